@@ -1,0 +1,1 @@
+"""Curriculum: which task next, and which groups carry signal."""

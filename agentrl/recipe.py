@@ -1,0 +1,313 @@
+"""The only configuration: a recipe is one YAML file, checked in every key before anything starts.
+
+Each section below is a pydantic model that forbids unknown keys; where a section comes in kinds, `type` tells them
+apart. `load` turns every mistake into a `RecipeError` that names the key, what was found, what is allowed and the
+nearest right spelling.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class Section(BaseModel):
+    """What all sections share: strict types, no unknown keys, no change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    """The run's folder is `out`/`name`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    steps: Annotated[int, Field(ge=0, le=10_000_000)] = 100
+    """Learner steps."""
+    out: Path = Path("runs")
+    max_hours: Positive | None = None
+    """Checkpoint and stop after this long."""
+    disk_gb: Positive = 20.0
+    """The run folder never grows past this: old trajectories go first."""
+    deterministic: bool = False
+    """Fixed batch shapes: the same tokens and weights whatever the concurrency (slower)."""
+    threads: Count | None = None
+    """torch's CPU threads."""
+
+
+class LoraSection(Section):
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Fraction = 0.0
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+
+
+class PretrainedModel(Section):
+    type: Literal["pretrained"] = "pretrained"
+    path: Path
+    """A transformers folder."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the forward pass; master weights stay float32."""
+    attention: Literal["auto", "sdpa", "flex", "varlen", "eager"] = "auto"
+    float32_head: bool = False
+    """Compute the LM head in float32."""
+    lora: LoraSection | None = None
+
+
+class ScratchModel(Section):
+    """A tiny Llama made from nothing, with a byte-level tokenizer trained on the environment's demonstrations."""
+
+    type: Literal["scratch"]
+    layers: Count = 4
+    width: Count = 128
+    heads: Count = 4
+    vocabulary: Count = 1024
+    context: Count = 1024
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["auto", "sdpa", "flex", "varlen", "eager"] = "auto"
+    float32_head: bool = False
+    lora: LoraSection | None = None
+
+
+class EnvSection(Section):
+    name: str
+    weight: Positive = 1.0
+    sandbox: str = "namespace"
+    unsafe: bool = False
+    """Allow a sandbox that isolates nothing."""
+    split: Literal["train", "heldout", "test"] = "train"
+    levels: list[int] | None = None
+    """Only these levels; all by default."""
+    tasks: Count | None = None
+    """At most this many tasks a level."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Handed to the environment's constructor."""
+
+
+class TransformersEngine(Section):
+    type: Literal["transformers"] = "transformers"
+    max_batch: Count = 64
+    """Requests decoded together."""
+
+
+class SglangEngine(Section):
+    type: Literal["sglang"]
+    launch: bool = True
+    """Start a server; otherwise attach to `urls`."""
+    urls: list[str] = Field(default_factory=list)
+    python: Path | None = None
+    """Interpreter of the environment SGLang is installed in; by default what `agentrl engine install` made."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    flags: list[str] = Field(default_factory=list)
+    """Passed through to the server."""
+    memory_fraction: Fraction = 0.4
+    start_timeout_s: Positive = 600.0
+    sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"
+    """How new weights travel."""
+
+
+class OpenaiEngine(Section):
+    """Any OpenAI-compatible endpoint: for evaluation and judges, not for training."""
+
+    type: Literal["openai"]
+    url: str
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key."""
+    requests_per_minute: Count | None = None
+    retries: Annotated[int, Field(ge=0, le=20)] = 4
+
+
+Engine = Annotated[TransformersEngine | SglangEngine | OpenaiEngine, Field(discriminator="type")]
+
+
+class RolloutSection(Section):
+    engine: Engine = Field(default_factory=TransformersEngine)
+    group_size: Annotated[int, Field(ge=2, le=4096)] = 8
+    max_turns: Count | None = None
+    """By default the environment's own."""
+    max_tokens: Count = 1024
+    """Sampled tokens of a whole episode."""
+    max_turn_tokens: Count | None = None
+    """Sampled tokens of one turn."""
+    max_context: Count | None = None
+    """Prompt, sampled and observed tokens together; by default the model's."""
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    concurrency: Count = 256
+    """Episodes under way at once."""
+    episode_seconds: Positive = 300.0
+    """Wall time of an episode."""
+    tool_seconds: Positive = 120.0
+    """Wall time of all its tool calls."""
+    retries: Annotated[int, Field(ge=0, le=20)] = 2
+    """How often an infra failure is tried again."""
+    verify_seconds: Positive = 60.0
+
+
+class BandCurriculum(Section):
+    type: Literal["learnability"] = "learnability"
+    band: tuple[Fraction, Fraction] = (0.2, 0.8)
+    objective: Literal["variance", "band"] = "variance"
+    """Expected p(1-p), or the probability of lying in the band."""
+    floor: Fraction = 0.05
+    """Share of draws spread over all strata."""
+    decay: Fraction = 0.9
+    """Weight that evidence keeps from one policy version to the next."""
+    candidates: Count = 32
+    """Tasks compared for each draw."""
+
+
+class UniformCurriculum(Section):
+    type: Literal["uniform"]
+
+
+class StagedCurriculum(Section):
+    type: Literal["staged"]
+    threshold: Fraction = 0.7
+    """Mean score at which the next level opens."""
+
+
+class PoolsCurriculum(Section):
+    type: Literal["pools"]
+    easy: Fraction = 0.8
+    hard: Fraction = 0.2
+    easy_share: Fraction = 0.1
+    hard_share: Fraction = 0.1
+
+
+Curriculum = Annotated[
+    BandCurriculum | UniformCurriculum | StagedCurriculum | PoolsCurriculum, Field(discriminator="type")
+]
+
+
+class GatesSection(Section):
+    dynamic_sampling: bool = True
+    """Drop groups without signal and refill."""
+    max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
+    """Refill at most this many times the round's groups."""
+    early_stop: bool = False
+    """Stop a group whose outcome can carry no signal any more."""
+    overlong: Literal["keep", "mask", "shape"] = "keep"
+    """Truncated rollouts: keep as graded, leave out of the loss, or DAPO's soft penalty."""
+    overlong_buffer: Count = 256
+    closeness: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    """MGPO-style weight of prompts near p = 0.5; 0 is off."""
+    min_advantage: Annotated[float, Field(ge=0.0)] = 0.0
+    """Leave samples with a smaller absolute advantage out of the loss."""
+
+
+class AlgorithmSection(Section):
+    """A row of the table in learn/objective.py, with any of its axes overridden; unset ones keep the row's value."""
+
+    type: Literal[
+        "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
+        "reinforce_pp", "reinforce_pp_baseline",
+    ] = "dapo"  # fmt: skip
+    advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline"] | None = None
+    clip_low: Annotated[float, Field(ge=0.0)] | None = None
+    clip_high: Annotated[float, Field(ge=0.0)] | None = None
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    aggregation: Literal["token", "sequence", "constant", "prompt"] | None = None
+    correction: Literal["none", "tis", "mis", "icepop"] | None = None
+    correction_low: Annotated[float, Field(ge=0.0)] | None = None
+    correction_high: Positive | None = None
+    kl: Literal["none", "k1", "k2", "k3"] = "none"
+    kl_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
+    kl_unbiased: bool = False
+    """Multiply the estimator by the ratio, so that it stays unbiased off-policy."""
+    reference_reset: Count | None = None
+    """Take the current policy as the new reference every so many steps."""
+    entropy_bonus: Annotated[float, Field(ge=0.0)] = 0.0
+    advantage_noise: Annotated[float, Field(ge=0.0)] = 0.0
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    discount: Fraction = 1.0
+
+
+class LearnerSection(Section):
+    lr: Positive = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    clip_norm: Positive = 1.0
+    groups_per_step: Count = 8
+    tokens_per_step: Count | None = None
+    """Size rounds by sampled tokens instead of groups."""
+    micro_tokens: Count = 16_384
+    """Tokens of one packed micro-batch."""
+    epochs: Count = 1
+    """Passes over each round."""
+    minibatches: Count = 1
+    """Optimizer steps a pass."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    old_logprobs: Literal["engine", "recompute"] = "engine"
+    max_mismatch: Positive = 1.0
+    """Stop with a diagnosis when engine and learner disagree by more than this on average (nats a token)."""
+    device: str = "auto"
+
+
+class AsyncSection(Section):
+    enabled: bool = False
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
+    """A sample may be at most this many policy versions old when it is trained on."""
+    in_flight: bool = True
+    """Weights change under running requests; otherwise the engine drains first."""
+
+
+class WarmStartSection(Section):
+    """Supervised fine-tuning on expert demonstrations before RL."""
+
+    demonstrations: Count = 256
+    epochs: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
+    lr: Positive = 1e-4
+    batch: Count = 16
+    levels: list[int] | None = None
+
+
+class EvalSection(Section):
+    every: Annotated[int, Field(ge=0)] = 20
+    """Steps between evaluations; 0: only before and after."""
+    split: Literal["train", "heldout", "test"] = "heldout"
+    tasks: Count = 200
+    k: list[Count] = Field(default_factory=lambda: [1])
+    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    levels: list[int] | None = None
+
+
+class CheckpointSection(Section):
+    every: Annotated[int, Field(ge=0)] = 20
+    """Steps between checkpoints; 0: only at the end, at SIGTERM and when max_hours runs out."""
+    keep: Count = 2
+
+
+class SandboxSection(Section):
+    boxes: Count = 64
+    """Sandboxes alive at once, episodes and grading together."""
+    memory_gb: Positive = 8.0
+
+
+class Recipe(Section):
+    """The whole of it."""
+
+    run: RunSection
+    model: Annotated[PretrainedModel | ScratchModel, Field(discriminator="type")]
+    envs: Annotated[list[EnvSection], Field(min_length=1)]
+    rollout: RolloutSection = Field(default_factory=RolloutSection)
+    curriculum: Curriculum = Field(default_factory=BandCurriculum)
+    gates: GatesSection = Field(default_factory=GatesSection)
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    learner: LearnerSection = Field(default_factory=LearnerSection)
+    asynchronous: AsyncSection = Field(default_factory=AsyncSection, alias="async")
+    warm_start: WarmStartSection | None = None
+    eval: EvalSection | None = Field(default_factory=EvalSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    sandboxes: SandboxSection = Field(default_factory=SandboxSection)

@@ -1,0 +1,1 @@
+"""Reports: live progress in the terminal, and pages about finished runs."""

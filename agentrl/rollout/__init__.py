@@ -1,0 +1,1 @@
+"""Rollouts: rendering, engines, episodes joined to engines, and the scheduler."""

@@ -1,0 +1,349 @@
+"""What the rooms of the house hand to each other: one frozen type a stage, checked when it is built.
+
+    Task ─ Episode ─ Message/ToolCall/Observation ─ Completion ─ Trajectory ─ Verdict ─ Outcome
+         ─ Group ─ Round ─ TrainingSample
+
+Nothing here knows torch. Token arrays are numpy: a trajectory of 100,000 tokens costs 1.3 MB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import Fault
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Split = Literal["train", "heldout", "test"]
+Role = Literal["system", "user", "assistant", "tool"]
+Ending = Literal["done", "turns", "tokens", "time", "agent_error"]
+Grade = Literal["graded", "infra_error", "verifier_error"]
+Finish = Literal["stop", "length", "abort"]
+Trust = Literal["sealed", "proxied", "shared", "judged"]
+
+SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem of an environment, made by `Environment.task(split, level, index)`."""
+
+    id: str
+    """Unique within the environment, e.g. `files/train/3/17`."""
+    split: Split
+    """Which of the disjoint sets it belongs to."""
+    level: int
+    """How hard it is, as the environment counts."""
+    tags: tuple[str, ...] = ()
+    """Features that tasks of similar difficulty share; the curriculum pools its evidence over them."""
+    prompt: str
+    """What the policy is told."""
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    """What `prepare` and the tools may use to build the episode; the policy may find out all of it."""
+    secret: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """For the verifier alone: never in a box, a log or a trajectory file."""
+
+    def public(self) -> Task:
+        """The task as an episode sees it: without its secret."""
+        return replace(self, secret={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call as the policy wrote it; arguments are validated only when the tool runs."""
+
+    name: str
+    """The tool's name, perhaps one that does not exist."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments as parsed JSON."""
+    id: str = ""
+    """The dialect's identifier, where it has one."""
+    error: str | None = None
+    """Set when the call could not be parsed: it is answered with this text and never executed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The assistant's calls, in order."""
+    tool_call_id: str = ""
+    """For a tool's answer: which call it answers."""
+    name: str = ""
+    """For a tool's answer: the tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the policy gets to see after it acted: untrusted data, framed and cut to its limit already."""
+
+    content: str
+    role: Literal["tool", "user"] = "tool"
+    name: str = ""
+    """The tool that produced it."""
+    call_id: str = ""
+    error: bool = False
+    """The call was refused or failed; the text says why."""
+    truncated: bool = False
+    """The output was longer than its limit; the text says so."""
+
+    def message(self) -> Message:
+        """The observation as a message of the conversation."""
+        return Message(role=self.role, content=self.content, tool_call_id=self.call_id, name=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Returned by `on_message` or a terminal tool: the episode is over, and this is its final answer."""
+
+    answer: str = ""
+
+
+class Source(IntEnum):
+    """Where a token of a trajectory came from. Only sampled tokens are ever trained on."""
+
+    TEMPLATE = 0
+    OBSERVATION = 1
+    SAMPLED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine sampled for one request."""
+
+    token_ids: tuple[int, ...]
+    """The sampled tokens verbatim, the end-of-turn token included when it was sampled."""
+    logprobs: tuple[float, ...]
+    """log π of each under the distribution it was drawn from (temperature applied, before top-p and top-k)."""
+    versions: tuple[int, ...]
+    """The policy version that sampled each token."""
+    finish: Finish
+    """stop: an end-of-turn token or stop string; length: the budget; abort: cut off by the engine or by us."""
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        if not len(self.logprobs) == len(self.versions) == n:
+            raise ValueError(f"completion has {n} tokens, {len(self.logprobs)} logprobs, {len(self.versions)} versions")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A run of tokens that a model saw as one sequence; four arrays of one length."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    """The engine's logprob of each sampled token; 0 elsewhere."""
+    versions: NDArray[np.int32]
+    """The policy version of each sampled token; -1 elsewhere."""
+    sources: NDArray[np.uint8]
+    """A `Source` for each token."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("token_ids", np.int32), ("logprobs", np.float32), ("versions", np.int32)):
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype))
+        object.__setattr__(self, "sources", np.ascontiguousarray(self.sources, dtype=np.uint8))
+        shapes = {a.shape for a in (self.token_ids, self.logprobs, self.versions, self.sources)}
+        if len(shapes) != 1 or self.token_ids.ndim != 1:
+            raise ValueError(f"a segment's arrays must have one length and one dimension, got {sorted(shapes)}")
+        if len(self.sources) and int(self.sources.max()) > Source.SAMPLED:
+            raise ValueError("a segment's sources must be TEMPLATE, OBSERVATION or SAMPLED")
+        if (self.token_ids < 0).any():
+            raise ValueError("a segment holds a negative token id")
+        sampled = self.loss_mask
+        logprobs = self.logprobs[sampled]
+        if not np.isfinite(logprobs).all() or (logprobs > 1e-4).any():
+            raise ValueError("a sampled token's logprob must be finite and at most 0")
+        if (self.versions[sampled] < 0).any() or (self.versions[~sampled] != -1).any() or self.logprobs[~sampled].any():
+            raise ValueError("sampled tokens carry a version and a logprob; all others carry -1 and 0")
+        for array in (self.token_ids, self.logprobs, self.versions, self.sources):
+            array.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Segment):
+            return NotImplemented
+        names = ("token_ids", "logprobs", "versions", "sources")
+        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """True exactly on the sampled tokens."""
+        mask: NDArray[np.bool_] = self.sources == Source.SAMPLED
+        return mask
+
+    @property
+    def turns(self) -> NDArray[np.int32]:
+        """For each token the number of its turn within this segment; -1 for tokens that were not sampled.
+
+        A turn is a run of sampled tokens: between two turns there is always a bridge.
+        """
+        mask = self.loss_mask
+        starts = mask & ~np.concatenate(([False], mask[:-1]))
+        return np.where(mask, np.cumsum(starts) - 1, -1).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a verifier found."""
+
+    score: float
+    """A finite number in [0, 1]."""
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the score; shaping terms stand here under their own names."""
+    evidence: tuple[str, ...] = ()
+    """Why, in lines a person can read. Holds no expected value: it may be shown beside the trajectory."""
+    trust: Trust = "sealed"
+    """sealed: no agent code ran beside the comparison. proxied: agent code ran in another process. shared: it ran
+    inside the test process. judged: a model's opinion."""
+    turn_scores: tuple[float, ...] = ()
+    """Process rewards, one a turn, where the verifier gives them."""
+    cost_s: float = 0.0
+    """Wall seconds that grading took."""
+    verifier: str = ""
+    """The verifier's name and version hash."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.score, int | float) or isinstance(self.score, bool):
+            raise ValueError(f"a score must be a number, got {type(self.score).__name__}")
+        if not math.isfinite(self.score) or not 0.0 <= self.score <= 1.0:
+            raise ValueError(f"a score must be a finite number in [0, 1], got {self.score!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an episode ended, whether it could be graded, and what it scored."""
+
+    ending: Ending
+    """done, or which budget ran out, or the agent broke its own episode. A truncated episode is still graded."""
+    grade: Grade
+    """graded, or which part of the house failed; then there is no score."""
+    score: float | None
+    fault: Fault | None = None
+    """The cause of an infra_error, verifier_error or agent_error."""
+
+    def __post_init__(self) -> None:
+        if (self.grade == "graded") != (self.score is not None):
+            raise ValueError(f"an outcome has a score exactly when it is graded: {self.grade}, {self.score}")
+        if self.score is not None and not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
+            raise ValueError(f"a score must be a finite number in [0, 1], got {self.score!r}")
+        if self.grade != "graded" and self.fault is None:
+            raise ValueError(f"an outcome of grade {self.grade} needs the fault that caused it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One finished episode: the tokens exactly as the engine saw them, and how it went."""
+
+    task: Task
+    """Without its secret."""
+    group: int
+    """Number of the group it belongs to, counted over the run."""
+    index: int
+    """Its place in the group."""
+    seed: int
+    """The group's reset seed."""
+    segments: tuple[Segment, ...]
+    """Usually one; one a turn where the chat template rewrites history."""
+    messages: tuple[Message, ...]
+    """The conversation as text."""
+    outcome: Outcome
+    verdict: Verdict | None = None
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    """What the episode did to its world: files, denied calls, timeouts, bytes."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds spent in engine, tools, verifier and overhead."""
+    root: str = ""
+    """Hash of the pinned root the sandbox ran on."""
+
+    def __post_init__(self) -> None:
+        if self.task.secret:
+            raise ValueError(f"trajectory of {self.task.id} carries the task's secret; build it from task.public()")
+        if self.outcome.grade == "graded" and not self.segments:
+            raise ValueError(f"graded trajectory of {self.task.id} has no tokens")
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return int(sum(s.loss_mask.sum() for s in self.segments))
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, over all segments."""
+        return sum(len(s) for s in self.segments)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version that sampled any of its tokens; -1 when it sampled none."""
+        return min((int(s.versions[s.loss_mask].min()) for s in self.segments if s.loss_mask.any()), default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The rollouts of one task that are compared with each other."""
+
+    task: Task
+    """Without its secret."""
+    number: int
+    trajectories: tuple[Trajectory, ...]
+    predicted: float | None = None
+    """The pass rate the curriculum expected when it drew the task."""
+    censored: bool = False
+    """Stopped early, because its outcome could carry no signal any more."""
+    env: str = ""
+    """The environment's name."""
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Scores of the graded rollouts, in order."""
+        return tuple(t.outcome.score for t in self.trajectories if t.outcome.score is not None)
+
+    @property
+    def informative(self) -> bool:
+        """Whether its scores differ, so that a group baseline leaves a signal."""
+        return len(self.scores) > 1 and max(self.scores) > min(self.scores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The groups that one learner step gets, and those the gates dropped on the way."""
+
+    number: int
+    kept: tuple[Group, ...]
+    dropped: tuple[Group, ...] = ()
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    """Why each dropped group (by number) was dropped."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of wall time: rollout, waiting for the learner, waiting for rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSample:
+    """One segment with what the loss needs to know about it. Every filter acts through `weight` alone."""
+
+    segment: Segment
+    advantages: NDArray[np.float32]
+    """One for each token; 0 where nothing was sampled."""
+    weight: float
+    """How much the trajectory counts; segments of one trajectory share its weight."""
+    group: int
+    trajectory: int
+    """Index within the group."""
+
+    def __post_init__(self) -> None:
+        if len(self.advantages) != len(self.segment):
+            raise ValueError(f"{len(self.advantages)} advantages for {len(self.segment)} tokens")
+        if not math.isfinite(self.weight) or self.weight < 0:
+            raise ValueError(f"a sample's weight must be finite and not negative, got {self.weight!r}")

@@ -1,0 +1,87 @@
+"""What a verifier gets, and what it must give back.
+
+The agent's world is untrusted in every byte. Its processes are dead before grading starts; only declared artifacts
+leave it, as data; grading runs in fresh boxes it never saw; expected values and comparisons stay on this side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentrl.sandboxes.base import Entry, Sandbox, SandboxSpec
+from agentrl.types import Ending, Message, Task, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A path of the agent's workspace that may leave it: a file, or a whole tree."""
+
+    path: str = ""
+    """Relative to the workspace; "" is all of it."""
+    max_bytes: int = 4 << 20
+    max_files: int = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What an episode leaves to be graded."""
+
+    task: Task
+    """With its secret."""
+    artifacts: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    """Declared path → what was found there (a single file under the key ""); a missing path is an empty mapping."""
+    answer: str = ""
+    """The final message, or what a terminal tool was given. Untrusted."""
+    transcript: tuple[Message, ...] = ()
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    ending: Ending = "done"
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the environment itself kept on the host side (`Environment.state`), out of the agent's reach."""
+
+
+class Boxes(Protocol):
+    """Where grading boxes come from; a `Pool` is one."""
+
+    def box(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]: ...
+
+
+class Judge(Protocol):
+    """A model that judges: text in, text out. Engines are handed in; verifiers import none."""
+
+    async def ask(self, messages: Sequence[Message], *, seed: int, max_tokens: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a verifier may use."""
+
+    secret: bytes
+    """One for each group: HMAC(run key, task, group). Seeds the hidden inputs."""
+    boxes: Boxes
+    deadline_s: float = 60.0
+    """Wall seconds that grading may take in all."""
+    judge: Judge | None = None
+
+
+class Verifier(ABC):
+    """Grades submissions. Stateless: one instance serves every episode of an environment."""
+
+    artifacts: tuple[Artifact, ...] = ()
+    """What it needs from the agent's workspace."""
+
+    @abstractmethod
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        """The verdict. Whatever cannot be read clearly as a pass is a failure; raise VerifierError only for our own
+        trouble, never for anything a submission can bring about."""
+
+    @property
+    def version(self) -> str:
+        """Name and hash of the verifier's source, kept with each verdict."""
+        source = inspect.getsource(type(self))
+        return f"{type(self).__name__}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
