@@ -1,0 +1,1 @@
+"""A pytest plugin: `pytest --agentrl-env NAME` runs one test for each attack and control."""
