@@ -1,0 +1,80 @@
+"""The command line: one small function a command, no logic. Heavy imports wait inside the functions.
+
+Exit codes: 0 well; 1 a check failed or the work could not be done; 2 wrong input; 130 interrupted.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentrl import __version__
+
+app = typer.Typer(
+    name="agentrl",
+    help="Train language-model agents with reinforcement learning over many turns.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+env_app = typer.Typer(help="Write, list, check, play and replay environments.", no_args_is_help=True)
+model_app = typer.Typer(help="Get and export models.", no_args_is_help=True)
+engine_app = typer.Typer(help="Install inference engines.", no_args_is_help=True)
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/quickstart.yaml.")],
+    set_: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
+    print_recipe: Annotated[bool, typer.Option("--print-recipe", help="Print the resolved recipe and stop.")] = False,
+) -> None:
+    """Train a policy as a recipe says."""
+    from agentrl import recipe as recipes
+
+    resolved = recipes.load(recipe, set_ or [])
+    if print_recipe:
+        typer.echo(recipes.dump(resolved), nl=False)
+        return
+    if dry_run:
+        from agentrl.preflight import preflight
+
+        raise typer.Exit(preflight(resolved))
+    from agentrl.train import run
+
+    run(resolved, resume=resume)
+
+
+for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app)):
+    app.add_typer(group, name=name)
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Run a command; every error of ours becomes one clear message and an exit code that means something."""
+    from agentrl.errors import AgentRLError, UserError
+
+    try:
+        return app(args=argv, prog_name="agentrl", standalone_mode=True)
+    except UserError as error:
+        typer.echo(f"agentrl: {error}", err=True)
+        sys.exit(2)
+    except AgentRLError as error:
+        typer.echo(f"agentrl: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("agentrl: interrupted", err=True)
+        sys.exit(130)
