@@ -1,0 +1,175 @@
+"""A run's folder: what is in it, who may use it, and that nothing is ever overwritten by accident.
+
+runs/<name>/
+  recipe.yaml         the whole resolved recipe
+  environment.json    versions, machine, git commit
+  metrics.jsonl       one line a step; written by metrics.py alone
+  trajectories/       what the policy did; written by rollout/store.py
+  checkpoints/        written by learn/checkpoint.py
+  logs/               of servers
+  key                 seeds the verifiers' secrets; readable by the owner alone, never copied anywhere
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agentrl import __version__
+from agentrl import recipe as recipes
+from agentrl.errors import RecipeError, StorageError, UserError
+from agentrl.recipe import Recipe
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "gymnasium", "pydantic", "numpy", "httpx", "sglang", "docker")
+MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes"}
+"""Keys that may differ between a run and its resumption: they do not change what a step computes."""
+
+
+class RunFolder:
+    """An open, locked run folder."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self.metrics = path / "metrics.jsonl"
+        self.trajectories = path / "trajectories"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        for folder in (self.trajectories, self.checkpoints, self.logs):
+            folder.mkdir(exist_ok=True)
+
+    @property
+    def key(self) -> bytes:
+        """The run's key, made once."""
+        path = self.path / "key"
+        if not path.exists():
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(32))
+        return path.read_bytes()
+
+    def set_key(self, key: bytes) -> None:
+        """Use a given key instead: only for runs that must repeat another to the bit."""
+        handle = os.open(self.path / "key", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(key)
+
+    def size(self) -> int:
+        """Bytes in use."""
+        total = 0
+        for file in self.path.rglob("*"):
+            with contextlib.suppress(OSError):
+                total += file.lstat().st_size
+        return total
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_run(recipe: Recipe, *, resume: bool) -> RunFolder:
+    """The folder of a run: a new one, or with `resume` the one that is there. Never overwrites."""
+    path = recipe.run.out / recipe.run.name
+    exists = (path / "recipe.yaml").is_file()
+    if exists and not resume:
+        raise UserError(f"{path} holds a run already; add --resume to go on with it, or --set run.name=ANOTHER")
+    if resume and not exists:
+        raise UserError(f"{path} holds no run to resume; leave out --resume to start one")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        if exists:
+            _same_recipe(path, recipe)
+        else:
+            free = shutil.disk_usage(path).free
+            if free < 64 << 20:
+                raise StorageError(f"{path}: only {free >> 20} MiB are free on this disk; a run needs at least 64")
+            _write(path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+            _write(path / "recipe.yaml", recipes.dump(recipe))  # last: its presence says that the folder is a run
+    except OSError as error:
+        raise StorageError(
+            f"{path}: {error.strerror or error}; choose another folder with --set run.out=DIR"
+        ) from error
+    return RunFolder(path, lock)
+
+
+def environment() -> dict[str, Any]:
+    """What a run depended on: versions, machine, commit."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip() if shutil.which("git") else ""  # fmt: skip
+    return {
+        "agentrl": __version__,
+        "commit": commit,
+        "python": platform.python_version(),
+        "packages": versions,
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _lock(path: Path) -> int:
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise UserError(f"{path} is in use by another agentrl process; wait for it, or stop it") from None
+    return handle
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def _same_recipe(path: Path, recipe: Recipe) -> None:
+    """Refuse to resume with a recipe that would compute something else; say which keys differ."""
+    before = recipes.load(path / "recipe.yaml").model_dump(mode="json", by_alias=True)
+    after = recipe.model_dump(mode="json", by_alias=True)
+    differing = [
+        f"{key}: was {old!r}, is {new!r}"
+        for key, old, new in _differences(before, after, "")
+        if key not in MAY_CHANGE and key.split(".")[0] not in MAY_CHANGE
+    ]
+    if differing:
+        raise RecipeError(
+            f"{path} was started with another recipe, so it cannot be resumed with this one; "
+            "put these back or choose another run.name:\n  " + "\n  ".join(differing)
+        )
+
+
+def _differences(a: Any, b: Any, key: str) -> list[tuple[str, Any, Any]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        names = list(dict.fromkeys([*a, *b]))
+        return [d for n in names for d in _differences(a.get(n), b.get(n), f"{key}.{n}".lstrip("."))]
+    return [] if a == b else [(key, a, b)]
