@@ -239,7 +239,7 @@ class AlgorithmSection(Section):
         "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
         "reinforce_pp", "reinforce_pp_baseline",
     ] = "dapo"  # fmt: skip
-    advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline"] | None = None
+    advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"] | None = None
     clip_low: Annotated[float, Field(ge=0.0)] | None = None
     clip_high: Annotated[float, Field(ge=0.0)] | None = None
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None

@@ -1,0 +1,181 @@
+"""From scores to advantages: pure numpy, one training sample for each segment of each graded trajectory.
+
+    groups ── returns (a number a trajectory, or one a turn) ── estimator ── spread over tokens ── TrainingSample
+
+A rollout without a score (infra or verifier trouble) takes no part: neither in a baseline nor in the loss.
+Weights act in the loss alone: a trajectory of weight 0 still stands in its group's baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl import seeds
+from agentrl.learn.algorithms import Algorithm, Estimator, resolve
+from agentrl.recipe import AlgorithmSection
+from agentrl.types import Group, TrainingSample, Trajectory
+
+Floats = NDArray[np.float64]
+Key = tuple[int, int]
+"""(group number, trajectory index)."""
+
+EPSILON = 1e-6
+
+
+def advantages(
+    groups: Sequence[Group],
+    algorithm: AlgorithmSection | Algorithm,
+    *,
+    scores: Mapping[Key, float] | None = None,
+    weights: Mapping[Key, float] | None = None,
+    seed: int = 0,
+) -> list[TrainingSample]:
+    """One sample for each segment, in the groups' order.
+
+    `scores` replaces the outcome's score of a trajectory (reward shaping); `weights` says how much a trajectory counts
+    in the loss (1 where it says nothing). `seed` feeds the advantage noise, where the algorithm has any.
+    """
+    row = resolve(algorithm) if isinstance(algorithm, AlgorithmSection) else algorithm
+    scores, weights = scores or {}, weights or {}
+    rollouts: list[list[Trajectory]] = [[t for t in g.trajectories if t.outcome.score is not None] for g in groups]
+    returns = [[_returns(t, row, scores.get((t.group, t.index))) for t in rollout] for rollout in rollouts]
+    lengths = [[_turn_lengths(t) if row.credit == "turn" else [t.sampled_tokens] for t in r] for r in rollouts]
+    estimated = estimate(row.advantage, returns, lengths)
+    samples: list[TrainingSample] = []
+    for trajectories, values in zip(rollouts, estimated, strict=True):
+        for trajectory, value in zip(trajectories, values, strict=True):
+            key = (trajectory.group, trajectory.index)
+            if row.advantage_noise and any(v.any() for v in values):
+                random = seeds.generator(seed, "advantage noise", *key)
+                value = value + [random.gauss(0.0, row.advantage_noise) for _ in value]
+            samples += _samples(trajectory, value, row.credit == "turn", weights.get(key, 1.0))
+    return samples
+
+
+def estimate(
+    estimator: Estimator, returns: Sequence[Sequence[Floats]], tokens: Sequence[Sequence[Sequence[int]]] | None = None
+) -> list[list[Floats]]:
+    """Advantages of every group's trajectories from their returns.
+
+    A trajectory's returns are an array: one number for the whole of it, or one a turn; each turn is compared with the
+    same turn of the others. `tokens` counts the sampled tokens behind each return: the batch estimators whiten over
+    tokens, so a return counts as often as it has tokens.
+    """
+    if estimator in ("batch", "batch_baseline"):
+        centred = [_each_turn(_mean_baseline, g) for g in returns] if estimator == "batch_baseline" else returns
+        counts = tokens or [[[1] * len(r) for r in group] for group in returns]
+        return _whiten(centred, counts)
+    if estimator == "batch_std":
+        everything = np.concatenate([r for group in returns for r in group] or [np.zeros(0)])
+        scale = _std(everything) + EPSILON
+        return [[a / scale for a in _each_turn(_mean_baseline, group)] for group in returns]
+    return [_each_turn(GROUP_ESTIMATORS[estimator], group) for group in returns]
+
+
+def _mean_baseline(values: Floats) -> Floats:
+    centred: Floats = values - values.mean()
+    return centred if len(values) > 1 and values.max() > values.min() else np.zeros_like(values)
+
+
+def _group(values: Floats) -> Floats:
+    centred: Floats = _mean_baseline(values) / (_std(values) + EPSILON)
+    return centred
+
+
+def _leave_one_out(values: Floats) -> Floats:
+    n = len(values)
+    left_out: Floats = _mean_baseline(values) * (n / (n - 1)) if n > 1 else np.zeros_like(values)
+    return left_out
+
+
+def _maxrl(values: Floats) -> Floats:
+    mean = float(values.mean())
+    scaled: Floats = _mean_baseline(values) / mean if mean > 0 else np.zeros_like(values)
+    return scaled
+
+
+GROUP_ESTIMATORS = {"group": _group, "mean": _mean_baseline, "leave_one_out": _leave_one_out, "maxrl": _maxrl}
+
+
+def _std(values: Floats) -> float:
+    """With Bessel's correction, as the field computes it; 0 for fewer than two values."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _each_turn(function: Callable[[Floats], Floats], group: Sequence[Floats]) -> list[Floats]:
+    """Apply `function` to the first returns of all trajectories, then to the second of those that have one, ..."""
+    result = [np.zeros(len(r)) for r in group]
+    for turn in range(max((len(r) for r in group), default=0)):
+        there = [i for i, r in enumerate(group) if len(r) > turn]
+        for i, value in zip(there, function(np.array([group[i][turn] for i in there], dtype=np.float64)), strict=True):
+            result[i][turn] = value
+    return result
+
+
+def _whiten(returns: Sequence[Sequence[Floats]], tokens: Sequence[Sequence[Sequence[int]]]) -> list[list[Floats]]:
+    """Subtract the batch's mean and divide by its standard deviation, both over tokens."""
+    values = np.concatenate([r for group in returns for r in group] or [np.zeros(0)])
+    counts = np.array([n for group in tokens for trajectory in group for n in trajectory], dtype=np.float64)
+    total = float(counts.sum())
+    if total < 2 or not len(values) or values.max() == values.min():
+        return [[np.zeros(len(r)) for r in group] for group in returns]
+    mean = float((values * counts).sum() / total)
+    variance = float((np.square(values - mean) * counts).sum() / (total - 1))
+    scale = 1.0 / np.sqrt(variance + 1e-8)
+    return [[(r - mean) * scale for r in group] for group in returns]
+
+
+def _returns(trajectory: Trajectory, algorithm: Algorithm, shaped: float | None) -> Floats:
+    """The score; or for each turn the discounted sum of the rewards from there on.
+
+    A turn's reward is what the verifier gave it; the last turn's holds the final score as well. Process rewards
+    beyond the last turn count to the last.
+    """
+    assert trajectory.outcome.score is not None
+    score = trajectory.outcome.score if shaped is None else shaped
+    if algorithm.credit == "trajectory":
+        return np.array([score], dtype=np.float64)
+    rewards = np.zeros(len(_turn_lengths(trajectory)))
+    if not len(rewards):
+        return rewards
+    for turn, reward in enumerate(trajectory.verdict.turn_scores if trajectory.verdict else ()):
+        rewards[min(turn, len(rewards) - 1)] += reward
+    rewards[-1] += score
+    for turn in range(len(rewards) - 2, -1, -1):
+        rewards[turn] += algorithm.discount * rewards[turn + 1]
+    return rewards
+
+
+def _turn_lengths(trajectory: Trajectory) -> list[int]:
+    """Sampled tokens of each turn, over all segments."""
+    lengths: list[int] = []
+    for segment in trajectory.segments:
+        turns = segment.turns
+        lengths += np.bincount(turns[turns >= 0]).tolist()
+    return lengths
+
+
+def _samples(trajectory: Trajectory, values: Floats, by_turn: bool, weight: float) -> list[TrainingSample]:
+    """The trajectory's segments with its advantages laid on their sampled tokens."""
+    samples: list[TrainingSample] = []
+    first = 0
+    for segment in trajectory.segments:
+        turns = segment.turns
+        last = int(turns.max(initial=-1)) + 1
+        if last == 0:
+            continue  # nothing was sampled here: nothing to learn
+        of_token = values[first : first + last][turns] if by_turn else np.full(len(segment), values[0])
+        first += last
+        samples.append(
+            TrainingSample(
+                segment=segment,
+                advantages=np.where(turns >= 0, of_token, 0.0).astype(np.float32),
+                weight=weight,
+                group=trajectory.group,
+                trajectory=trajectory.index,
+            )
+        )
+    return samples

@@ -1,0 +1,138 @@
+"""The table of algorithms: each is one choice on every axis of the objective. Pure Python: no torch.
+
+    advantage estimator × ratio level × gate × aggregation × KL × off-policy correction
+
+`resolve` lays a recipe's own values over its row; learn/advantage.py and learn/objective.py read the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agentrl.errors import RecipeError
+from agentrl.recipe import AlgorithmSection
+
+Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"]
+Level = Literal["token", "sequence"]
+Gate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
+Aggregation = Literal["token", "sequence", "constant", "prompt"]
+Correction = Literal["none", "tis", "mis", "icepop"]
+Divergence = Literal["none", "k1", "k2", "k3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """SimKO: on the most uncertain tokens, share a right token's push with the likeliest candidates."""
+
+    candidates: int = 3
+    """How many of the likeliest tokens share the push."""
+    share: float = 0.01
+    """The part of the push that they get together."""
+    quantile: float = 0.8
+    """Tokens whose entropy lies above this quantile of the batch are meant."""
+    penalty: float = 1.1
+    """Factor on a wrong token that was the likeliest one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One row: a choice on every axis."""
+
+    advantage: Estimator = "group"
+    level: Level = "token"
+    """Whether a ratio belongs to a token, or to a sequence (the geometric mean of its tokens' ratios)."""
+    gate: Gate = "clip"
+    """How far a sample may push, as a function of its ratio and the sign of its advantage."""
+    clip_low: float = 0.2
+    """clip: ratios below 1 − this stop pushing down. cispo: the weight's floor. dppo: the divergence bound."""
+    clip_high: float = 0.2
+    """clip: ratios above 1 + this stop pushing up. cispo: the weight's cap. dppo: the divergence bound."""
+    dual_clip: float | None = None
+    """clip: a cap on ratio × −advantage for wrong samples. dppo: the cap on the ratio."""
+    temperature: tuple[float, float] = (1.0, 1.05)
+    """sapo: how fast its gate closes, for positive and for negative advantages."""
+    spread: Spread | None = None
+    aggregation: Aggregation = "token"
+    """token: mean over all sampled tokens. sequence: mean over trajectories of their token means. constant: sum over
+    trajectories × a constant length. prompt: mean over groups of their token means."""
+    correction: Correction = "none"
+    """What to do where π_old and the engine's π differ: tis caps their ratio, mis drops sequences outside the
+    bounds, icepop drops tokens outside them."""
+    correction_low: float = 0.5
+    correction_high: float = 2.0
+    kl: Divergence = "none"
+    kl_coefficient: float = 0.0
+    kl_unbiased: bool = False
+    reference_reset: int | None = None
+    entropy_bonus: float = 0.0
+    advantage_noise: float = 0.0
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    discount: float = 1.0
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss holds a divergence from a reference model."""
+        return self.kl != "none" and self.kl_coefficient > 0
+
+
+ROWS: Mapping[str, Algorithm] = {
+    "grpo": Algorithm(aggregation="sequence"),
+    "dr_grpo": Algorithm(advantage="mean", aggregation="constant"),
+    "dapo": Algorithm(clip_high=0.28),
+    "gspo": Algorithm(level="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence"),
+    "cispo": Algorithm(gate="cispo", clip_low=1.0, clip_high=0.28),
+    "sapo": Algorithm(gate="sapo", aggregation="sequence"),
+    "dppo_tv": Algorithm(gate="dppo_tv", clip_low=0.15, clip_high=0.15, dual_clip=20.0),
+    "dppo_kl": Algorithm(gate="dppo_kl", clip_low=0.05, clip_high=0.05, dual_clip=20.0),
+    "maxrl": Algorithm(advantage="maxrl", clip_high=0.28),
+    "simko": Algorithm(spread=Spread()),
+    "rloo": Algorithm(advantage="leave_one_out"),
+    "reinforce_pp": Algorithm(advantage="batch"),
+    "reinforce_pp_baseline": Algorithm(advantage="batch_baseline"),
+}
+
+CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
+    "none": (0.0, 0.0),
+    "tis": (0.0, 2.0),
+    "mis": (0.5, 2.0),
+    "icepop": (0.5, 5.0),
+}
+
+
+def resolve(section: AlgorithmSection) -> Algorithm:
+    """The section's row with every value it sets itself; what makes no sense together is refused."""
+    names = section.model_fields_set - {"type"}
+    given = {name: getattr(section, name) for name in names if getattr(section, name) is not None}
+    algorithm = replace(ROWS[section.type], **given)
+    low, high = CORRECTION_BOUNDS[algorithm.correction]
+    algorithm = replace(
+        algorithm,
+        correction_low=given.get("correction_low", low),
+        correction_high=given.get("correction_high", high),
+    )
+    _check(algorithm)
+    return algorithm
+
+
+def _check(algorithm: Algorithm) -> None:
+    if algorithm.kl == "none" and (algorithm.kl_coefficient or algorithm.reference_reset or algorithm.kl_unbiased):
+        raise RecipeError(
+            "algorithm: kl_coefficient, kl_unbiased and reference_reset do nothing without kl; set kl: k3, or drop them"
+        )
+    if algorithm.kl != "none" and not algorithm.kl_coefficient:
+        raise RecipeError(f"algorithm.kl is {algorithm.kl} but algorithm.kl_coefficient is 0; set it, e.g. to 0.001")
+    if algorithm.discount != 1.0 and algorithm.credit != "turn":
+        raise RecipeError("algorithm.discount discounts turns: it needs algorithm.credit: turn")
+    if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):
+        raise RecipeError("algorithm.correction_low and correction_high need a correction: tis, mis or icepop")
+    if algorithm.correction_low > algorithm.correction_high:
+        raise RecipeError(
+            f"algorithm.correction_low ({algorithm.correction_low}) is above correction_high "
+            f"({algorithm.correction_high})"
+        )
+    if algorithm.gate == "clip" and algorithm.clip_low > 1.0:
+        raise RecipeError(f"algorithm.clip_low must be at most 1 for a clipped ratio, got {algorithm.clip_low}")
+    if algorithm.dual_clip is not None and algorithm.gate in ("cispo", "sapo"):
+        raise RecipeError(f"algorithm.dual_clip means nothing to {algorithm.gate}; drop it")
