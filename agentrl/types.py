@@ -80,6 +80,8 @@ class Message:
     """For a tool's answer: which call it answers."""
     name: str = ""
     """For a tool's answer: the tool."""
+    thinking: str = ""
+    """What the assistant wrote inside its thinking block; no tool and no verifier takes it for an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,8 @@ class Outcome:
     score: float | None
     fault: Fault | None = None
     """The cause of an infra_error, verifier_error or agent_error."""
+    alarm: bool = False
+    """The submission broke grading twice on fresh boxes while the house was well: scored 0, and worth a look."""
 
     def __post_init__(self) -> None:
         if (self.grade == "graded") != (self.score is not None):
