@@ -1,0 +1,87 @@
+"""Run folders: made once, locked, resumed only with the same recipe, never overwritten."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import metrics
+from agentrl import recipe as recipes
+from agentrl.errors import RecipeError, StorageError, UserError
+from agentrl.runfolder import open_run
+
+
+def recipe(out: Path, **changes: Any) -> recipes.Recipe:
+    data: dict[str, Any] = {"run": {"name": "r", "out": str(out)}, "model": {"path": "m"}, "envs": [{"name": "files"}]}
+    for key, value in changes.items():
+        data[key] = {**data.get(key, {}), **value}
+    return recipes.build(data)
+
+
+def test_a_new_run_keeps_its_recipe_and_environment(tmp_path: Path) -> None:
+    with open_run(recipe(tmp_path), resume=False) as run:
+        assert recipes.load(run.path / "recipe.yaml") == recipe(tmp_path)
+        assert {"agentrl", "python", "packages", "machine"} <= set(
+            json.loads((run.path / "environment.json").read_text())
+        )
+        assert sorted(p.name for p in run.path.iterdir()) == [
+            ".lock", "checkpoints", "environment.json", "logs", "recipe.yaml", "trajectories",
+        ]  # fmt: skip
+
+
+def test_the_key_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:
+    with open_run(recipe(tmp_path), resume=False) as run:
+        key = run.key
+        assert (len(key), run.key) == (32, key)
+        assert stat.S_IMODE((run.path / "key").stat().st_mode) == 0o600
+
+
+def test_a_second_run_of_one_name_asks(tmp_path: Path) -> None:
+    open_run(recipe(tmp_path), resume=False).close()
+    with pytest.raises(UserError, match="--resume"):
+        open_run(recipe(tmp_path), resume=False)
+    open_run(recipe(tmp_path), resume=True).close()
+
+
+def test_resuming_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        open_run(recipe(tmp_path), resume=True)
+
+
+def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
+    with open_run(recipe(tmp_path), resume=False), pytest.raises(UserError, match="in use"):
+        open_run(recipe(tmp_path), resume=True)
+
+
+def test_a_changed_recipe_is_refused_key_by_key(tmp_path: Path) -> None:
+    open_run(recipe(tmp_path), resume=False).close()
+    open_run(recipe(tmp_path, run={"steps": 7}), resume=True).close()
+    with pytest.raises(RecipeError, match=r"learner\.lr: was 1e-06, is 0\.1"):
+        open_run(recipe(tmp_path, learner={"lr": 0.1}), resume=True)
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"run\.out"):
+        open_run(recipe(tmp_path / "file"), resume=False)
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = metrics.Metrics(path)
+    for step in range(4):
+        log.log("step", step, {"loss": float("nan") if step == 1 else step})
+    log.close()
+    with path.open("a") as file:
+        file.write('{"kind": "step", "st')  # a crash while writing
+    again = metrics.Metrics(path, resume_step=2)
+    again.log("step", 3, {"loss": 9})
+    again.close()
+    assert list(metrics.read(path)) == [
+        {"kind": "step", "step": 0, "loss": 0},
+        {"kind": "step", "step": 1, "loss": None},
+        {"kind": "step", "step": 2, "loss": 2},
+        {"kind": "step", "step": 3, "loss": 9},
+    ]
