@@ -1,0 +1,133 @@
+"""Files: chores with files and text in a shell, graded on the files that are left."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from agentrl import seeds
+from agentrl.envs import Environment, tool
+from agentrl.envs.files import chores
+from agentrl.envs.files.chores import FOLDER_CHORES, Chore, Tree
+from agentrl.envs.files.names import FILES, WORDS, Names
+from agentrl.envs.files.text import DEEP_CHORES, MANY_CHORES, TEXT_CHORES
+from agentrl.envs.splits import Shuffle, draw
+from agentrl.sandboxes.base import Limits, SandboxSpec
+from agentrl.types import Split, Task, ToolCall
+from agentrl.verifiers.final_state import FinalState
+
+PAIRS = len(FILES) * (len(FILES) - 1)
+SINGLE = 3 * PAIRS + 2 * len(WORDS) * len(FILES)
+"""How many level 1 tasks there are: three kinds with two file names, two with a word and a file name."""
+_SINGLES = Shuffle(SINGLE, "files 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A task's parts."""
+
+    chores: tuple[Chore, ...]
+    before: Tree
+    after: Tree
+
+    @property
+    def prompt(self) -> str:
+        return " ".join(chore.text for chore in self.chores)
+
+    def content(self) -> str:
+        """What decides the split: the sentences, in any order."""
+        return " ".join(sorted(chore.text for chore in self.chores))
+
+
+def _assemble(todo: tuple[Chore, ...], names: Names, bystanders: int) -> _Made:
+    """The box before and after, with files that the chores must leave alone."""
+    before: Tree = {}
+    for chore in todo:
+        before |= chore.needs
+    before |= {names.file("txt"): chores.line(names.word()) for _ in range(bystanders)}
+    before = {path: chores.line(x.rstrip("\n")) if isinstance(x, str) else x for path, x in before.items()}
+    after = dict(before)
+    for chore in todo:
+        chore.effect(after)
+    return _Made(todo, before, after)
+
+
+def _single(number: int) -> _Made:
+    """The level 1 task with that number; every number is another prompt."""
+    rng = seeds.generator(0, "files 1", number)
+    names = Names(rng)
+    if number < 3 * PAIRS:
+        kind, pair = divmod(number, PAIRS)
+        first, second = divmod(pair, len(FILES) - 1)
+        a, b = FILES[first], FILES[second + (second >= first)]
+        todo = (chores.move, chores.copy, chores.delete)[kind](names.take(a), names.take(b), names.word())
+    else:
+        kind, pair = divmod(number - 3 * PAIRS, len(WORDS) * len(FILES))
+        word, a = WORDS[pair // len(FILES)], names.take(FILES[pair % len(FILES)])
+        content = rng.choice([w for w in WORDS if w != word])
+        todo = (chores.write, chores.append)[kind](word, a, content)
+    return _assemble((todo,), names, rng.randint(1, 2))
+
+
+def _several(level: int, rng: random.Random) -> _Made:
+    """A task of level 2 or more."""
+    names = Names(rng)
+    if level == 2:
+        todo = [chores.simple(names) for _ in range(2)]
+    elif level == 3:
+        todo = [make(names) for make in rng.sample(FOLDER_CHORES, 2)] + [chores.simple(names)]
+    elif level == 4:
+        todo = [make(names) for make in rng.sample(TEXT_CHORES, 2)]
+    elif level == 5:
+        todo = [rng.choice(MANY_CHORES)(names), rng.choice(TEXT_CHORES)(names)]
+    else:
+        deep, wide = rng.sample(DEEP_CHORES, 2), rng.choice(MANY_CHORES[:4])
+        todo = [make(names) for make in (*deep, wide)]
+    rng.shuffle(todo)
+    return _assemble(tuple(todo), names, rng.randint(1, 2))
+
+
+class Files(Environment):
+    """Work on files with a shell."""
+
+    levels = range(1, 7)
+    size = 10_000
+    verifier = FinalState(lambda task: task.secret["tree"], modes=True, final_newline="any")
+    system = "Do the task with the shell, then say done."
+    max_turns = 6
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        if level == 1:
+            made = _single(_SINGLES.number(split, index))
+        else:
+            made = draw(
+                split, level, index, env="files", make=lambda rng: _several(level, rng), content=_Made.content
+            )
+        return Task(
+            id=f"files/{split}/{level}/{index}",
+            split=split,
+            level=level,
+            tags=tuple(sorted({chore.tag for chore in made.chores})),
+            prompt=made.prompt,
+            setup={"files": made.before},
+            secret={"tree": made.after, "commands": [chore.command for chore in made.chores]},
+        )
+
+    def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
+        return SandboxSpec(files=task.setup["files"], limits=Limits(seconds=10.0))
+
+    @tool
+    def run(self, command: str) -> str:
+        """Run a shell command.
+
+        Args:
+            command: what to run
+        """
+        return self.box.exec(["sh", "-c", command]).text
+
+    def expert(self, task: Task) -> list[ToolCall | str]:
+        calls = [ToolCall(name="run", arguments={"command": command}) for command in task.secret["commands"]]
+        return [*calls, "done"]
+
+
+EXPORT = Files
