@@ -6,16 +6,17 @@ leave it, as data; grading runs in fresh boxes it never saw; expected values and
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
+from agentrl.errors import SandboxError
 from agentrl.sandboxes.base import Entry, Sandbox, SandboxSpec
 from agentrl.types import Ending, Message, Task, Verdict
+from agentrl.verifiers.version import version_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +81,18 @@ class Verifier(ABC):
         """The verdict. Whatever cannot be read clearly as a pass is a failure; raise VerifierError only for our own
         trouble, never for anything a submission can bring about."""
 
-    @property
+    async def probe(self, context: Context) -> None:
+        """Does what grading needs work at this moment, with no submission involved? Raises when it does not.
+
+        `grade` asks when a submission broke grading twice: if the probe fails too, the house is at fault and nothing is
+        scored; if it passes, the submission is, and scores 0. A verifier that uses no boxes overrides it.
+        """
+        async with context.boxes.box(SandboxSpec()) as box:
+            result = await box.aio.python("import os; os.write(4, b'well')", timeout=10.0)
+        if result.reply != b"well":
+            raise SandboxError(f"a fresh grading box does not run Python: {result.text[:200]}")
+
+    @cached_property
     def version(self) -> str:
-        """Name and hash of the verifier's source, kept with each verdict."""
-        source = inspect.getsource(type(self))
-        return f"{type(self).__name__}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+        """Name and hash of the verifier's source and settings, kept with each verdict."""
+        return version_of(self)

@@ -1,0 +1,222 @@
+"""Verifiers made of verifiers, and shaping terms that can only take away.
+
+    all_of(tests=..., tree=...)          the lowest score; stops at a 0
+    any_of(a=..., b=...)                 the highest score; stops at a 1
+    weighted({"a": (A, 3), "b": (B, 1)}) the weighted mean
+    gated(gate, then)                    0 unless the gate gives 1; then the other's score
+    first_decisive(a=..., b=...)         the first verdict of exactly 0 or 1; otherwise the last one
+    process(outcome, steps)              the outcome's score, with a score for each turn beside it
+    shaped(outcome, terms...)            the outcome's score less named penalties
+
+Every part's score stands in the breakdown under its name; the trust is the weakest of the parts that were asked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agentrl.errors import AuthoringError, VerifierError
+from agentrl.types import Trust, Verdict
+from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+
+TRUST: tuple[Trust, ...] = ("sealed", "proxied", "shared", "judged")
+"""From the strongest to the weakest."""
+Rule = Literal["all", "any", "weighted", "gated", "first_decisive"]
+
+
+class Composed(Verifier):
+    """Several verifiers under one rule."""
+
+    def __init__(self, rule: Rule, parts: Mapping[str, Verifier], weights: Mapping[str, float] | None = None) -> None:
+        if not parts:
+            raise AuthoringError(f"{rule}: at least one verifier is needed; with none everything would pass")
+        self.rule, self.parts, self.weights = rule, dict(parts), dict(weights or {})
+        self.artifacts = merged(*parts.values())
+
+    async def probe(self, context: Context) -> None:
+        for part in self.parts.values():
+            await part.probe(context)
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        verdicts: dict[str, Verdict] = {}
+        for name, part in self.parts.items():
+            verdict = verdicts[name] = await part.verify(submission, context)
+            if self._settled(verdict.score):
+                break
+        score = self._score({name: verdict.score for name, verdict in verdicts.items()})
+        return Verdict(
+            score=score,
+            breakdown={**_nested(verdicts), **{name: verdict.score for name, verdict in verdicts.items()}},
+            evidence=tuple(f"{name}: {line}" for name, verdict in verdicts.items() for line in verdict.evidence),
+            trust=weakest(verdict.trust for verdict in verdicts.values()),
+            turn_scores=next((v.turn_scores for v in reversed(verdicts.values()) if v.turn_scores), ()),
+            verifier=self.version,
+        )
+
+    def _settled(self, score: float) -> bool:
+        """Whether the parts that follow can change nothing any more."""
+        return {
+            "all": score == 0.0,
+            "any": score == 1.0,
+            "weighted": False,
+            "gated": score != 1.0,
+            "first_decisive": score in (0.0, 1.0),
+        }[self.rule]
+
+    def _score(self, scores: Mapping[str, float]) -> float:
+        values = list(scores.values())
+        if self.rule == "all":
+            return min(values)
+        if self.rule == "any":
+            return max(values)
+        if self.rule == "gated":
+            return values[-1] if len(values) == len(self.parts) else 0.0
+        if self.rule == "first_decisive":
+            return values[-1]
+        total = math.fsum(self.weights.values())
+        return min(1.0, math.fsum(self.weights[name] * score for name, score in scores.items()) / total)
+
+
+def all_of(**parts: Verifier) -> Verifier:
+    """Every part must pass: the lowest score."""
+    return Composed("all", parts)
+
+
+def any_of(**parts: Verifier) -> Verifier:
+    """One part is enough: the highest score. Each part is one more thing to attack."""
+    return Composed("any", parts)
+
+
+def weighted(parts: Mapping[str, tuple[Verifier, float]]) -> Verifier:
+    """The weighted mean of the parts' scores."""
+    weights = {name: weight for name, (_, weight) in parts.items()}
+    for name, weight in weights.items():
+        if not math.isfinite(weight) or weight <= 0:
+            raise AuthoringError(f"weighted: the weight of {name!r} must be finite and positive, got {weight!r}")
+    return Composed("weighted", {name: part for name, (part, _) in parts.items()}, weights)
+
+
+def gated(gate: Verifier, then: Verifier) -> Verifier:
+    """0 unless `gate` gives exactly 1; then the score of `then`."""
+    return Composed("gated", {"gate": gate, "then": then})
+
+
+def first_decisive(**parts: Verifier) -> Verifier:
+    """Cheap parts first: the first verdict of exactly 0 or 1 stands; if there is none, the last part's."""
+    return Composed("first_decisive", parts)
+
+
+class _Process(Verifier):
+    """An outcome verifier with a score for each turn."""
+
+    def __init__(self, outcome: Verifier, steps: Callable[[Submission], Sequence[float]]) -> None:
+        self.outcome, self.steps, self.artifacts = outcome, steps, outcome.artifacts
+
+    async def probe(self, context: Context) -> None:
+        await self.outcome.probe(context)
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        verdict = await self.outcome.verify(submission, context)
+        turns = sum(message.role == "assistant" for message in submission.transcript)
+        scores = tuple(float(score) for score in self.steps(submission))
+        if len(scores) != turns or not all(math.isfinite(s) and 0.0 <= s <= 1.0 for s in scores):
+            raise VerifierError(f"process scores must be one number in [0, 1] a turn: {len(scores)} for {turns} turns")
+        return replace(verdict, turn_scores=scores, verifier=self.version)
+
+
+def process(outcome: Verifier, steps: Callable[[Submission], Sequence[float]]) -> Verifier:
+    """Process rewards beside the outcome: `steps` gives one score in [0, 1] for each assistant message."""
+    return _Process(outcome, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class OverLength:
+    """DAPO's soft over-length penalty: 0 up to `limit - buffer`, then falling in a line to -1 at `limit`."""
+
+    limit: int
+    buffer: int
+    measure: Callable[[Submission], int] | None = None
+    """What counts as length; by default the characters of the assistant's messages."""
+    name: str = "over_length"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer <= self.limit:
+            raise AuthoringError(f"OverLength: 0 < buffer <= limit must hold, got {self.buffer} and {self.limit}")
+
+    def penalty(self, submission: Submission) -> float:
+        length = self.measure(submission) if self.measure else assistant_characters(submission)
+        free = self.limit - self.buffer
+        return max(-1.0, min(0.0, (free - length) / self.buffer))
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """-1 unless the final message matches a pattern, whole."""
+
+    pattern: str
+    name: str = "format"
+
+    def penalty(self, submission: Submission) -> float:
+        text = submission.answer
+        return 0.0 if len(text) <= 100_000 and re.fullmatch(self.pattern, text, re.DOTALL) else -1.0
+
+
+Term = OverLength | Format
+
+
+class _Shaped(Verifier):
+    """An outcome less its penalties."""
+
+    def __init__(self, outcome: Verifier, terms: Sequence[tuple[Term, float]]) -> None:
+        self.outcome, self.terms, self.artifacts = outcome, tuple(terms), outcome.artifacts
+
+    async def probe(self, context: Context) -> None:
+        await self.outcome.probe(context)
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        verdict = await self.outcome.verify(submission, context)
+        penalties = {term.name: weight * term.penalty(submission) for term, weight in self.terms}
+        score = max(0.0, verdict.score + math.fsum(penalties.values()))
+        breakdown = {**verdict.breakdown, "outcome": verdict.score, **penalties}
+        return replace(verdict, score=min(score, verdict.score), breakdown=breakdown, verifier=self.version)
+
+
+def shaped(outcome: Verifier, *terms: Term, weight: float = 0.5) -> Verifier:
+    """The outcome's score with penalties taken off, each visible in the breakdown.
+
+    A term only ever takes away, so no length and no format can buy a score that the outcome did not give.
+    """
+    if not math.isfinite(weight) or weight <= 0:
+        raise AuthoringError(f"shaped: the weight must be finite and positive, got {weight!r}")
+    return _Shaped(outcome, [(term, weight) for term in terms])
+
+
+def assistant_characters(submission: Submission) -> int:
+    """How much the policy wrote."""
+    return sum(len(message.content) for message in submission.transcript if message.role == "assistant")
+
+
+def weakest(trusts: Iterable[Trust]) -> Trust:
+    """The weakest of several trust grades."""
+    return max(trusts, key=TRUST.index)
+
+
+def merged(*verifiers: Verifier) -> tuple[Artifact, ...]:
+    """What several verifiers need from the workspace, each path once with its larger limits."""
+    found: dict[str, Artifact] = {}
+    for artifact in (a for verifier in verifiers for a in verifier.artifacts):
+        other = found.get(artifact.path, artifact)
+        found[artifact.path] = Artifact(
+            path=artifact.path,
+            max_bytes=max(artifact.max_bytes, other.max_bytes),
+            max_files=max(artifact.max_files, other.max_files),
+        )
+    return tuple(found.values())
+
+
+def _nested(verdicts: Mapping[str, Verdict]) -> dict[str, float]:
+    return {f"{name}.{key}": value for name, verdict in verdicts.items() for key, value in verdict.breakdown.items()}

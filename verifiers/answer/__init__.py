@@ -1,0 +1,7 @@
+"""Grades a final answer that is text: exactly one answer, read by a strict grammar, compared exactly."""
+
+from .expression import Expression, parse
+from .verifier import Answer
+
+__all__ = ["Answer", "Expression", "parse"]
+EXPORT = Answer

@@ -1,0 +1,73 @@
+"""Finds the one answer in a message, and refuses text that could be read in two ways."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Literal
+
+MAX_ANSWER = 4_000
+Extract = Literal["whole", "tag", "boxed", "last_line"]
+
+
+class Unclear(ValueError):
+    """The message holds no answer, several, or one that cannot be read in exactly one way: it fails."""
+
+
+def extract(message: str, how: Extract) -> str:
+    """The text of the one answer."""
+    if len(message) > 1_000_000:
+        raise Unclear("the message is longer than a million characters")
+    if how == "tag":
+        answer = _tagged(message)
+    elif how == "boxed":
+        answer = _boxed(message)
+    elif how == "last_line":
+        answer = message.strip().rsplit("\n", 1)[-1]
+    else:
+        answer = message
+    return clean(answer)
+
+
+def _tagged(message: str) -> str:
+    """What stands between one `<answer>` and one `</answer>`."""
+    opened, closed = message.count("<answer>"), message.count("</answer>")
+    if opened != 1 or closed != 1:
+        raise Unclear(f"expected exactly one <answer>...</answer>, found {opened} openings and {closed} closings")
+    if re.search(r"<\s*/?\s*answer\b[^>]{0,50}>?", message.replace("<answer>", "").replace("</answer>", ""), re.I):
+        raise Unclear("a second, misspelt answer tag")
+    start, end = message.index("<answer>") + len("<answer>"), message.index("</answer>")
+    if end < start:
+        raise Unclear("the answer's tags stand in the wrong order")
+    return message[start:end]
+
+
+def _boxed(message: str) -> str:
+    """What stands inside the one `\\boxed{...}`, braces balanced."""
+    count = message.count("\\boxed") + message.count("\\fbox")
+    if count != 1 or "\\boxed{" not in message:
+        raise Unclear(f"expected exactly one \\boxed{{...}}, found {count}")
+    start = message.index("\\boxed{") + len("\\boxed{")
+    depth = 1
+    for at in range(start, min(len(message), start + MAX_ANSWER + 2)):
+        depth += (message[at] == "{") - (message[at] == "}")
+        if depth == 0:
+            return message[start:at]
+    raise Unclear("\\boxed{ is never closed")
+
+
+def clean(answer: str) -> str:
+    """The answer without outer white space; refused when empty, long, or written to look like something else."""
+    answer = answer.strip(" \t\r\n")
+    if not answer:
+        raise Unclear("the answer is empty")
+    if len(answer) > MAX_ANSWER:
+        raise Unclear(f"the answer is longer than {MAX_ANSWER} characters")
+    for char in answer:
+        if char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+            raise Unclear(f"the answer holds the invisible character U+{ord(char):04X}")
+        if not char.isascii() and unicodedata.category(char) == "Zs":
+            raise Unclear(f"the answer holds the odd space U+{ord(char):04X}")
+    if unicodedata.normalize("NFKC", answer) != answer:
+        raise Unclear("the answer holds characters that only look like plain ones (not in normal form NFKC)")
+    return answer
