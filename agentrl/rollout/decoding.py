@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 BLOCK = 64
 """The block grows, and is read, in steps of this many tokens."""
@@ -81,6 +82,36 @@ class SlotCache(Cache):
         return 0
 
 
+def folded_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention for queries that share their keys in groups, without a copy of the keys for each of the group.
+
+    A group's heads are laid one after the other as if they were more queries of one head. The copies that
+    transformers makes instead took 60% of a decoding step on the CPU.
+    """
+    rows, heads, length, width = query.shape
+    groups = heads // key.shape[1]
+    folded = query.reshape(rows, key.shape[1], groups * length, width)
+    if length > 1 and groups > 1:
+        attention_mask = attention_mask.repeat(1, 1, groups, 1)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return output.reshape(rows, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
+ATTENTION = "agentrl_folded"
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, folded_attention)
+
+
 def twin(model: Any, *, own: bool = False, dtype: torch.dtype | None = None) -> Any:
     """A second module for inference whose parameters and buffers are the first one's own tensors.
 
@@ -94,8 +125,8 @@ def twin(model: Any, *, own: bool = False, dtype: torch.dtype | None = None) -> 
     if own and dtype is not None:
         other.to(dtype)
     other.eval()
-    if getattr(other.config, "_attn_implementation", "sdpa") not in ("sdpa", "eager"):
-        other.set_attn_implementation("sdpa")
+    if getattr(other.config, "_attn_implementation", "eager") != "eager":
+        other.set_attn_implementation(ATTENTION)
     if hasattr(other, "gradient_checkpointing_disable"):
         other.gradient_checkpointing_disable()
     return other
