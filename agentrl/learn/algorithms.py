@@ -31,7 +31,7 @@ class Spread:
     share: float = 0.01
     """The part of the push that they get together."""
     quantile: float = 0.8
-    """Tokens whose entropy lies above this quantile of the batch are meant."""
+    """Tokens whose entropy lies above this quantile of their sequence are meant."""
     penalty: float = 1.1
     """Factor on a wrong token that was the likeliest one."""
 
@@ -60,8 +60,8 @@ class Algorithm:
     correction: Correction = "none"
     """What to do where π_old and the engine's π differ: tis caps their ratio, mis drops sequences outside the
     bounds, icepop drops tokens outside them."""
-    correction_low: float = 0.5
-    correction_high: float = 2.0
+    correction_low: float = 0.0
+    correction_high: float = 0.0
     kl: Divergence = "none"
     kl_coefficient: float = 0.0
     kl_unbiased: bool = False
@@ -82,7 +82,7 @@ ROWS: Mapping[str, Algorithm] = {
     "dr_grpo": Algorithm(advantage="mean", aggregation="constant"),
     "dapo": Algorithm(clip_high=0.28),
     "gspo": Algorithm(level="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence"),
-    "cispo": Algorithm(gate="cispo", clip_low=1.0, clip_high=0.28),
+    "cispo": Algorithm(gate="cispo", clip_low=1.0, clip_high=4.0),
     "sapo": Algorithm(gate="sapo", aggregation="sequence"),
     "dppo_tv": Algorithm(gate="dppo_tv", clip_low=0.15, clip_high=0.15, dual_clip=20.0),
     "dppo_kl": Algorithm(gate="dppo_kl", clip_low=0.05, clip_high=0.05, dual_clip=20.0),
@@ -96,7 +96,7 @@ ROWS: Mapping[str, Algorithm] = {
 CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
     "none": (0.0, 0.0),
     "tis": (0.0, 2.0),
-    "mis": (0.5, 2.0),
+    "mis": (0.0, 3.0),
     "icepop": (0.5, 5.0),
 }
 

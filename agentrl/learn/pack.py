@@ -1,0 +1,190 @@
+"""From samples to batches: padding-free micro-batches by token budget, with the loss's coefficients. torch begins here.
+
+    samples ── minibatches (whole groups) ── coefficients (over a whole minibatch) ── micro-batches (whole segments)
+
+A coefficient says how much one token's loss counts; it holds the aggregation and the sample's weight, and is known
+before the first micro-batch is built. What has weight 0 is left out: it can change neither the loss nor a normaliser.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.errors import UserError
+from agentrl.learn.algorithms import Aggregation
+from agentrl.types import TrainingSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Whole sequences laid end to end, T tokens in all, of which N were sampled."""
+
+    token_ids: Tensor
+    """(T,) int64."""
+    positions: Tensor
+    """(T,) int64: the place of each token in its own sequence."""
+    borders: Tensor
+    """(S + 1,) int32: where each of the S sequences begins, and the end."""
+    longest: int
+    """Tokens of the longest sequence."""
+    predictors: Tensor
+    """(N,) int64: for each sampled token the place before it, whose hidden state predicts it."""
+    targets: Tensor
+    """(N,) int64: the sampled tokens."""
+    advantages: Tensor
+    """(N,)"""
+    coefficients: Tensor
+    """(N,) how much each token's loss counts."""
+    engine_logprobs: Tensor
+    """(N,)"""
+    versions: Tensor
+    """(N,) int64: the policy version that sampled each token."""
+    sequence: Tensor
+    """(N,) int64: which sequence each belongs to."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences."""
+        return len(self.borders) - 1
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same on another device."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "longest"}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one learner step gets: minibatches, each the micro-batches of one optimizer step."""
+
+    minibatches: tuple[tuple[MicroBatch, ...], ...]
+    tokens: int
+    """All tokens."""
+    sampled: int
+    """The sampled ones among them."""
+
+
+def pack(
+    samples: Sequence[TrainingSample],
+    aggregation: Aggregation,
+    *,
+    micro_tokens: int,
+    minibatches: int = 1,
+    max_tokens: int = 1,
+    dtype: torch.dtype = torch.float32,
+) -> Batch:
+    """Split samples over minibatches by group, then lay their segments into micro-batches of at most `micro_tokens`.
+
+    A longer segment gets a micro-batch of its own. `max_tokens` is the divisor of the aggregation `constant`.
+    """
+    counting = [s for s in samples if s.weight > 0 and s.segment.loss_mask.any()]
+    packed = []
+    for part in _minibatches(counting, minibatches):
+        coefficients = token_coefficients(part, aggregation, max_tokens)
+        bins = first_fit([len(s.segment) for s in part], micro_tokens)
+        packed.append(tuple(_micro([part[i] for i in b], [coefficients[i] for i in b], dtype) for b in bins))
+    return Batch(
+        minibatches=tuple(packed),
+        tokens=sum(len(s.segment) for s in counting),
+        sampled=int(sum(s.segment.loss_mask.sum() for s in counting)),
+    )
+
+
+def token_coefficients(samples: Sequence[TrainingSample], aggregation: Aggregation, max_tokens: int) -> list[float]:
+    """For each sample, how much each of its sampled tokens counts; a trajectory counts once, however it is cut.
+
+    All are weighted means: token over tokens; sequence over trajectories of their token means; prompt over groups of
+    their token means; constant over trajectories of their token sums / max_tokens.
+    """
+    lengths = [int(s.segment.loss_mask.sum()) for s in samples]
+    weights: dict[tuple[int, int], float] = {}
+    tokens: dict[tuple[int, int], int] = defaultdict(int)
+    group_tokens: dict[int, float] = defaultdict(float)
+    for sample, length in zip(samples, lengths, strict=True):
+        key = (sample.group, sample.trajectory)
+        if weights.setdefault(key, sample.weight) != sample.weight:
+            raise ValueError(f"the segments of trajectory {key} carry different weights")
+        tokens[key] += length
+        group_tokens[sample.group] += sample.weight * length
+    total = sum(weights.values())
+
+    def of(sample: TrainingSample) -> float:
+        if aggregation == "token":
+            return sample.weight / sum(group_tokens.values())
+        if aggregation == "sequence":
+            return sample.weight / (total * tokens[sample.group, sample.trajectory])
+        if aggregation == "constant":
+            return sample.weight / (total * max_tokens)
+        return sample.weight / (len(group_tokens) * group_tokens[sample.group])
+
+    return [of(sample) for sample in samples]
+
+
+def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices laid into as few bins as first-fit-decreasing finds; each bin's sum is at most `budget`, or it is one."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = next((b for b, free in enumerate(room) if free >= lengths[index]), None)
+        if place is None:
+            bins.append([])
+            room.append(budget)
+            place = len(bins) - 1
+        bins[place].append(index)
+        room[place] -= lengths[index]
+    return [sorted(b) for b in bins]
+
+
+def _minibatches(samples: Sequence[TrainingSample], count: int) -> list[list[TrainingSample]]:
+    """At most `count` parts of whole groups with about as many tokens each."""
+    sizes: dict[int, int] = defaultdict(int)
+    for sample in samples:
+        sizes[sample.group] += len(sample.segment)
+    loads = [0] * min(count, len(sizes))
+    part_of: dict[int, int] = {}
+    for group in sorted(sizes, key=lambda g: (-sizes[g], g)):
+        part_of[group] = loads.index(min(loads))
+        loads[part_of[group]] += sizes[group]
+    parts: list[list[TrainingSample]] = [[] for _ in loads]
+    for sample in samples:
+        parts[part_of[sample.group]].append(sample)
+    return parts
+
+
+def _micro(samples: Sequence[TrainingSample], coefficients: Sequence[float], dtype: torch.dtype) -> MicroBatch:
+    segments = [s.segment for s in samples]
+    borders = np.concatenate(([0], np.cumsum([len(s) for s in segments])))
+    masks = [s.loss_mask for s in segments]
+    for sample, mask in zip(samples, masks, strict=True):
+        if mask[0]:
+            raise UserError(
+                f"trajectory {sample.trajectory} of group {sample.group} begins with a sampled token: nothing predicts "
+                "it; give the prompt at least one token"
+            )
+    mask = np.concatenate(masks)
+    counts = [int(m.sum()) for m in masks]
+
+    def gather(name: str, kind: torch.dtype) -> Tensor:
+        values: NDArray[np.generic] = np.concatenate([getattr(s, name) for s in segments])[mask]
+        return torch.from_numpy(values).to(kind)
+
+    return MicroBatch(
+        token_ids=torch.from_numpy(np.concatenate([s.token_ids for s in segments])).to(torch.int64),
+        positions=torch.from_numpy(np.concatenate([np.arange(len(s)) for s in segments])).to(torch.int64),
+        borders=torch.from_numpy(borders).to(torch.int32),
+        longest=max(len(s) for s in segments),
+        predictors=torch.from_numpy(np.flatnonzero(mask) - 1).to(torch.int64),
+        targets=gather("token_ids", torch.int64),
+        advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[mask]).to(dtype),
+        coefficients=torch.repeat_interleave(torch.tensor(coefficients, dtype=dtype), torch.tensor(counts)),
+        engine_logprobs=gather("logprobs", dtype),
+        versions=gather("versions", torch.int64),
+        sequence=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(counts)),
+    )
