@@ -6,10 +6,11 @@ import re
 from collections import Counter
 
 from agentrl.envs import Environment, tool
-from agentrl.envs.countdown.arithmetic import ExpressionError, evaluate
-from agentrl.envs.countdown.puzzles import LEVELS, puzzle
 from agentrl.types import Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
+
+from .arithmetic import ExpressionError, evaluate
+from .puzzles import LEVELS, puzzle
 
 _ANSWER_LINE = re.compile(r"^[ \t]*answer[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
 

@@ -1,8 +1,8 @@
 """Exact arithmetic on untrusted text: a strict grammar, bounded in length, depth and magnitude; nothing is evaluated.
 
-    sum     = product (("+" | "-") product)*
-    product = factor (("*" | "/") factor)*
-    factor  = "-" factor | "(" sum ")" | digits
+sum     = product (("+" | "-") product)*
+product = factor (("*" | "/") factor)*
+factor  = "-" factor | "(" sum ")" | digits
 """
 
 from __future__ import annotations

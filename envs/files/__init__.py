@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from agentrl import seeds
 from agentrl.envs import Environment, tool
-from agentrl.envs.files import chores
-from agentrl.envs.files.chores import FOLDER_CHORES, Chore, Tree
-from agentrl.envs.files.names import FILES, WORDS, Names
-from agentrl.envs.files.text import DEEP_CHORES, MANY_CHORES, TEXT_CHORES
 from agentrl.envs.splits import Shuffle, draw
-from agentrl.sandboxes.base import Limits, SandboxSpec
+from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
 from agentrl.types import Split, Task, ToolCall
 from agentrl.verifiers.final_state import FinalState
+
+from . import chores
+from .chores import FOLDER_CHORES, Chore, Tree
+from .names import FILES, WORDS, Names
+from .text import DEEP_CHORES, MANY_CHORES, TEXT_CHORES
 
 PAIRS = len(FILES) * (len(FILES) - 1)
 SINGLE = 3 * PAIRS + 2 * len(WORDS) * len(FILES)
@@ -23,36 +24,32 @@ _SINGLES = Shuffle(SINGLE, "files 1")
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A task's parts."""
+class _Plan:
+    """What a task asks for, before its files are made."""
 
     chores: tuple[Chore, ...]
-    before: Tree
-    after: Tree
-
-    @property
-    def prompt(self) -> str:
-        return " ".join(chore.text for chore in self.chores)
+    names: Names
 
     def content(self) -> str:
         """What decides the split: the sentences, in any order."""
         return " ".join(sorted(chore.text for chore in self.chores))
 
+    def trees(self) -> tuple[Tree, Tree]:
+        """The box before and after, with a file or two that the chores must leave alone."""
+        before: Tree = {}
+        for chore in self.chores:
+            for path, value in chore.needs.items():
+                made = value() if callable(value) else value
+                before[path] = Entry(content=made.encode()) if isinstance(made, str) else made
+        for _ in range(self.names.rng.randint(1, 2)):
+            before[self.names.file("txt")] = chores.line(self.names.word())
+        after = dict(before)
+        for chore in self.chores:
+            chore.effect(after)
+        return before, after
 
-def _assemble(todo: tuple[Chore, ...], names: Names, bystanders: int) -> _Made:
-    """The box before and after, with files that the chores must leave alone."""
-    before: Tree = {}
-    for chore in todo:
-        before |= chore.needs
-    before |= {names.file("txt"): chores.line(names.word()) for _ in range(bystanders)}
-    before = {path: chores.line(x.rstrip("\n")) if isinstance(x, str) else x for path, x in before.items()}
-    after = dict(before)
-    for chore in todo:
-        chore.effect(after)
-    return _Made(todo, before, after)
 
-
-def _single(number: int) -> _Made:
+def _single(number: int) -> _Plan:
     """The level 1 task with that number; every number is another prompt."""
     rng = seeds.generator(0, "files 1", number)
     names = Names(rng)
@@ -66,10 +63,10 @@ def _single(number: int) -> _Made:
         word, a = WORDS[pair // len(FILES)], names.take(FILES[pair % len(FILES)])
         content = rng.choice([w for w in WORDS if w != word])
         todo = (chores.write, chores.append)[kind](word, a, content)
-    return _assemble((todo,), names, rng.randint(1, 2))
+    return _Plan((todo,), names)
 
 
-def _several(level: int, rng: random.Random) -> _Made:
+def _several(level: int, rng: random.Random) -> _Plan:
     """A task of level 2 or more."""
     names = Names(rng)
     if level == 2:
@@ -84,7 +81,7 @@ def _several(level: int, rng: random.Random) -> _Made:
         deep, wide = rng.sample(DEEP_CHORES, 2), rng.choice(MANY_CHORES[:4])
         todo = [make(names) for make in (*deep, wide)]
     rng.shuffle(todo)
-    return _assemble(tuple(todo), names, rng.randint(1, 2))
+    return _Plan(tuple(todo), names)
 
 
 class Files(Environment):
@@ -98,19 +95,18 @@ class Files(Environment):
 
     def task(self, split: Split, level: int, index: int) -> Task:
         if level == 1:
-            made = _single(_SINGLES.number(split, index))
+            plan = _single(_SINGLES.number(split, index))
         else:
-            made = draw(
-                split, level, index, env="files", make=lambda rng: _several(level, rng), content=_Made.content
-            )
+            plan = draw(split, level, index, env="files", make=lambda rng: _several(level, rng), content=_Plan.content)
+        before, after = plan.trees()
         return Task(
             id=f"files/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=tuple(sorted({chore.tag for chore in made.chores})),
-            prompt=made.prompt,
-            setup={"files": made.before},
-            secret={"tree": made.after, "commands": [chore.command for chore in made.chores]},
+            tags=tuple(sorted({chore.tag for chore in plan.chores})),
+            prompt=" ".join(chore.text for chore in plan.chores),
+            setup={"files": before},
+            secret={"tree": after, "commands": [chore.command for chore in plan.chores]},
         )
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from agentrl.envs.files.names import Names
 from agentrl.sandboxes.base import Entry
+
+from .names import Names
 
 Tree = dict[str, Entry | str]
 """Path → text of a file whose permissions do not matter, or an entry compared in full."""
@@ -24,8 +25,8 @@ class Chore:
     """The sentence that asks for it."""
     command: str
     """How an expert does it."""
-    needs: Mapping[str, Entry | str] = field(default_factory=dict)
-    """What lies in the box before."""
+    needs: Mapping[str, Entry | str | Callable[[], Entry | str]] = field(default_factory=dict)
+    """What lies in the box before. Costly contents are functions, called once the task is settled on."""
     effect: Callable[[Tree], None]
     """What it does to the tree."""
 
@@ -68,9 +69,7 @@ def move(a: str, b: str, content: str) -> Chore:
     def effect(tree: Tree) -> None:
         tree[b] = tree.pop(a)
 
-    return Chore(
-        tag="move", text=f"Move {a} to {b}.", command=f"mv {a} {b}", needs={a: line(content)}, effect=effect
-    )
+    return Chore(tag="move", text=f"Move {a} to {b}.", command=f"mv {a} {b}", needs={a: line(content)}, effect=effect)
 
 
 def copy(a: str, b: str, content: str) -> Chore:
@@ -180,7 +179,7 @@ def link(names: Names) -> Chore:
     a, b, content = names.file(), names.file(), names.word()
 
     def effect(tree: Tree) -> None:
-        tree[b] = Entry("link", content=a.encode())
+        tree[b] = Entry("link", content=a.encode(), mode=0o777)
 
     return Chore(
         tag="link",

@@ -6,9 +6,10 @@ import io
 import tarfile
 from collections import Counter
 
-from agentrl.envs.files.chores import Chore, Tree, makes, rewrite, text_of
-from agentrl.envs.files.names import Names
 from agentrl.sandboxes.base import MTIME, Entry
+
+from .chores import Chore, Tree, makes, rewrite, text_of
+from .names import Names
 
 
 def _body(lines: list[str]) -> str:
@@ -48,7 +49,7 @@ def keep(names: Names) -> Chore:
         tag="keep",
         text=f"Write the lines of {a} that contain {word} to {b}.",
         command=f"grep {word} {a} > {b}",
-        needs={a: _prose(names, [word])},
+        needs={a: lambda: _prose(names, [word])},
         effect=makes(b, lambda tree: _body([x for x in text_of(tree, a).splitlines() if word in x])),
     )
 
@@ -59,7 +60,7 @@ def strip(names: Names) -> Chore:
         tag="strip",
         text=f"Delete the lines that contain {word} from {a}.",
         command=f"sed -i /{word}/d {a}",
-        needs={a: _prose(names, [word])},
+        needs={a: lambda: _prose(names, [word])},
         effect=rewrite(a, lambda text: _body([x for x in text.splitlines() if word not in x])),
     )
 
@@ -70,7 +71,7 @@ def count(names: Names) -> Chore:
         tag="count",
         text=f"Write how many lines of {a} contain {word} to {b}.",
         command=f"grep -c {word} {a} > {b}",
-        needs={a: _prose(names, [word])},
+        needs={a: lambda: _prose(names, [word])},
         effect=makes(b, lambda tree: f"{sum(word in x for x in text_of(tree, a).splitlines())}\n"),
     )
 
@@ -102,9 +103,12 @@ def part(names: Names) -> Chore:
         tag="part",
         text=f"Write the {side} {n} lines of {a} to {b}.",
         command=f"{tool} -n {n} {a} > {b}",
-        needs={a: _prose(names, names.words(2))},
+        needs={a: lambda: _prose(names, names.words(2))},
         effect=makes(
-            b, lambda tree: _body(text_of(tree, a).splitlines()[:n] if tool == "head" else text_of(tree, a).splitlines()[-n:])
+            b,
+            lambda tree: _body(
+                text_of(tree, a).splitlines()[:n] if tool == "head" else text_of(tree, a).splitlines()[-n:]
+            ),
         ),
     )
 
@@ -115,7 +119,7 @@ def replace(names: Names) -> Chore:
         tag="replace",
         text=f"Replace every {old} in {a} by {new}.",
         command=f"sed -i s/{old}/{new}/g {a}",
-        needs={a: _prose(names, [old])},
+        needs={a: lambda: _prose(names, [old])},
         effect=rewrite(a, lambda text: text.replace(old, new)),
     )
 
@@ -126,7 +130,7 @@ def column(names: Names) -> Chore:
         tag="column",
         text=f"Write column {n} of {a} to {b}.",
         command=f"cut -d, -f{n} {a} > {b}",
-        needs={a: _table(names, names.words(3))},
+        needs={a: lambda: _table(names, names.words(3))},
         effect=makes(b, lambda tree: _body([row[n - 1] for row in _rows(tree, a)])),
     )
 
@@ -140,7 +144,7 @@ def total(names: Names) -> Chore:
         tag="total",
         text=f"The rows of {a} are name,kind,number. Write the sum of the numbers of kind {keys[0]} to {b}.",
         command=f"awk -F, '$2==\"{keys[0]}\"{{s+=$3}}END{{print s}}' {a} > {b}",
-        needs={a: _table(names, keys)},
+        needs={a: lambda: _table(names, keys)},
         effect=makes(b, lambda tree: f"{sum(int(row[2]) for row in _rows(tree, a) if row[1] == keys[0])}\n"),
     )
 
@@ -156,7 +160,7 @@ def tally(names: Names) -> Chore:
         tag="tally",
         text=f"The rows of {a} are name,kind,number. Write a row kind,rows for each kind to {b}, sorted by kind.",
         command=f"cut -d, -f2 {a} | sort | uniq -c | awk '{{print $2\",\"$1}}' > {b}",
-        needs={a: _table(names, keys)},
+        needs={a: lambda: _table(names, keys)},
         effect=makes(b, result),
     )
 
@@ -177,12 +181,15 @@ def best(names: Names) -> Chore:
 
 def merge(names: Names) -> Chore:
     folder, b = names.folder(), names.file("txt")
-    parts = {f"{folder}/{names.file('log')}": _prose(names, names.words(1), 3, 5) for _ in range(3)}
+    parts = [f"{folder}/{names.file('log')}" for _ in range(3)]
     return Chore(
         tag="merge",
         text=f"Write all lines of the .log files in {folder} to {b}, sorted.",
         command=f"cat {folder}/*.log | sort > {b}",
-        needs={**parts, f"{folder}/{names.file('md')}": f"{names.word()}\n"},
+        needs={
+            **{path: lambda: _prose(names, names.words(1), 3, 5) for path in parts},
+            f"{folder}/{names.file('md')}": f"{names.word()}\n",
+        },
         effect=makes(b, lambda tree: _body(sorted(x for path in parts for x in text_of(tree, path).splitlines()))),
     )
 
@@ -210,7 +217,11 @@ def gather(names: Names) -> Chore:
 
 def prune(names: Names) -> Chore:
     top, inner, ending = names.folder(), names.folder(), names.rng.choice(("log", "md"))
-    paths = [f"{top}/{names.file(ending)}", f"{top}/{inner}/{names.file(ending)}", f"{top}/{inner}/{names.file(ending)}"]
+    paths = [
+        f"{top}/{names.file(ending)}",
+        f"{top}/{inner}/{names.file(ending)}",
+        f"{top}/{inner}/{names.file(ending)}",
+    ]
     stay = [f"{top}/{names.file('txt')}", f"{top}/{inner}/{names.file('csv')}"]
 
     def effect(tree: Tree) -> None:
@@ -256,7 +267,7 @@ def unpack(names: Names) -> Chore:
         tag="unpack",
         text=f"Extract {archive} into a new folder {folder}, then delete {archive}.",
         command=f"mkdir {folder}; tar -xf {archive} -C {folder}; rm {archive}",
-        needs={archive: Entry(content=tar(inside))},
+        needs={archive: lambda: Entry(content=tar(inside))},
         effect=effect,
     )
 
@@ -266,28 +277,28 @@ def survey(names: Names) -> Chore:
     hits = names.rng.randint(1, 3)
     paths = [f"{top}/{names.file()}" for _ in range(2)] + [f"{top}/{inner}/{names.file()}" for _ in range(3)]
     names.rng.shuffle(paths)
-    texts = {path: _prose(names, [word], 3, 5) for path in paths[:hits]}
-    rest = [w for w in names.words(20) if word not in w and w not in word]
-    texts |= {path: _body(names.rng.sample(rest, 3)) for path in paths[hits:]}
+
+    def other() -> str:
+        return _body(names.rng.sample([w for w in names.words(20) if word not in w and w not in word], 3))
+
     return Chore(
         tag="survey",
         text=f"Write the paths of the files in {top} and its subfolders that contain {word} to {b}, sorted, "
         f"one a line, each beginning with {top}/.",
         command=f"grep -rl {word} {top} | sort > {b}",
-        needs=texts,
+        needs={path: (lambda: _prose(names, [word], 3, 5)) if at < hits else other for at, path in enumerate(paths)},
         effect=makes(b, lambda tree: _body(sorted(paths[:hits]))),
     )
 
 
 def report(names: Names) -> Chore:
     archive, b, keys = names.file("tar"), names.file("csv"), names.words(3)
-    tables = {names.file("csv"): _table(names, keys) for _ in range(2)}
+    tables = [names.file("csv") for _ in range(2)]
 
     def result(tree: Tree) -> str:
         sums: Counter[str] = Counter()
-        for text in tables.values():
-            for row in text.splitlines():
-                sums[row.split(",")[1]] += int(row.split(",")[2])
+        for row in untar(tree[archive]).splitlines():
+            sums[row.split(",")[1]] += int(row.split(",")[2])
         return _body([f"{key},{sums[key]}" for key in sorted(sums)])
 
     return Chore(
@@ -295,7 +306,7 @@ def report(names: Names) -> Chore:
         text=f"The .csv files inside {archive} have rows name,kind,number. Write a row kind,sum of the numbers over "
         f"all of them for each kind to {b}, sorted by kind. Leave nothing else behind.",
         command=f"tar -xOf {archive} | awk -F, '{{s[$2]+=$3}}END{{for(k in s)print k\",\"s[k]}}' | sort > {b}",
-        needs={archive: Entry(content=tar(tables))},
+        needs={archive: lambda: Entry(content=tar({path: _table(names, keys) for path in tables}))},
         effect=makes(b, result),
     )
 
@@ -309,6 +320,13 @@ def tar(inside: dict[str, str]) -> bytes:
             info.size, info.mtime, info.mode = len(text.encode()), MTIME, 0o644
             archive.addfile(info, io.BytesIO(text.encode()))
     return buffer.getvalue()
+
+
+def untar(entry: Entry | str) -> str:
+    """The text of all files in an archive that `tar` made, one after the other."""
+    assert isinstance(entry, Entry)
+    with tarfile.open(fileobj=io.BytesIO(entry.content)) as archive:
+        return "".join(archive.extractfile(info).read().decode() for info in archive)  # type: ignore[union-attr]
 
 
 TEXT_CHORES = (keep, strip, count, order, part, replace, column)
