@@ -1,0 +1,100 @@
+"""Warm start: supervised fine-tuning on expert demonstrations through TRL's SFTTrainer, with our masks.
+
+A demonstration is a trajectory like any other, played by a scripted engine in a real episode: the tokens, the masks
+and the observations are those that training will see.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentrl.errors import UserError
+from agentrl.recipe import WarmStartSection
+from agentrl.types import Trajectory
+
+IGNORED = -100
+"""The label of a token that is not trained on."""
+
+
+def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, list[int]]]:
+    """What SFTTrainer takes: input_ids, and labels that are the sampled tokens and -100 elsewhere."""
+    made = []
+    for trajectory in trajectories:
+        for segment in trajectory.segments:
+            labels = [t if m else IGNORED for t, m in zip(segment.token_ids.tolist(), segment.loss_mask, strict=True)]
+            made.append({"input_ids": segment.token_ids.tolist(), "labels": labels})
+    return made
+
+
+def warm_start(
+    model: Any,
+    tokenizer: Any,
+    trajectories: Sequence[Trajectory],
+    section: WarmStartSection,
+    *,
+    seed: int,
+    say: Callable[[str], None] = print,
+) -> float:
+    """Train `model` in place; returns the last mean loss. Same seed, machine and threads: the same weights."""
+    import torch
+    from datasets import Dataset, disable_progress_bars
+    from transformers import TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    solved = [t for t in trajectories if t.outcome.score == 1.0]
+    if not solved:
+        raise UserError(
+            "no demonstration solved its task; does the environment's expert() work? try `agentrl env check`"
+        )
+    disable_progress_bars()
+    losses: list[float] = []
+
+    class Listen(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                losses.append(float(logs["loss"]))
+                say(f"warm start: step {state.global_step} of {state.max_steps}, loss {losses[-1]:.4f}")
+
+    cuda = next(model.parameters()).device.type == "cuda"
+    with tempfile.TemporaryDirectory() as temporary:
+        config = SFTConfig(
+            output_dir=temporary,
+            num_train_epochs=section.epochs,
+            per_device_train_batch_size=section.batch,
+            learning_rate=section.lr,
+            lr_scheduler_type="cosine",
+            warmup_steps=10,
+            weight_decay=0.0,
+            bf16=cuda and torch.cuda.is_bf16_supported(),
+            use_cpu=not cuda,
+            gradient_checkpointing=False,
+            logging_strategy="steps",
+            logging_steps=max(1, int(len(solved) * section.epochs / section.batch / 10)),
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            seed=seed % 2**31,
+            data_seed=seed % 2**31,
+            max_length=None,
+            packing=False,
+            dataloader_num_workers=0,
+        )
+        trainer = SFTTrainer(
+            model=model,
+            args=config,
+            train_dataset=Dataset.from_list(rows(solved)),
+            processing_class=tokenizer,
+            callbacks=[Listen()],
+        )
+        trainer.remove_callback(_printer())
+        trainer.train()
+    model.eval()
+    return losses[-1] if losses else float("nan")
+
+
+def _printer() -> Any:
+    from transformers.trainer_callback import PrinterCallback
+
+    return PrinterCallback
