@@ -4,72 +4,12 @@ from __future__ import annotations
 
 import random
 
-WORDS = tuple(
-    [
-        "ant",
-        "apple",
-        "bag",
-        "ball",
-        "bean",
-        "bell",
-        "bird",
-        "blue",
-        "boat",
-        "book",
-        "box",
-        "bread",
-        "cake",
-        "card",
-        "cat",
-        "chair",
-        "clay",
-        "cloud",
-        "coin",
-        "cook",
-        "corn",
-        "cup",
-        "desk",
-        "dog",
-        "door",
-        "drum",
-        "duck",
-        "egg",
-        "farm",
-        "fish",
-        "flag",
-        "fox",
-        "frog",
-        "game",
-        "gift",
-        "glass",
-        "gold",
-        "green",
-        "hat",
-        "hill",
-        "horse",
-        "jam",
-        "key",
-        "king",
-        "lake",
-        "lamp",
-        "leaf",
-        "lemon",
-        "map",
-        "milk",
-        "moon",
-        "nest",
-        "nut",
-        "oak",
-        "pen",
-        "pink",
-        "rain",
-        "red",
-        "rice",
-        "ring",
-        "road",
-        "rock",
-    ]
-)
+_WORDS = """
+ant apple bag ball bean bell bird blue boat book box bread cake card cat chair clay cloud coin cook corn cup
+desk dog door drum duck egg farm fish flag fox frog game gift glass gold green hat hill horse jam key king
+lake lamp leaf lemon map milk moon nest nut oak pen pink rain red rice ring road rock sand tree
+"""
+WORDS = tuple(_WORDS.split())
 """64 words, each short: stems of names, and what is written into files."""
 ENDINGS = ("txt", "csv", "log", "md")
 FILES = tuple(f"{word}.{ending}" for word in WORDS for ending in ENDINGS)
