@@ -1,0 +1,186 @@
+"""`HiddenTests`: functions and classes, each run of each case in a fresh box, compared on this side.
+
+cases(task, rng) ── runs ──> box 1: candidate + inputs ──> JSON ──┐
+(rng from the group's secret) box 2: candidate + inputs ──> JSON ──┼──> check, here
+                              ...                                  ┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal
+
+from agentrl.errors import AgentError, AuthoringError, VerifierError
+from agentrl.sandboxes.base import Entry, Limits, SandboxSpec, off_loop
+from agentrl.types import Json, Task, Verdict
+from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.values import Malformed, decode, parse_json
+
+from .cases import Case, Raised, Result, Returned, Step
+
+Score = Literal["all", "fraction"]
+REPLY_LIMIT = 1 << 20
+_INSIDE = files(__package__ or "").joinpath("inside.py").read_text(encoding="utf-8")
+
+
+class HiddenTests(Verifier):
+    """Grades Python functions and classes on cases the agent never sees."""
+
+    def __init__(
+        self,
+        cases: Callable[[Task, random.Random], Sequence[Case]],
+        *,
+        artifact: str = "solution.py",
+        module: str | None = None,
+        score: Score = "all",
+        seconds: float = 3.0,
+        memory_mb: int = 256,
+        image: str = "host",
+        concurrency: int = 4,
+    ) -> None:
+        """
+        Args:
+            cases: the hidden cases of a task, from a random source that follows from the group's secret.
+            artifact: the candidate's file, or folder ("" for the whole workspace), in the agent's workspace.
+            module: what to import from it; by default the file's name.
+            score: all or nothing, or the share of cases that pass.
+            seconds: wall time of one run; a run that takes longer fails its case.
+            memory_mb: memory of one run.
+            image: the root the grading boxes have.
+            concurrency: runs under way at once.
+        """
+        if module is None and not artifact.endswith(".py"):
+            raise AuthoringError(f"HiddenTests: name the module to import from the folder {artifact!r}")
+        self.artifacts = (Artifact(path=artifact),)
+        self.cases, self.artifact, self.score = cases, artifact, score
+        self.module = module or artifact.removesuffix(".py").rsplit("/", 1)[-1]
+        self.seconds, self.concurrency = seconds, concurrency
+        self.spec = SandboxSpec(image=image, limits=Limits(memory_mb=memory_mb, seconds=seconds, processes=32))
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        try:
+            sources = candidate_files(submission, self.artifact)
+        except Malformed as error:
+            return Verdict(score=0.0, evidence=(str(error),), verifier=self.version)
+        cases = list(await off_loop(self.cases, submission.task, secret_rng(submission.task, context.secret)))
+        if not cases:
+            raise VerifierError(f"task {submission.task.id} has no hidden cases: everything would pass")
+
+        async def one(at: int) -> str:
+            return await self._case(cases[at], sources, context)
+
+        failures = await work_through(len(cases), one, self.concurrency, stop=self.score == "all")
+        passed = sum(failure == "" for failure in failures)
+        share = passed / len(cases)
+        lines = [f"{passed} of {len(cases)} hidden cases passed"]
+        lines += [
+            f"{case.name or f'case {i}'} ({case.kind}): {failures[i]}" for i, case in enumerate(cases) if failures[i]
+        ]
+        return Verdict(
+            score=share if self.score == "fraction" or share == 1.0 else 0.0,
+            breakdown={"passed": share},
+            evidence=tuple(lines[:40]),
+            verifier=self.version,
+        )
+
+    async def _case(self, case: Case, sources: Mapping[str, str], context: Context) -> str:
+        results: list[list[Result]] = []
+        for steps in case.runs:
+            try:
+                results.append(await self._steps(steps, sources, context))
+            except Malformed as error:
+                return str(error)
+            except AgentError as error:
+                return f"the box died: {error}"
+        try:
+            return "" if case.check(results) is True else "wrong"
+        except Exception as error:  # a check may stumble over what the candidate returned: that is no pass
+            return f"its check could not read the result ({type(error).__name__})"
+
+    async def _steps(self, steps: Sequence[Step], sources: Mapping[str, str], context: Context) -> list[Result]:
+        order: dict[str, Any] = {"files": sources, "module": self.module, "steps": [step.form() for step in steps]}
+        async with context.boxes.box(self.spec) as box:
+            done = await box.aio.python(
+                _INSIDE, json.dumps(order).encode(), timeout=self.seconds, reply_limit=REPLY_LIMIT
+            )
+        if done.timed_out:
+            raise Malformed(f"took longer than {self.seconds:g} s")
+        if not done.reply:
+            raise Malformed(f"ended without a result (exit code {done.exit_code})")
+        return _results(parse_json(done.reply, max_bytes=REPLY_LIMIT), steps)
+
+
+async def work_through(count: int, one: Callable[[int], Awaitable[str]], concurrency: int, *, stop: bool) -> list[str]:
+    """Why each case failed; "" where it passed. With `stop`, no case starts after the first failure."""
+    failures = ["not run, an earlier case failed"] * count
+    waiting = iter(range(count))
+    broken = False
+
+    async def work() -> None:
+        nonlocal broken
+        for at in waiting:
+            if broken:
+                return
+            failures[at] = await one(at)
+            broken = broken or (stop and failures[at] != "")
+
+    workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, count))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return failures
+
+
+def _results(reply: Json, steps: Sequence[Step]) -> list[Result]:
+    """The reply as results, one a step; anything odd is `Malformed`."""
+    if type(reply) is not dict or set(reply) != {"steps"} or type(reply["steps"]) is not list:
+        raise Malformed("the reply is not of the form that was asked for")
+    if len(reply["steps"]) != len(steps):
+        raise Malformed("the reply has another number of steps")
+    found: list[Result] = []
+    for line, step in zip(reply["steps"], steps, strict=True):
+        if type(line) is not dict:
+            raise Malformed("a step without a result")
+        names = line.get("raise")
+        if set(line) == {"raise"} and type(names) is list and len(names) < 50:
+            found.append(Raised(tuple(name for name in names if type(name) is str)))
+        elif set(line) == ({"return", "args"} if step.observe else {"return"}):
+            args = line.get("args", [])
+            if type(args) is not list or len(args) > 100:
+                raise Malformed("a step with strange arguments")
+            found.append(Returned(decode(line["return"]), tuple(decode(arg) for arg in args)))
+        else:
+            raise Malformed("a step that neither returned nor raised")
+    return found
+
+
+def candidate_files(submission: Submission, artifact: str) -> dict[str, str]:
+    """What the agent left at `artifact`, as the box gets it: regular files only, by path, in base64."""
+    name = artifact.rsplit("/", 1)[-1]
+    return {path or name: base64.b64encode(entry.content).decode() for path, entry in regular(submission, artifact)}
+
+
+def regular(submission: Submission, artifact: str) -> list[tuple[str, Entry]]:
+    """The regular files at `artifact`; a link, a special file or nothing at all is `Malformed`."""
+    found = submission.artifacts.get(artifact, {})
+    odd = [path for path, entry in found.items() if entry.kind in ("link", "special")]
+    if odd:
+        raise Malformed(f"{len(odd)} links or special files among the artifacts, such as {odd[0][:100]!r}")
+    kept = [(path, entry) for path, entry in found.items() if entry.kind == "file"]
+    if not kept:
+        raise Malformed(f"there is no file at {artifact or 'the workspace'!r}")
+    return kept
+
+
+def secret_rng(task: Task, secret: bytes) -> random.Random:
+    """The random source of a task's hidden inputs: the same for a whole group, unknown to everyone else."""
+    return random.Random(hashlib.sha256(b"hidden inputs\0" + secret + task.id.encode()).digest())
