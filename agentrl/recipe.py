@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from agentrl import strict_yaml
 from agentrl.errors import RecipeError
@@ -177,32 +186,56 @@ class RolloutSection(Section):
 
 
 class BandCurriculum(Section):
+    """Spend rollouts where the pass rate p is expected near one half."""
+
     type: Literal["learnability"] = "learnability"
     band: tuple[Fraction, Fraction] = (0.2, 0.8)
+    """Pass rates worth training on."""
     objective: Literal["variance", "band"] = "variance"
     """Expected p(1-p), or the probability of lying in the band."""
     floor: Fraction = 0.05
-    """Share of draws spread over all strata."""
-    decay: Fraction = 0.9
-    """Weight that evidence keeps from one policy version to the next."""
+    """Share of draws spread over all strata in turn, whatever is believed of them."""
+    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Weight that evidence about levels and tags keeps from one policy version to the next."""
+    task_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
+    """The same for what sets a task apart from others of its level and tags, which changes more slowly."""
     candidates: Count = 32
     """Tasks compared for each draw."""
 
+    @field_validator("band")
+    @classmethod
+    def _ordered(cls, band: tuple[float, float]) -> tuple[float, float]:
+        if not 0.0 < band[0] < band[1] < 1.0:
+            raise ValueError("band must be two rates between 0 and 1, the lower first, e.g. [0.2, 0.8]")
+        return band
+
 
 class UniformCurriculum(Section):
+    """Every level equally often, each of its tasks in turn."""
+
     type: Literal["uniform"]
 
 
 class StagedCurriculum(Section):
+    """From easy to hard, one level after another."""
+
     type: Literal["staged"]
     threshold: Fraction = 0.7
     """Mean score at which the next level opens."""
+    window: Count = 32
+    """Groups over which that mean is taken, roughly."""
+    replay: Fraction = 0.1
+    """Share of draws from earlier levels."""
 
 
 class PoolsCurriculum(Section):
+    """Three pools (easy, normal, hard) with fixed shares of the draws."""
+
     type: Literal["pools"]
     easy: Fraction = 0.8
+    """A task whose last group scored at least this is easy."""
     hard: Fraction = 0.2
+    """A task whose last group scored at most this is hard."""
     easy_share: Fraction = 0.1
     hard_share: Fraction = 0.1
 
@@ -221,8 +254,8 @@ class GatesSection(Section):
     """Drop groups without signal and refill."""
     max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
     """Refill at most this many times the round's groups."""
-    early_stop: bool = False
-    """Stop a group whose outcome can carry no signal any more."""
+    early_stop: Fraction = 0.0
+    """Stop a group once its chance of ending without signal is at least this: 1 waits for certainty, 0 is off."""
     overlong: Literal["keep", "mask", "shape"] = "keep"
     """Truncated rollouts: keep as graded, leave out of the loss, or DAPO's soft penalty."""
     overlong_buffer: Count = 256

@@ -1,0 +1,151 @@
+"""After the rollouts: which groups are kept, when a group may stop early, and how much each sample counts.
+
+Pure decisions: a gate knows the recipe and what it is asked about, never the loop. A group it drops is still observed
+by the curriculum, and its tokens are counted as spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentrl.recipe import GatesSection
+from agentrl.types import Group, TrainingSample, Trajectory
+
+Key = tuple[int, int]
+"""(group number, trajectory index), as learn/advantage.py takes them."""
+
+PRIOR_STRENGTH = 4.0
+"""How many rollouts' worth the curriculum's prediction is when a group's ending is foretold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a group goes to the learner."""
+
+    keep: bool
+    reason: str = ""
+    """Why not: `ungraded` (fewer than two scores), `stopped` (early), `no signal` (all scores equal)."""
+
+
+def make(recipe: GatesSection, max_tokens: int) -> Gate:
+    """The gate of a recipe; `max_tokens` is the budget of sampled tokens of one episode."""
+    return Gate(recipe, max_tokens)
+
+
+class Gate:
+    """All decisions between rollouts and learner."""
+
+    def __init__(self, recipe: GatesSection, max_tokens: int) -> None:
+        self._recipe = recipe
+        self._max_tokens = max_tokens
+
+    def judge(self, group: Group) -> Decision:
+        """Keep or drop. A group without a comparison is dropped by every recipe: it has no baseline."""
+        if len(group.scores) < 2:
+            return Decision(False, "ungraded")
+        if group.censored and not group.informative:
+            return Decision(False, "stopped")
+        if not self._recipe.dynamic_sampling or group.informative:
+            return Decision(True)
+        # Shaping may part rollouts whose scores are equal: those carry a signal after all.
+        shaped = {self._shaped(trajectory) for trajectory in group.trajectories if trajectory.outcome.score is not None}
+        return Decision(True) if len(shaped) > 1 else Decision(False, "no signal")
+
+    def may_refill(self, wanted: int, drawn: int) -> bool:
+        """Whether one more group may be drawn for a round that wants `wanted` and has drawn `drawn` so far."""
+        extra = self._recipe.max_extra if self._recipe.dynamic_sampling else 0.0
+        return drawn < wanted + math.floor(extra * wanted)
+
+    def may_stop(self, scores: Sequence[float], remaining: int, predicted: float | None = None) -> bool:
+        """Whether to stop a group with these scores so far and `remaining` rollouts still under way.
+
+        It is stopped when it will end without signal: certainly, because fewer than two rollouts can be graded any
+        more; or, for `early_stop` below 1, with at least that probability, when all scores agree so far and the
+        prediction and the scores together say the others will too.
+        """
+        threshold = self._recipe.early_stop
+        if not threshold:
+            return False
+        if len(scores) + remaining < 2:
+            return True
+        if not scores or not remaining or min(scores) != max(scores) or scores[0] not in (0.0, 1.0):
+            return False
+        return all_agree(scores[0], len(scores), remaining, predicted) >= threshold
+
+    def scores(self, groups: Sequence[Group]) -> dict[Key, float]:
+        """Shaped scores where they differ from the outcome's; the outcome itself never changes."""
+        found: dict[Key, float] = {}
+        for trajectory in (t for group in groups for t in group.trajectories if t.outcome.score is not None):
+            shaped = self._shaped(trajectory)
+            if shaped != trajectory.outcome.score:
+                found[trajectory.group, trajectory.index] = shaped
+        return found
+
+    def _shaped(self, trajectory: Trajectory) -> float:
+        score = trajectory.outcome.score
+        assert score is not None
+        if self._recipe.overlong != "shape":
+            return score
+        return score + overlong_penalty(trajectory.sampled_tokens, self._max_tokens, self._recipe.overlong_buffer)
+
+    def weights(self, groups: Sequence[Group]) -> dict[Key, float]:
+        """How much each trajectory counts in the loss, where that is not 1."""
+        found: dict[Key, float] = {}
+        for group in groups:
+            scores = group.scores
+            near = closeness(sum(scores) / len(scores), self._recipe.closeness) if scores else 1.0
+            for trajectory in group.trajectories:
+                cut = self._recipe.overlong == "mask" and trajectory.outcome.ending == "tokens"
+                weight = 0.0 if cut else near
+                if weight != 1.0:
+                    found[trajectory.group, trajectory.index] = weight
+        return found
+
+    def filter(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Weight 0 for samples whose advantages are all smaller than the recipe's least."""
+        least = self._recipe.min_advantage
+        if not least:
+            return list(samples)
+        return [
+            sample if float(np.abs(sample.advantages).max(initial=0.0)) >= least else replace(sample, weight=0.0)
+            for sample in samples
+        ]
+
+
+def overlong_penalty(length: int, limit: int, buffer: int) -> float:
+    """DAPO's soft punishment: 0 up to `limit - buffer` tokens, then falling in a line to -1 at the limit."""
+    over = length - (limit - buffer)
+    return 0.0 if over <= 0 else -min(1.0, over / buffer)
+
+
+def closeness(rate: float, sharpness: float) -> float:
+    """MGPO's weight: exp(-sharpness · KL(rate ‖ 1/2)); 1 at one half, 2^-sharpness at 0 and 1."""
+    if not sharpness:
+        return 1.0
+    divergence = sum(q * math.log(2.0 * q) for q in (rate, 1.0 - rate) if q > 0.0)
+    return math.exp(-sharpness * divergence)
+
+
+def all_agree(score: float, count: int, remaining: int, predicted: float | None) -> float:
+    """Probability that `remaining` more rollouts score like the `count` before them, all of which scored `score`.
+
+    The pass rate has a Beta prior about the prediction; what was seen is added to it.
+    """
+    rate = 0.5 if predicted is None else min(0.999, max(0.001, predicted))
+    alike = PRIOR_STRENGTH * (rate if score == 1.0 else 1.0 - rate) + count
+    total = PRIOR_STRENGTH + count
+    return math.prod((alike + more) / (total + more) for more in range(remaining))
+
+
+def wasted_tokens(groups: Sequence[Group], reasons: Mapping[int, str]) -> dict[str, int]:
+    """Sampled tokens of dropped groups, by reason."""
+    found: dict[str, int] = {}
+    for group in groups:
+        if group.number in reasons:
+            reason = reasons[group.number]
+            found[reason] = found.get(reason, 0) + sum(t.sampled_tokens for t in group.trajectories)
+    return found

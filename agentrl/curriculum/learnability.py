@@ -1,0 +1,265 @@
+"""The default curriculum: draws tasks whose pass rate is likely near one half, and keeps looking everywhere else.
+
+    1  a share `floor` of the draws goes to the stratum that waited longest: a new task, or the seen one whose last
+       test is oldest; solved and hopeless tasks are re-tested here
+    2  otherwise one sample of all shared weights is taken from the posterior (Thompson), which gives every stratum
+       its expected learnability, for new tasks and for those seen; one of the strata close to the best is taken
+    3  in it, a new task or a seen one, as their learnability weighs; of the seen, `candidates` from bins in the band
+       are compared, each with a sample of its own
+
+A task leaves the band by itself when its belief does (it is solved, or hopeless), and comes back when its stratum
+moves, its evidence fades, or a re-test says so. For environments with levels this moves the level so that p stays
+near one half.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.curriculum.posterior import Posterior, band_probability, expected_rate, expected_variance
+from agentrl.curriculum.shelf import BINS, CENTRES, Shelf
+from agentrl.curriculum.tasks import Tasks
+from agentrl.curriculum.view import Choice, Seen
+from agentrl.recipe import BandCurriculum
+
+Floats = NDArray[np.float64]
+
+SEEN_VARIANCE = 0.3
+"""Variance of a seen task's own part, where a whole bin is judged at once."""
+ENOUGH = 16
+"""Tasks in the band that make a stratum's seen tasks as attractive as their learnability; fewer would be drawn over and
+over."""
+PROBE = 4
+"""Tasks of each level looked at before the first draw, to learn which tags there are."""
+SHELVED = 64
+"""New tasks kept aside for each stratum of an endless level while another stratum's was looked for."""
+SWEEP = 8
+
+
+class Learnability:
+    """Chooses tasks of one source by expected learnability."""
+
+    def __init__(self, recipe: BandCurriculum, tasks: Tasks) -> None:
+        self._recipe = recipe
+        self._tasks = tasks
+        self._posterior = Posterior(tasks.levels, recipe.decay, recipe.task_decay)
+        self._shelf = Shelf(self._posterior)
+        self._positions = {level: 0 for level in tasks.levels}
+        self._waiting: dict[int, deque[int]] = {}
+        """Indices of new tasks by stratum: looked at, not yet drawn."""
+        self._last: list[int] = []
+        """For each stratum the draw that last took from it."""
+        self._draws = self._floor_draws = self._fresh_draws = 0
+        for level in tasks.levels:
+            for _ in range(PROBE):
+                self._look(level)
+
+    # Drawing ---------------------------------------------------------------------------------------------------
+
+    def choose(self, rng: np.random.Generator) -> Choice:
+        """The next task."""
+        self._draws += 1
+        if rng.random() < self._recipe.floor:
+            self._floor_draws += 1
+            return self._in_turn(rng)
+        return self._promising(rng)
+
+    def _in_turn(self, rng: np.random.Generator) -> Choice:
+        stratum = int(np.argmin(self._last))
+        counts = self._shelf.counts[stratum]
+        if self._has_new(stratum) and (not counts.any() or rng.random() < 0.5):
+            return self._new(stratum)
+        rows = self._shelf.pick(stratum, counts.astype(np.float64), self._recipe.candidates, rng)
+        if not rows:
+            return self._any(rng)
+        known = self._posterior.rows
+        return self._seen(min(rows, key=lambda row: (bool(known[row]["flying"]), int(known[row]["drawn"]), row)))
+
+    def _promising(self, rng: np.random.Generator) -> Choice:
+        logits = self._posterior.strata.sample(rng)
+        spread = self._posterior.strata.spread
+        alive = spread[:, 0] / spread[:, 1]
+        new = self._worth(logits, self._posterior.apart) * alive
+        new[[not self._has_new(stratum) for stratum in range(len(new))]] = 0.0
+        where = logits[:, None] + CENTRES
+        rates = 1.0 / (1.0 + np.exp(-where))
+        low, high = self._recipe.band
+        inside = self._shelf.counts * ((rates >= low) & (rates <= high))
+        weights = inside * self._worth(where, SEEN_VARIANCE) * alive[:, None]
+        numbers = inside.sum(1)
+        seen = weights.sum(1) / np.maximum(1, numbers) * np.minimum(1.0, numbers / ENOUGH)
+        value = np.maximum(new, seen)
+        best = float(value.max())
+        if best <= 0.0:
+            return self._any(rng)
+        # Strata within the band's own margin of the best are all worth a visit: variety costs little there.
+        edge = low * (1.0 - low) / 0.25 if self._recipe.objective == "variance" else 0.5
+        near = np.flatnonzero(value >= edge * best)
+        chances = value[near] / value[near].sum()
+        stratum = int(near[min(len(near) - 1, int(np.searchsorted(np.cumsum(chances), rng.random())))])
+        if rng.random() * (new[stratum] + seen[stratum]) < new[stratum]:
+            return self._new(stratum)
+        return self._compare(stratum, float(logits[stratum]), weights[stratum], rng)
+
+    def _compare(self, stratum: int, logit: float, weights: Floats, rng: np.random.Generator) -> Choice:
+        picked = self._shelf.pick(stratum, weights, self._recipe.candidates, rng)
+        clock, known = self._posterior.clock, self._posterior.rows
+        # The same task twice under one policy teaches little: others first.
+        rows = [row for row in picked if not known[row]["flying"] and int(known[row]["version"]) < clock] or [
+            row for row in picked if not known[row]["flying"]
+        ]
+        if not rows:
+            return self._new(stratum) if self._has_new(stratum) else self._any(rng)
+        own = [self._posterior.own(row) for row in rows]
+        means, variances = np.array([mean for mean, _ in own]), np.array([variance for _, variance in own])
+        samples = logit + means + np.sqrt(variances) * rng.standard_normal(len(rows))
+        worth = self._worth(samples, 0.0) * np.array([self._posterior.liveliness(row) for row in rows])
+        return self._seen(rows[int(np.argmax(worth))])
+
+    def _any(self, rng: np.random.Generator) -> Choice:
+        """Nothing stands out: a new task if there is one, else whatever was drawn longest ago of a few."""
+        fresh = [stratum for stratum in range(len(self._last)) if self._has_new(stratum)]
+        if fresh:
+            return self._new(fresh[int(rng.integers(len(fresh)))])
+        rows = (
+            rng.integers(self._posterior.count, size=self._recipe.candidates).tolist() if self._posterior.count else []
+        )
+        known = self._posterior.rows
+        if rows:
+            return self._seen(min(rows, key=lambda row: (bool(known[row]["flying"]), int(known[row]["drawn"]), row)))
+        # Every task is under way for the first time: hand out one of them once more.
+        level = self._tasks.levels[int(rng.integers(len(self._tasks.levels)))]
+        return Choice(level, self._tasks.nth(level, int(rng.integers(self._tasks.size or 1))), None)
+
+    def _worth(self, logits: Floats, variance: Floats | float) -> Floats:
+        if self._recipe.objective == "variance":
+            return expected_variance(logits, variance)
+        low, high = self._recipe.band
+        return band_probability(logits, variance, low, high)
+
+    def _seen(self, row: int) -> Choice:
+        entry = self._posterior.rows[row]
+        entry["drawn"], entry["flying"] = self._draws, True
+        self._last[int(entry["stratum"])] = self._draws
+        return Choice(int(entry["level"]), int(entry["index"]), expected_rate(*self._posterior.believe(row)))
+
+    # New tasks -------------------------------------------------------------------------------------------------
+
+    def _has_new(self, stratum: int) -> bool:
+        level, _ = self._posterior.strata.names[stratum]
+        return bool(self._waiting[stratum]) or self._left(level)
+
+    def _left(self, level: int) -> bool:
+        size = self._tasks.size
+        return size is None or self._positions[level] < size
+
+    def _look(self, level: int) -> int | None:
+        """Look at the next task of a level: it waits under its stratum, whose number is returned."""
+        if not self._left(level):
+            return None
+        index = self._tasks.nth(level, self._positions[level])
+        self._positions[level] += 1
+        stratum = self._posterior.strata.number(level, self._tasks.task(level, index).tags)
+        while len(self._last) <= stratum:
+            self._waiting[len(self._last)] = deque()
+            self._last.append(-1)
+        self._shelf.grow()
+        waiting = self._waiting[stratum]
+        if self._tasks.size is not None or len(waiting) < SHELVED:
+            waiting.append(index)
+        return stratum
+
+    def _new(self, stratum: int) -> Choice:
+        """A task of that stratum that was never drawn; of another one of its level when it is hard to find."""
+        level, _ = self._posterior.strata.names[stratum]
+        for _ in range(self._recipe.candidates):
+            if self._waiting[stratum]:
+                break
+            if self._look(level) is None:
+                break
+        if not self._waiting[stratum]:
+            others = [s for s, waiting in self._waiting.items() if waiting]
+            same = [s for s in others if self._posterior.strata.names[s][0] == level]
+            stratum = max(same or others, key=lambda s: (len(self._waiting[s]), -s))
+        index = self._waiting[stratum].popleft()
+        self._fresh_draws += 1
+        self._last[stratum] = self._draws
+        mean, variance = self._posterior.strata.believe(stratum)
+        level, _ = self._posterior.strata.names[stratum]
+        return Choice(level, index, expected_rate(mean, variance + self._posterior.apart))
+
+    # Learning --------------------------------------------------------------------------------------------------
+
+    def learn(self, seen: Seen) -> None:
+        """A group came back; one without a graded rollout only ends its draw."""
+        self._posterior.advance(seen.version)
+        row = self._posterior.row(seen.level, seen.index)
+        new = row is None
+        if row is None:
+            stratum = self._posterior.strata.number(seen.level, seen.tags)
+            row = self._posterior.open(seen.level, seen.index, stratum)
+            self._posterior.rows[row]["drawn"] = self._draws
+        self._posterior.rows[row]["flying"] = False
+        if seen.count:
+            self._posterior.learn(row, seen)
+        self._shelf.file(row, new=new)
+        self._shelf.sweep(SWEEP)
+
+    def metrics(self) -> dict[str, float | list[float]]:
+        """Beliefs about the tasks seen: how many are in the band, solved or hopeless, and how p is spread."""
+        logits = self._posterior.strata.means()
+        rates = 1.0 / (1.0 + np.exp(-(logits[:, None] + CENTRES)))
+        counts = self._shelf.counts
+        low, high = self._recipe.band
+        known = max(1, int(counts.sum()))
+        histogram, _ = np.histogram(rates, bins=10, range=(0.0, 1.0), weights=counts)
+        found: dict[str, float | list[float]] = {
+            "tasks_seen": float(self._posterior.count),
+            "in_band": float(counts[(rates >= low) & (rates <= high)].sum()) / known,
+            "solved": float(counts[rates > high].sum()) / known,
+            "hopeless": float(counts[rates < low].sum()) / known,
+            "believed_p_histogram": [float(n) for n in histogram],
+            "strata": float(len(logits)),
+            "longest_wait": float(self._draws - min(self._last)),
+            "tasks_apart": self._posterior.apart,
+            "fresh_share": self._fresh_draws / max(1, self._draws),
+        }
+        if self._tasks.size is not None:
+            found["coverage"] = self._posterior.count / (self._tasks.size * len(self._tasks.levels))
+        if len(self._tasks.levels) > 1:
+            by_level = [
+                np.mean([logits[s] for s, (other, _) in enumerate(self._posterior.strata.names) if other == level])
+                for level in self._tasks.levels
+            ]
+            found["level_p"] = [float(1.0 / (1.0 + np.exp(-logit))) for logit in by_level]
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON values and numpy arrays."""
+        return {
+            "posterior": self._posterior.state(),
+            "hand": self._shelf.hand,
+            "positions": [[level, position] for level, position in self._positions.items()],
+            "waiting": [np.array(self._waiting[s], dtype=np.int64) for s in range(len(self._last))],
+            "last": list(self._last),
+            "draws": [self._draws, self._floor_draws, self._fresh_draws],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._posterior = Posterior(self._tasks.levels, self._recipe.decay, self._recipe.task_decay)
+        self._posterior.restore(state["posterior"])
+        self._shelf = Shelf(self._posterior)
+        self._shelf.restore(int(state["hand"]))
+        self._positions = {int(level): int(position) for level, position in state["positions"]}
+        self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}
+        self._last = [int(draw) for draw in state["last"]]
+        self._draws, self._floor_draws, self._fresh_draws = (int(n) for n in state["draws"])
+
+
+assert len(CENTRES) == BINS

@@ -1,0 +1,360 @@
+"""What is believed of each task's pass rate: pooled over levels and tags, sharpened by the task's own groups.
+
+The logit of a task's pass rate is a sum of independent Gaussian parts:
+
+    logit p  =  environment + slope · level + level + Σ tags + (level, tags)  +  task
+                └───────────────── shared by the stratum ────────────────┘     └ its own
+
+A group of n graded rollouts with summed score k is a binomial observation of p. The mode and curvature of the posterior
+along the sum are found exactly (one dimension, strictly concave); each part then moves in proportion to its own
+variance. So a surprise in a well-known stratum is put down to the task, one in a new stratum to both; when the policy
+gets better everywhere, the shared parts move and every task moves with them, without being touched; and a task that was
+never seen starts from its stratum. Reported as a Beta distribution (`beta`), because p lives in [0, 1].
+
+Evidence is kept in natural parameters beside its prior (precision λ, and λ × mean = η), so fading is exact:
+after a policy version both shrink by `decay`, and what has faded away leaves the prior, not a stale guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.curriculum.view import Seen
+
+Floats = NDArray[np.float64]
+
+MAX_STRATA = 1024
+"""Combinations of tags beyond this share their level's last stratum: an author who tags every task apart loses the
+pooling, not the run."""
+MAX_TAGS = 6
+LIMIT = 12.0
+"""Logits stay within ±12: a pass rate of 6e-6 is as hopeless as any smaller one."""
+
+PRIOR_ENVIRONMENT, PRIOR_SLOPE, PRIOR_LEVEL, PRIOR_TAG, PRIOR_STRATUM = 2.0, 2.0, 0.5, 0.5, 0.25
+"""Variances, in squared logits. Harder levels are expected to be harder: the slope's prior mean is SLOPE."""
+SLOPE = -1.0
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + e^-x), without overflow."""
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    e = math.exp(x)
+    return e / (1.0 + e)
+
+
+def expected_rate(mean: float, variance: float) -> float:
+    """E[p] when logit p is Gaussian (the probit approximation: within 0.02 of the integral for variances up to 4)."""
+    return sigmoid(mean / math.sqrt(1.0 + math.pi * variance / 8.0))
+
+
+def expected_variance(mean: Floats, variance: Floats | float) -> Floats:
+    """E[p(1-p)] when logit p is Gaussian: the logistic density is close to a Gaussian of variance 8/π."""
+    total = variance + 8.0 / math.pi
+    found: Floats = np.exp(-0.5 * np.square(mean) / total) / np.sqrt(2.0 * math.pi * total)
+    return found
+
+
+def band_probability(mean: Floats, variance: Floats | float, low: float, high: float) -> Floats:
+    """P(low ≤ p ≤ high) when logit p is Gaussian; the normal distribution function by a logistic, within 0.01."""
+    scale = 1.702 / np.sqrt(np.maximum(variance, 1e-6))
+    bounds = [(math.log(b / (1.0 - b)) - mean) * scale for b in (low, high)]
+    lower, upper = (1.0 / (1.0 + np.exp(-np.clip(z, -60.0, 60.0))) for z in bounds)
+    found: Floats = upper - lower
+    return found
+
+
+def settle(prior: float, variance: float, count: float, total: float) -> tuple[float, float]:
+    """Mode and variance of x given x ~ N(prior, variance) and `total` successes of `count` at rate sigmoid(x)."""
+    low, high = prior - variance * (count - total), prior + variance * total  # the mode lies between: |slope| bounds it
+    x = prior
+    for _ in range(60):
+        rate = sigmoid(x)
+        slope = (x - prior) / variance - (total - count * rate)
+        low, high = (low, x) if slope > 0 else (x, high)
+        step = slope / (1.0 / variance + count * rate * (1.0 - rate))
+        x = x - step if low < x - step < high else 0.5 * (low + high)
+        if abs(step) < 1e-9 or high - low < 1e-9:
+            break
+    rate = sigmoid(x)
+    return x, 1.0 / (1.0 / variance + count * rate * (1.0 - rate))
+
+
+class Strata:
+    """The shared parts: a few weights for each level, tag and stratum. All of it is small; it is never per task."""
+
+    def __init__(self, levels: tuple[int, ...], decay: float) -> None:
+        self._levels = levels
+        self._decay = decay
+        self._features: dict[str, int] = {}
+        self._prior_mean = np.zeros(0)
+        self._prior_precision = np.zeros(0)
+        self.eta = np.zeros(0)
+        self.precision = np.zeros(0)
+        self.names: list[tuple[int, tuple[str, ...]]] = []
+        self._numbers: dict[tuple[int, tuple[str, ...]], int] = {}
+        self.ids = np.zeros((0, 4 + MAX_TAGS), dtype=np.int64)
+        self.values = np.zeros((0, 4 + MAX_TAGS))
+        self.spread = np.zeros((0, 2))
+        """For each stratum: variance seen within groups, and the most that the same mean scores would allow."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def number(self, level: int, tags: tuple[str, ...]) -> int:
+        """The stratum of a task, made when it is first met."""
+        key = (level, tuple(sorted(set(tags)))[:MAX_TAGS])
+        if key in self._numbers:
+            return self._numbers[key]
+        if len(self) >= MAX_STRATA:
+            mine = [number for number, (other, _) in enumerate(self.names) if other == level]
+            if mine:
+                return mine[-1]
+        return self._open(key)
+
+    def _open(self, key: tuple[int, tuple[str, ...]]) -> int:
+        level, tags = key
+        span = max(1, len(self._levels) - 1)
+        place = 2.0 * self._levels.index(level) / span - 1.0 if len(self._levels) > 1 else 0.0
+        parts = [
+            ("environment", 1.0, 0.0, PRIOR_ENVIRONMENT),
+            ("slope", place, SLOPE, PRIOR_SLOPE),
+            (f"level {level}", 1.0, 0.0, PRIOR_LEVEL),
+            (f"level {level} tags {tags!r}", 1.0, 0.0, PRIOR_STRATUM),
+            *((f"tag {tag}", 1.0, 0.0, PRIOR_TAG) for tag in tags),
+        ]
+        ids, values = np.zeros((1, 4 + MAX_TAGS), dtype=np.int64), np.zeros((1, 4 + MAX_TAGS))
+        for column, (name, value, mean, variance) in enumerate(parts):
+            ids[0, column], values[0, column] = self._feature(name, mean, variance), value
+        self.ids, self.values = np.concatenate([self.ids, ids]), np.concatenate([self.values, values])
+        self.spread = np.concatenate([self.spread, np.full((1, 2), 0.5)])
+        self._numbers[key] = len(self.names)
+        self.names.append(key)
+        return self._numbers[key]
+
+    def _feature(self, name: str, mean: float, variance: float) -> int:
+        if name not in self._features:
+            self._features[name] = len(self._features)
+            self._prior_mean = np.append(self._prior_mean, mean)
+            self._prior_precision = np.append(self._prior_precision, 1.0 / variance)
+            self.eta, self.precision = np.append(self.eta, 0.0), np.append(self.precision, 0.0)
+        return self._features[name]
+
+    def fade(self, versions: int) -> None:
+        """The policy moved on."""
+        keep = self._decay**versions
+        self.eta *= keep
+        self.precision *= keep
+        self.spread = 0.5 + (self.spread - 0.5) * keep
+
+    def believe(self, stratum: int) -> tuple[float, float]:
+        """Mean and variance of the stratum's logit."""
+        ids, values = self.ids[stratum], self.values[stratum]
+        variance = 1.0 / (self._prior_precision[ids] + self.precision[ids])
+        mean = self._prior_mean[ids] + self.eta[ids] * variance
+        return _clip(float(values @ mean)), float((values * values) @ variance)
+
+    def means(self) -> Floats:
+        """The logit of every stratum."""
+        weights = self._prior_mean + self.eta / (self._prior_precision + self.precision)
+        found: Floats = np.clip((self.values * weights[self.ids]).sum(1), -LIMIT, LIMIT)
+        return found
+
+    def sample(self, rng: np.random.Generator) -> Floats:
+        """Thompson's draw: one set of weights from the posterior, so that strata which share a part move together."""
+        variance = 1.0 / (self._prior_precision + self.precision)
+        weights = self._prior_mean + self.eta * variance + np.sqrt(variance) * rng.standard_normal(len(variance))
+        found: Floats = np.clip((self.values * weights[self.ids]).sum(1), -LIMIT, LIMIT)
+        return found
+
+    def shift(self, stratum: int, gradient: float, shrink: float) -> None:
+        """Move each part by its variance × gradient, and take variance² × shrink from its variance."""
+        ids, values = self.ids[stratum], self.values[stratum]
+        used = values != 0.0
+        ids, values = ids[used], values[used]
+        prior = self._prior_precision[ids]
+        variance = 1.0 / (prior + self.precision[ids])
+        mean = self.eta[ids] * variance + values * variance * gradient
+        left = variance - np.square(values * variance) * shrink
+        self.precision[ids] = 1.0 / left - prior
+        self.eta[ids] = mean / left
+
+    def state(self) -> dict[str, Any]:
+        """The weights, and the strata in the order they were met."""
+        return {
+            "names": [[level, list(tags)] for level, tags in self.names],
+            "eta": self.eta.copy(),
+            "precision": self.precision.copy(),
+            "spread": self.spread.copy(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        assert not self.names, "restore into strata that are still empty"
+        for level, tags in state["names"]:
+            self._open((int(level), tuple(str(tag) for tag in tags)))
+        self.eta = np.array(state["eta"], dtype=np.float64)
+        self.precision = np.array(state["precision"], dtype=np.float64)
+        self.spread = np.array(state["spread"], dtype=np.float64).reshape(-1, 2)
+
+
+ROW = np.dtype([
+    ("index", np.int64), ("level", np.int32), ("stratum", np.int32),
+    ("eta", np.float32), ("precision", np.float32), ("spread", np.float32), ("ceiling", np.float32),
+    ("version", np.int32), ("visits", np.int32), ("drawn", np.int32),
+    ("bin", np.int8), ("flying", np.bool_), ("place", np.int32),
+])  # fmt: skip
+"""What is kept for a task that was seen: 51 bytes, and about 110 more for finding it."""
+
+
+class Posterior:
+    """Beliefs about every task seen, and through its strata about every task not seen."""
+
+    def __init__(self, levels: tuple[int, ...], decay: float, task_decay: float) -> None:
+        self.strata = Strata(levels, decay)
+        self.clock = 0
+        """The newest policy version seen."""
+        self._decay, self._task_decay = decay, task_decay
+        self._levels = {level: place for place, level in enumerate(levels)}
+        self.rows = np.zeros(64, dtype=ROW)
+        self.count = 0
+        self._find: dict[int, int] = {}
+        # How far tasks of one stratum lie apart (variance of their own part), from first visits: moments, with a
+        # prior worth four groups that says 1.
+        self._moments = [16.0, 16.0]
+
+    def row(self, level: int, index: int) -> int | None:
+        """Where a task's evidence lies, if it was seen."""
+        return self._find.get(index * len(self._levels) + self._levels[level])
+
+    def open(self, level: int, index: int, stratum: int) -> int:
+        """A place for a task that was not seen before."""
+        if self.count == len(self.rows):
+            self.rows = np.concatenate([self.rows, np.zeros(len(self.rows), dtype=ROW)])
+        row = self.count
+        self.count += 1
+        self._find[index * len(self._levels) + self._levels[level]] = row
+        entry = self.rows[row]
+        entry["index"], entry["level"], entry["stratum"], entry["version"] = index, level, stratum, self.clock
+        return row
+
+    @property
+    def apart(self) -> float:
+        """Variance of the tasks' own parts within a stratum."""
+        return min(9.0, max(0.05, self._moments[0] / self._moments[1]))
+
+    def own(self, row: int) -> tuple[float, float]:
+        """Mean and variance of a task's own part, faded to the present."""
+        entry = self.rows[row]
+        keep = self._task_decay ** max(0, self.clock - int(entry["version"]))
+        variance = 1.0 / (1.0 / self.apart + keep * float(entry["precision"]))
+        return keep * float(entry["eta"]) * variance, variance
+
+    def believe(self, row: int) -> tuple[float, float]:
+        """Mean and variance of the logit of a task's pass rate."""
+        shared, uncertain = self.strata.believe(int(self.rows[row]["stratum"]))
+        mean, variance = self.own(row)
+        return _clip(shared + mean), uncertain + variance
+
+    def beta(self, row: int) -> tuple[float, float]:
+        """The same as a Beta distribution of p: equal mean, equal E[p(1-p)]."""
+        return as_beta(*self.believe(row))
+
+    def liveliness(self, row: int) -> float:
+        """Variance within its groups relative to p(1-p): 1 for scores of 0 and 1, less for fractional ones.
+
+        A task that always scores one half has p(1-p) = 0.25 and nothing to teach.
+        """
+        entry = self.rows[row]
+        spread, ceiling = self.strata.spread[int(entry["stratum"])]
+        return float((float(entry["spread"]) + 0.25 * spread / ceiling) / (float(entry["ceiling"]) + 0.25))
+
+    def advance(self, version: int) -> None:
+        """Let evidence fade up to this policy version."""
+        if version > self.clock:
+            self.strata.fade(version - self.clock)
+            for place in (0, 1):
+                self._moments[place] = 16.0 + (self._moments[place] - 16.0) * self._task_decay ** (version - self.clock)
+            self.clock = version
+
+    def learn(self, row: int, seen: Seen) -> None:
+        """A group came back. Late ones count less; ungraded rollouts are not in `seen`; in a group stopped early those
+        that had finished count half: the quick ones finish first, and they are not a fair sample of all."""
+        entry = self.rows[row]
+        stratum = int(entry["stratum"])
+        lag = max(0, self.clock - seen.version) if seen.version >= 0 else 0
+        trust = self._decay**lag * (0.5 if seen.censored else 1.0)
+        count, total = seen.count * trust, seen.total * trust
+        shared, uncertain = self.strata.believe(stratum)
+        mean, variance = self.own(row)
+        prior, width = _clip(shared + mean), uncertain + variance
+        if entry["visits"] == 0 and not seen.censored:
+            self._measure(sigmoid(prior), uncertain, count, total)
+        x, left = settle(prior, width, count, total)
+        gradient, shrink = (x - prior) / width, (1.0 - left / width) / width
+        self.strata.shift(stratum, gradient, shrink)
+        self._store(row, mean + variance * gradient, variance - variance * variance * shrink, seen, trust)
+
+    def _store(self, row: int, mean: float, variance: float, seen: Seen, trust: float) -> None:
+        entry = self.rows[row]
+        keep = self._task_decay ** max(0, self.clock - int(entry["version"]))
+        entry["precision"] = max(0.0, 1.0 / variance - 1.0 / self.apart)
+        entry["eta"] = mean / variance
+        if seen.count > 1:
+            ceiling = (seen.mean * (1.0 - seen.mean) + seen.spread / seen.count) * trust
+            entry["spread"] = keep * float(entry["spread"]) + seen.spread * trust
+            entry["ceiling"] = keep * float(entry["ceiling"]) + ceiling
+            self.strata.spread[int(entry["stratum"])] += (seen.spread * trust, ceiling)
+        entry["version"] = self.clock
+        entry["visits"] += 1
+
+    def _measure(self, rate: float, uncertain: float, count: float, total: float) -> None:
+        """First visits differ from their stratum by chance, by the stratum's own uncertainty, and by what sets tasks
+        apart: E[(k - np)²] = np(1-p) + (np(1-p))² (uncertain + apart), to second order."""
+        information = count * rate * (1.0 - rate)
+        self._moments[0] += (total - count * rate) ** 2 - information - information**2 * uncertain
+        self._moments[1] += information**2
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON values and numpy arrays."""
+        return {
+            "clock": self.clock,
+            "moments": list(self._moments),
+            "rows": {str(name): self.rows[str(name)][: self.count].copy() for name in ROW.names or ()},
+            "strata": self.strata.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; into a fresh posterior only."""
+        self.clock = int(state["clock"])
+        self._moments = [float(value) for value in state["moments"]]
+        self.strata.restore(state["strata"])
+        self.count = len(state["rows"]["index"])
+        self.rows = np.zeros(max(64, self.count), dtype=ROW)
+        for name in ROW.names or ():
+            self.rows[name][: self.count] = state["rows"][name]
+        levels, indices = self.rows["level"].tolist(), self.rows["index"].tolist()
+        self._find = {indices[row] * len(self._levels) + self._levels[levels[row]]: row for row in range(self.count)}
+
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+def as_beta(mean: float, variance: float) -> tuple[float, float]:
+    """The Beta distribution with the E[p] and E[p(1-p)] of a Gaussian logit, both by quadrature."""
+    x = np.clip(mean + math.sqrt(variance) * _NODES, -40.0, 40.0)
+    p = 1.0 / (1.0 + np.exp(-x))
+    rate, alive = float(_WEIGHTS @ p), float(_WEIGHTS @ (p * (1.0 - p)))
+    ratio = min(1.0 - 1e-6, alive / (rate * (1.0 - rate)))
+    strength = ratio / (1.0 - ratio)  # E[p(1-p)] of a Beta is rate(1-rate) · strength/(strength+1)
+    return rate * strength, (1.0 - rate) * strength
+
+
+def _clip(x: float) -> float:
+    return min(LIMIT, max(-LIMIT, x))

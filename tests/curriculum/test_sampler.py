@@ -1,0 +1,211 @@
+"""Draws: deterministic, resumable, in proportion, and open to everything."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrl.curriculum import Draw, Sampler, Source, make
+from agentrl.envs.base import Environment
+from agentrl.errors import RecipeError
+from agentrl.recipe import BandCurriculum, Curriculum, PoolsCurriculum, StagedCurriculum, UniformCurriculum
+from agentrl.types import Group
+
+MakeGroup = Callable[..., Group]
+Rate = Callable[[Draw, int], float]
+
+KINDS: list[Curriculum] = [
+    BandCurriculum(),
+    BandCurriculum(objective="band"),
+    UniformCurriculum(type="uniform"),
+    StagedCurriculum(type="staged", window=8),
+    PoolsCurriculum(type="pools"),
+]
+NAMES = ["variance", "band", "uniform", "staged", "pools"]
+
+
+def by_level(draw: Draw, step: int) -> float:
+    """A policy that gets better: level 3 is at one half in the beginning."""
+    return 1.0 / (1.0 + math.exp(-(3.0 - draw.task.level) * 1.5 - 0.05 * step))
+
+
+def play(
+    sampler: Sampler, group_of: MakeGroup, rate: Rate, steps: range, groups: int = 8, size: int = 8
+) -> list[list[Draw]]:
+    """Rounds of draws with Bernoulli scores that depend on the draw alone."""
+    rounds = []
+    for step in steps:
+        draws = [sampler.next() for _ in range(groups)]
+        rngs = [np.random.default_rng([draw.group, 7]) for draw in draws]
+        scores = [rng.random(size) < rate(draw, step) for rng, draw in zip(rngs, draws, strict=True)]
+        sampler.observe([group_of(draw, s.astype(float), step) for draw, s in zip(draws, scores, strict=True)])
+        rounds.append(draws)
+    return rounds
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+def test_same_seed_same_draws(kind: Curriculum, ladder: Environment, group_of: MakeGroup) -> None:
+    sources = [Source(name="ladder", environment=ladder)]
+    one = play(make(kind, sources, 3), group_of, by_level, range(10))
+    two = play(make(kind, sources, 3), group_of, by_level, range(10))
+    other = play(make(kind, sources, 4), group_of, by_level, range(10))
+    assert one == two
+    assert one != other or isinstance(kind, StagedCurriculum)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+@pytest.mark.parametrize("finite", [False, True])
+def test_resumed_equals_undisturbed(
+    kind: Curriculum, finite: bool, ladder: Environment, shelf: Environment, group_of: MakeGroup
+) -> None:
+    sources = [
+        Source(name="a", environment=shelf if finite else ladder, weight=2.0),
+        Source(name="b", environment=ladder, levels=(1, 4), tasks=9),
+    ]
+    first = make(kind, sources, 0)
+    play(first, group_of, by_level, range(12))
+    state = first.state()
+    undisturbed = play(first, group_of, by_level, range(12, 30))
+    second = make(kind, sources, 0)
+    second.restore(state)
+    assert play(second, group_of, by_level, range(12, 30)) == undisturbed
+    assert second.metrics() == first.metrics()
+
+
+def test_draws_under_way_are_handed_out_again(ladder: Environment, group_of: MakeGroup) -> None:
+    sources = [Source(name="ladder", environment=ladder)]
+    sampler = make(BandCurriculum(), sources, 0)
+    play(sampler, group_of, by_level, range(3))
+    flying = [sampler.next() for _ in range(5)]
+    sampler.observe([group_of(flying[2], [0, 1, 0, 1], 3)])
+    state = sampler.state()
+    resumed = make(BandCurriculum(), sources, 0)
+    resumed.restore(state)
+    assert [resumed.next() for _ in range(4)] == [flying[0], flying[1], flying[3], flying[4]]
+    assert [resumed.next() for _ in range(6)] == [sampler.next() for _ in range(6)]
+
+
+def test_a_group_is_observed_once(ladder: Environment, group_of: MakeGroup) -> None:
+    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    group = group_of(sampler.next(), [0, 1])
+    sampler.observe([group])
+    with pytest.raises(ValueError, match="group 0 .* was not drawn here, or was observed before"):
+        sampler.observe([group])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+def test_weights_fix_the_shares(kind: Curriculum, ladder: Environment, shelf: Environment) -> None:
+    sources = [
+        Source(name="a", environment=ladder, weight=3.0),
+        Source(name="b", environment=shelf, weight=1.0),
+        Source(name="c", environment=ladder, weight=1.0),
+    ]
+    sampler = make(kind, sources, 0)
+    assert Counter(sampler.next().env for _ in range(50)) == {"a": 30, "b": 10, "c": 10}
+
+
+def test_draws_carry_secret_number_and_prediction(ladder: Environment) -> None:
+    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    draws = [sampler.next() for _ in range(4)]
+    assert [draw.group for draw in draws] == [0, 1, 2, 3]
+    assert all(draw.task.secret and draw.env == "ladder" for draw in draws)
+    assert all(draw.predicted is not None and 0.0 < draw.predicted < 1.0 for draw in draws)
+
+
+def test_a_level_that_does_not_exist_is_refused(ladder: Environment) -> None:
+    with pytest.raises(RecipeError, match="ladder has no level 9; it offers 1 to 5; change `levels`"):
+        make(UniformCurriculum(type="uniform"), [Source(name="ladder", environment=ladder, levels=(1, 9))], 0)
+
+
+def test_uniform_takes_every_task_once_before_any_twice(shelf: Environment) -> None:
+    sampler = make(UniformCurriculum(type="uniform"), [Source(name="shelf", environment=shelf, levels=(1,))], 0)
+    draws = [sampler.next().task.id for _ in range(80)]
+    assert Counter(draws[:40]) == Counter(draws[40:]) == Counter(f"ladder/train/1/{i}" for i in range(40))
+
+
+def test_the_level_follows_the_policy(ladder: Environment, group_of: MakeGroup) -> None:
+    """p = 1/2 lies at level 3 first and at level 5 at the end; the draws move there."""
+    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    rounds = play(sampler, group_of, by_level, range(70), groups=16)
+    early = np.mean([draw.task.level for draws in rounds[5:15] for draw in draws])
+    late = np.mean([draw.task.level for draws in rounds[60:] for draw in draws])
+    assert 2.6 < early < 3.9
+    assert 4.3 < late <= 5.0
+    found = sampler.metrics()
+    assert isinstance(found["calibration_error"], float) and found["calibration_error"] < 0.1
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, 0.5])
+def test_no_stratum_starves(rate: float, ladder: Environment, group_of: MakeGroup) -> None:
+    """Whatever the scores, each of the ten strata comes up; twice the fair wait at the floor's rate bounds the gaps."""
+    sampler = make(BandCurriculum(floor=0.1), [Source(name="ladder", environment=ladder)], 1)
+    rounds = play(sampler, group_of, lambda draw, step: rate, range(150), groups=8, size=4)
+    drawn = Counter((draw.task.level, draw.task.tags) for draws in rounds for draw in draws)
+    assert len(drawn) == 10
+    assert min(drawn.values()) >= 5
+    waited = sampler.metrics()["longest_wait"]
+    assert isinstance(waited, float) and waited < 2 * 10 / 0.1
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_scores_leave_it_finite(
+    data: st.DataObject, ladder: Environment, shelf: Environment, group_of: MakeGroup
+) -> None:
+    """Scores, errors, censoring and versions in any order: predictions and metrics stay finite, draws go on."""
+    environment = data.draw(st.sampled_from([ladder, shelf]))
+    sampler = make(data.draw(st.sampled_from(KINDS)), [Source(name="env", environment=environment, tasks=12)], 5)
+    score = st.one_of(st.none(), st.floats(0.0, 1.0), st.sampled_from([0.0, 1.0, 1e-300]))
+    for _ in range(data.draw(st.integers(1, 12))):
+        draws = [sampler.next() for _ in range(data.draw(st.integers(1, 9)))]
+        assert all(d.predicted is None or 0.0 < d.predicted < 1.0 for d in draws)
+        version = data.draw(st.integers(0, 1_000_000))
+        sampler.observe(
+            [group_of(d, data.draw(st.lists(score, max_size=6)), version, data.draw(st.booleans())) for d in draws]
+        )
+        for value in sampler.metrics().values():
+            assert np.isfinite(value).all()
+
+
+def test_adversarial_noise_does_not_trap_it(ladder: Environment, group_of: MakeGroup) -> None:
+    """Scores that contradict every prediction for 60 rounds; then the truth, and the draws return to the band."""
+    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 2)
+
+    def contrary(draw: Draw, step: int) -> float:
+        return 0.0 if (draw.predicted or 0.0) > 0.5 else 1.0
+
+    play(sampler, group_of, contrary, range(60))
+
+    def truth(draw: Draw, step: int) -> float:
+        return 1.0 / (1.0 + math.exp(-(3.0 - draw.task.level) * 2.0))
+
+    rounds = play(sampler, group_of, truth, range(60, 120))
+    late = [truth(draw, 0) for draws in rounds[-20:] for draw in draws]
+    assert np.mean([0.1 < p < 0.9 for p in late]) > 0.75
+
+
+def test_staged_opens_levels_one_by_one(ladder: Environment, group_of: MakeGroup) -> None:
+    sampler = make(StagedCurriculum(type="staged", window=8, replay=0.0), [Source(name="l", environment=ladder)], 0)
+    levels = [[d.task.level for d in draws] for draws in play(sampler, group_of, lambda d, s: 1.0, range(4), groups=4)]
+    assert levels == [[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3], [4, 4, 4, 4]]
+    failing = make(StagedCurriculum(type="staged", window=8), [Source(name="l", environment=ladder)], 0)
+    assert {d.task.level for ds in play(failing, group_of, lambda d, s: 0.0, range(20)) for d in ds} == {1}
+
+
+def test_pools_keep_their_shares(shelf: Environment, group_of: MakeGroup) -> None:
+    """Level 1 always passes and level 2 always fails; once all are filed, draws fall to the two pools."""
+    sampler = make(
+        PoolsCurriculum(type="pools", easy_share=0.3, hard_share=0.2), [Source(name="s", environment=shelf)], 0
+    )
+    play(sampler, group_of, lambda d, s: float(d.task.level == 1), range(10))
+    found = sampler.metrics()
+    assert found["coverage"] == 1.0 or float(str(found["pool_normal"])) == 0.0
+    play(sampler, group_of, lambda d, s: float(d.task.level == 1), range(10, 30))
+    found = sampler.metrics()
+    assert (found["pool_easy"], found["pool_normal"], found["pool_hard"]) == (40.0, 0.0, 40.0)
