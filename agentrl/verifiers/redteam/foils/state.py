@@ -1,0 +1,1 @@
+"""Foils that read answers carelessly."""
