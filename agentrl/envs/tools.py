@@ -1,15 +1,35 @@
-"""`@tool`: what the policy may call, with a schema from type hints and the docstring."""
+"""`@tool`: what the policy may call, with a schema from type hints and the docstring.
+
+A tool is checked when its class is defined: every parameter has a hint and a line in the docstring's `Args:` section,
+and no line there lacks its parameter. Calls are validated strictly, as JSON: nothing is guessed or converted.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from types import FunctionType
+from typing import Any, NoReturn, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
+
+from agentrl.errors import AuthoringError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_SECTION = re.compile(r"^(Args|Arguments|Returns?|Raises|Yields|Examples?|Notes?):[ \t]*$", re.MULTILINE)
+_ENTRY = re.compile(r"^\*{0,2}(\w+)[ \t]*(?:\([^)]*\))?:[ \t]*(.*)$")
+
+
+class CallError(ValueError):
+    """A call whose arguments do not fit; the text is for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +50,39 @@ class Tool:
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema a chat template takes: {"type": "function", "function": {...}}."""
-        parameters = self.arguments.model_json_schema()
-        parameters.pop("title", None)
-        for value in parameters.get("properties", {}).values():
-            value.pop("title", None)
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
+        parameters = json.loads(_parameters(self.arguments))
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the method takes them; CallError says what does not fit."""
+        try:
+            model = self.arguments.model_validate_json(json.dumps(dict(arguments)), strict=True)
+        except ValidationError as error:
+            raise CallError(f"{self.name}: {'; '.join(self._problem(e) for e in error.errors()[:3])}") from None
+        except (TypeError, ValueError, RecursionError):
+            raise CallError(f"{self.name}: the arguments are not plain JSON") from None
+        return {name: getattr(model, name) for name in self.arguments.model_fields}
+
+    def _problem(self, error: Any) -> str:
+        place = ".".join(map(str, error["loc"]))
+        if error["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(place, self.arguments.model_fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.arguments.model_fields)}"
+            return f"no argument {place[:60]!r}; {hint}"
+        if error["type"] == "missing":
+            return f"{place} is missing"
+        return f"{place}: {error['msg']}" if place else str(error["msg"])
 
 
+@overload
+def tool(function: F) -> F: ...
+@overload
+def tool(
+    *, irreversible: bool = False, terminal: bool = False, timeout_s: float = 30.0, output_limit: int = 8_000
+) -> Callable[[F], F]: ...
 def tool(
     function: F | None = None,
     *,
@@ -45,37 +90,196 @@ def tool(
     terminal: bool = False,
     timeout_s: float = 30.0,
     output_limit: int = 8_000,
-) -> Any:
-    """Mark a method as callable by the policy. Nothing else of an environment ever is."""
+) -> F | Callable[[F], F]:
+    """Mark a method as callable by the policy. Nothing else of an environment ever is.
+
+    Args:
+        function: the method, where the mark stands without parentheses.
+        irreversible: it does something that cannot be undone: the permission policy is asked before each call.
+        terminal: the episode ends with it, and what it returns is the final answer.
+        timeout_s: wall seconds that a call may take.
+        output_limit: characters of its output that reach the policy.
+    """
+    scope = _scope(sys._getframe(1))
 
     def mark(f: F) -> F:
-        hints = inspect.get_annotations(f, eval_str=True)
-        fields: dict[str, Any] = {}
-        for name, parameter in list(inspect.signature(f).parameters.items())[1:]:
-            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            fields[name] = (hints.get(name, str), default)
-        model = create_model(f.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
-        doc = inspect.getdoc(f) or ""
-        f.__agentrl_tool__ = Tool(  # type: ignore[attr-defined]
-            name=f.__name__,
-            description=doc.split("\n\n")[0].replace("\n", " "),
-            arguments=model,
-            irreversible=irreversible,
-            terminal=terminal,
-            timeout_s=timeout_s,
-            output_limit=output_limit,
+        made = _Reader(f, scope).tool(
+            irreversible=irreversible, terminal=terminal, timeout_s=timeout_s, output_limit=output_limit
         )
+        f.__agentrl_tool__ = made  # type: ignore[attr-defined]
         return f
 
     return mark(function) if function is not None else mark
 
 
 def tools_of(environment: type | object) -> dict[str, Tool]:
-    """The tools of an environment class, by name."""
+    """The tools of an environment class by name, in the order they are written."""
     kind = environment if isinstance(environment, type) else type(environment)
-    found = {}
-    for name in dir(kind):
-        marked = getattr(getattr(kind, name, None), "__agentrl_tool__", None)
-        if isinstance(marked, Tool):
-            found[name] = marked
+    found: dict[str, Tool] = {}
+    for cls in reversed(kind.__mro__):
+        for name, value in vars(cls).items():
+            marked = getattr(value, "__agentrl_tool__", None)
+            if isinstance(marked, Tool):
+                found[name] = marked
+            else:
+                found.pop(name, None)  # overridden without the mark: no tool any more
     return found
+
+
+class _Reader:
+    """Reads one method's signature and docstring."""
+
+    def __init__(self, function: Callable[..., Any], scope: Mapping[str, Any]) -> None:
+        if not isinstance(function, FunctionType):
+            raise AuthoringError(f"@tool marks methods, not {type(function).__name__}: put it next to `def`")
+        self.function = function
+        self.scope = scope
+
+    def tool(self, *, irreversible: bool, terminal: bool, timeout_s: float, output_limit: int) -> Tool:
+        f = self.function
+        if timeout_s <= 0 or output_limit <= 0:
+            self.fail("timeout_s and output_limit must be greater than 0")
+        description, documented = self._docstring()
+        parameters = list(inspect.signature(f).parameters.values())
+        if not parameters or parameters[0].name != "self":
+            self.fail("a tool is a method: its first parameter is self")
+        hints = self._hints()
+        fields: dict[str, Any] = {}
+        for parameter in parameters[1:]:
+            name = parameter.name
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                self.fail(f"parameter {name!r} must be a plain one: no *args, **kwargs or positional-only", name)
+            if name not in hints:
+                self.fail(f"parameter {name!r} has no type hint; write e.g. `{name}: str`", name)
+            if name not in documented:
+                self.fail(f"parameter {name!r} is not in the docstring; add `{name}: ...` under `Args:`", name)
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (hints[name], Field(default, description=documented[name]))
+        for name in documented:
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "take the line out, or add the parameter"
+                self.fail(f"the docstring documents {name!r}, which is no parameter; {hint}", f"{name}:")
+        return Tool(
+            name=f.__name__,
+            description=description,
+            arguments=self._model(fields),
+            irreversible=irreversible,
+            terminal=terminal,
+            timeout_s=timeout_s,
+            output_limit=output_limit,
+        )
+
+    def _model(self, fields: dict[str, Any]) -> type[BaseModel]:
+        config = ConfigDict(
+            extra="forbid", strict=True, allow_inf_nan=False, validate_default=True, arbitrary_types_allowed=False
+        )
+        try:
+            model: type[BaseModel] = create_model(self.function.__name__, __config__=config, **fields)
+            _parameters(model)
+        except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError, NameError) as error:
+            self.fail(f"a parameter's type has no JSON schema: {str(error).splitlines()[0]}")
+        for name, (hint, info) in fields.items():
+            try:
+                if not info.is_required():
+                    TypeAdapter(hint).validate_python(info.default, strict=True)
+            except ValidationError as error:
+                self.fail(f"the default of {name!r} does not fit its type: {error.errors()[0]['msg']}", name)
+        return model
+
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return inspect.get_annotations(self.function, locals=dict(self.scope), eval_str=True)
+        except NameError as error:
+            self.fail(f"a type hint cannot be resolved: {error}; import it where the class is defined")
+
+    def _docstring(self) -> tuple[str, dict[str, str]]:
+        doc = inspect.getdoc(self.function) or ""
+        sections = list(_SECTION.finditer(doc))
+        head = doc[: sections[0].start()] if sections else doc
+        description = "\n".join(" ".join(part.split()) for part in head.split("\n\n") if part.strip())
+        if not description:
+            self.fail("a tool needs a docstring: it is what the policy is told")
+        documented: dict[str, str] = {}
+        for at, section in enumerate(sections):
+            if section[1] in ("Args", "Arguments"):
+                end = sections[at + 1].start() if at + 1 < len(sections) else len(doc)
+                documented |= self._entries(doc[section.end() : end])
+        return description, documented
+
+    def _entries(self, text: str) -> dict[str, str]:
+        lines = [line for line in text.splitlines() if line.strip()]
+        indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
+        found: dict[str, str] = {}
+        name = ""
+        for line in lines:
+            if len(line) - len(line.lstrip()) > indent and name:
+                found[name] = f"{found[name]} {line.strip()}".strip()
+                continue
+            entry = _ENTRY.match(line.strip())
+            if entry is None:
+                self.fail(f"a line under `Args:` is not `name: what it is`: {line.strip()!r}", line.strip())
+            name = entry[1]
+            if name in found:
+                self.fail(f"the docstring documents {name!r} twice", f"{name}:")
+            found[name] = entry[2]
+        return found
+
+    def fail(self, what: str, near: str = "") -> NoReturn:
+        """Raise an AuthoringError that points to the line in question, or to the method's first."""
+        code = self.function.__code__
+        line = code.co_firstlineno
+        try:
+            source = inspect.getsourcelines(self.function)[0]
+        except (OSError, TypeError):
+            source = []
+        starts = (at for at, text in enumerate(source) if near and text.strip().startswith(near))
+        holds = (at for at, text in enumerate(source) if near and near in text)
+        line += next(starts, next(holds, 0))
+        raise AuthoringError(f"{code.co_filename}:{line}: tool {self.function.__name__!r}: {what}")
+
+
+def _scope(frame: Any) -> dict[str, Any]:
+    """Names that hints may use besides the module's own: those of the class body and of the functions around it."""
+    names: dict[str, Any] = {}
+    file = frame.f_code.co_filename
+    while frame is not None and frame.f_code.co_filename == file and frame.f_code.co_name != "<module>":
+        names = {**frame.f_locals, **names}
+        frame = frame.f_back
+    return names
+
+
+@cache
+def _parameters(model: type[BaseModel]) -> str:
+    """The JSON schema of a model's fields in few words: no titles, definitions written out where they are used."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def plain(node: Any, inside: tuple[str, ...] = ()) -> Any:
+        if isinstance(node, list):
+            return [plain(item, inside) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            name = node["$ref"].rsplit("/", 1)[-1]
+            if name in inside:
+                raise PydanticInvalidForJsonSchema(f"{name} contains itself")
+            rest = {key: value for key, value in node.items() if key != "$ref"}
+            return {**plain(definitions[name], (*inside, name)), **plain(rest, inside)}
+        if "properties" in node:
+            properties = {name: plain(value, inside) for name, value in node["properties"].items()}
+            node = {**node, "properties": None}
+        else:
+            properties = None
+        out = {
+            key: plain(value, inside)
+            for key, value in node.items()
+            if key not in ("title", "additionalProperties") or (key == "additionalProperties" and value is not False)
+        }
+        if properties is not None:
+            out["properties"] = properties
+        return {key: out[key] for key in sorted(out, key=lambda key: key != "type")}
+
+    schema = plain(schema)
+    schema.pop("description", None)
+    return json.dumps(schema)
