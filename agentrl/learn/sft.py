@@ -41,7 +41,8 @@ def warm_start(
     import torch
     from datasets import Dataset, disable_progress_bars
     from transformers import TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     solved = [t for t in trajectories if t.outcome.score == 1.0]
     if not solved:
@@ -51,7 +52,7 @@ def warm_start(
     disable_progress_bars()
     losses: list[float] = []
 
-    class Listen(TrainerCallback):  # type: ignore[misc]
+    class Listen(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 losses.append(float(logs["loss"]))
