@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from agentrl.envs.permissions import Permissions
+from agentrl.envs.tools import tools_of
 from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Sandbox, SandboxSpec
 from agentrl.types import Done, Observation, Split, Task, ToolCall
@@ -28,11 +31,24 @@ class Environment:
     verifier: ClassVar[Verifier]
     system: ClassVar[str] = "You are a careful assistant. Use the tools; finish with a short final answer."
     """The system message. The tools' schemas are added by the chat template or our dialect."""
+    permissions: ClassVar[Permissions] = Permissions()
+    """What becomes of irreversible tools, unless whoever runs the episode says otherwise."""
     max_turns: ClassVar[int] = 8
     """A recipe may set another budget."""
 
     given: Task
     rng: random.Random
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class that breaks the contract fails where it is defined."""
+        super().__init_subclass__(**options)
+        for name in tools_of(cls):
+            if hasattr(Environment, name):
+                raise AuthoringError(f"{cls.__name__}: a tool cannot be called {name!r}, that is the SDK's; rename it")
+        if not isinstance(cls.levels, range) or not cls.levels or cls.levels.step < 1:
+            raise AuthoringError(f"{cls.__name__}.levels must be a range such as range(1, 7), got {cls.levels!r}")
+        if cls.size is not None and cls.size < 1:
+            raise AuthoringError(f"{cls.__name__}.size must be None or at least 1, got {cls.size!r}")
 
     def __init__(self, **options: Any) -> None:
         if options:
@@ -45,6 +61,11 @@ class Environment:
         if self._box is None:
             raise AuthoringError(f"{type(self).__name__} uses self.box, but its prepare() returned no SandboxSpec")
         return self._box
+
+    def tasks(self, split: Split, level: int, start: int = 0) -> Iterator[Task]:
+        """The tasks of a split and level in order, from any place."""
+        for index in itertools.count(start) if self.size is None else range(start, self.size):
+            yield self.task(split, level, index)
 
     # What an author writes -------------------------------------------------------------------------------------
 

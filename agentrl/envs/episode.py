@@ -1,26 +1,40 @@
 """The one episode core: training, `env check`, `env play` and the gymnasium face all run it.
 
 start() ── messages ──> policy ── act(message) ── observations ──> policy ── ... ── finish() ── Submission
+
+What goes wrong inside it is told apart by whose doing it is:
+
+    the call does not fit, is denied, or the tool says no    an error observation; the episode goes on
+    the box died, or a tool ran past its time                AgentError: the episode is over, graded 0
+    the cause lies outside (InfraError), or a bug in a tool  raised as it is: retried, never scored
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import ValidationError
+from typing import Any, cast
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
-from agentrl.envs.tools import Tool, tools_of
-from agentrl.errors import AgentRLError
-from agentrl.sandboxes.base import off_loop
+from agentrl.envs.framing import frame, harmless, text_of
+from agentrl.envs.permissions import Permissions
+from agentrl.envs.timed import TimedBox
+from agentrl.envs.tools import CallError, Tool, tools_of
+from agentrl.errors import AgentError, AgentRLError, AuthoringError
+from agentrl.sandboxes.base import Sandbox, off_loop
 from agentrl.types import Done, Ending, Message, Observation, Task, ToolCall
 from agentrl.verifiers.base import Boxes, Submission
+
+GRACE_S = 2.0
+"""How much longer than its timeout a tool may take to come back with what its command had written."""
+ERROR_LIMIT = 500
+"""Characters of an error that reach the policy."""
+SAYS_NO = (ValueError, LookupError, OSError, ArithmeticError)
+"""What a tool raises about its input: told to the policy. Anything else is a bug of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +51,15 @@ class Step:
 class Episode:
     """One run of one task: owns the environment instance and its box from start to close."""
 
-    def __init__(self, environment: Environment, task: Task, *, seed: int, boxes: Boxes) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        *,
+        seed: int,
+        boxes: Boxes,
+        permissions: Permissions | None = None,
+    ) -> None:
         self.environment = environment
         self.task = task
         self.seed = seed
@@ -45,90 +67,142 @@ class Episode:
         self.transcript: list[Message] = []
         self.answer = ""
         self.root = ""
+        self.over = False
+        """Nothing more can be done in it."""
+        self.permissions = permissions or environment.permissions
+        self.slowest: tuple[float, str] = (0.0, "")
+        """Seconds and name of the slowest tool call so far."""
         self._boxes = boxes
+        self._box: TimedBox | None = None
+        self._started = False
         self._stack = AsyncExitStack()
+        self._counts = dict.fromkeys(("calls", "bad_calls", "tool_errors", "tool_timeouts", "bytes_seen"), 0)
+        self._denied: list[str] = []
+        self._dry_runs: list[str] = []
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
         """JSON schemas of the tools, for the chat template."""
         return [tool.schema() for tool in self.tools.values()]
 
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """What the policy did through its tools; `finish` adds what happened in the box."""
+        return {**self._counts, "denied": list(self._denied), "dry_runs": list(self._dry_runs)}
+
     async def start(self) -> tuple[Message, ...]:
         """Build the box and return the opening messages."""
         env = self.environment
+        if self.transcript:
+            raise AuthoringError(f"episode of {self.task.id} was started already; make a new one for each run")
         env.given = self.task.public()
         env.rng = seeds.generator(self.seed, "episode", self.task.id)
         spec = env.prepare(env.given, seeds.generator(self.seed, "prepare", self.task.id))
         if spec is not None:
-            env._box = await self._stack.enter_async_context(self._boxes.box(spec))
-            self.root = env._box.root
-        await off_loop(env.start)
+            box = await self._stack.enter_async_context(self._boxes.box(spec))
+            self._box = TimedBox(box)
+            self.root = box.root
+            env._box = cast(Sandbox, self._box)
+        self._started = True
+        await _run(env.start)
         self.transcript = [Message(role="system", content=env.system), Message(role="user", content=self.task.prompt)]
         return tuple(self.transcript)
 
     async def act(self, message: Message) -> Step:
         """Carry out one assistant message."""
+        if self.over:
+            raise AuthoringError(f"episode of {self.task.id} is over; nothing can be done in it any more")
         self.transcript.append(message)
         observations: list[Observation] = []
-        done = False
         clock = asyncio.get_running_loop().time
         began = clock()
-        if message.tool_calls:
+        try:
             for call in message.tool_calls:
                 result = await self._call(call)
                 if isinstance(result, Done):
-                    self.answer, done = result.answer, True
+                    self.answer, self.over = result.answer, True
                     break
                 observations.append(result)
-        else:
-            reply = await off_loop(self.environment.on_message, message.content)
-            if isinstance(reply, Done):
-                self.answer, done = reply.answer, True
-            else:
-                observations.append(reply)
+            if not message.tool_calls:
+                reply = await _run(self.environment.on_message, message.content)
+                if isinstance(reply, Done):
+                    self.answer, self.over = reply.answer, True
+                else:
+                    observations.append(reply)
+        except AgentError:
+            self.over = True
+            raise
         self.transcript.extend(o.message() for o in observations)
-        return Step(observations=tuple(observations), done=done, seconds=clock() - began)
+        self._counts["bytes_seen"] += sum(len(o.content.encode()) for o in observations)
+        return Step(observations=tuple(observations), done=self.over, seconds=clock() - began)
 
     async def _call(self, call: ToolCall) -> Observation | Done:
-        def refuse(text: str) -> Observation:
-            return Observation(content=f"error: {text}", name=call.name, call_id=call.id, error=True)
-
-        if call.error is not None:
-            return refuse(call.error)
+        self._counts["calls"] += 1
         tool = self.tools.get(call.name)
-        if tool is None:
-            return refuse(f"there is no tool {call.name!r}; the tools are {', '.join(self.tools)}")
+        if call.error is not None or tool is None:
+            there = ", ".join(self.tools)
+            return self._refuse(call, call.error or f"there is no tool {call.name[:60]!r}; the tools are: {there}")
         try:
-            arguments = tool.arguments.model_validate(dict(call.arguments))
-        except ValidationError as error:
-            first = error.errors()[0]
-            return refuse(f"{call.name}: {'.'.join(map(str, first['loc']))}: {first['msg']}")
-        values = {name: getattr(arguments, name) for name in type(arguments).model_fields}
-        method = getattr(self.environment, call.name)
+            arguments = tool.validate(call.arguments)
+        except CallError as error:
+            return self._refuse(call, str(error))
+        decision = await off_loop(self.permissions.decide, tool, dict(call.arguments))
+        if decision != "allow":
+            (self._denied if decision == "deny" else self._dry_runs).append(tool.name)
+            words = "permission denied" if decision == "deny" else "dry run: accepted, but not carried out"
+            return Observation(content=words, name=tool.name, call_id=call.id, error=decision == "deny")
         try:
-            result = await (method(**values) if inspect.iscoroutinefunction(method) else off_loop(method, **values))
+            result = await self._timed(tool, arguments)
         except AgentRLError:
             raise
-        except Exception as error:
-            return refuse(f"{call.name}: {error}")
-        if tool.terminal or isinstance(result, Done):
-            return result if isinstance(result, Done) else Done(str(result))
-        text = str(result)
-        cut = len(text) > tool.output_limit
-        if cut:
-            text = text[: tool.output_limit] + f"\n[cut at {tool.output_limit} characters]"
-        return Observation(content=text, name=call.name, call_id=call.id, truncated=cut)
+        except SAYS_NO as error:
+            self._counts["tool_errors"] += 1
+            content, cut = frame(f"error: {error}", ERROR_LIMIT)
+            return Observation(content=content, name=tool.name, call_id=call.id, error=True, truncated=cut)
+        if isinstance(result, Done):
+            return result
+        if tool.terminal:
+            return Done(text_of(result))
+        content, cut = frame(text_of(result), tool.output_limit)
+        return Observation(content=content, name=tool.name, call_id=call.id, truncated=cut)
+
+    def _refuse(self, call: ToolCall, text: str) -> Observation:
+        self._counts["bad_calls"] += 1
+        content = f"error: {harmless(text[:ERROR_LIMIT])}"
+        return Observation(content=content, name=call.name[:60], call_id=call.id, error=True)
+
+    async def _timed(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
+        """Run a tool within its time: its commands are cut off in time, and it must then come back by itself."""
+        method = getattr(self.environment, tool.name)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        if self._box is not None:
+            self._box.until(tool.timeout_s)
+        try:
+            async with asyncio.timeout(tool.timeout_s + GRACE_S) as limit:
+                return await _run(method, **arguments)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            self._counts["tool_timeouts"] += 1
+            raise AgentError(f"tool {tool.name} ran longer than its {tool.timeout_s:g} s") from error
+        finally:
+            self.slowest = max(self.slowest, (clock() - began, tool.name))
+            if self._box is not None:
+                self._box.until(None)
 
     async def finish(self, ending: Ending = "done") -> Submission:
         """End the agent's world and hand over what it declared."""
         env = self.environment
+        self.over = True
         artifacts = {}
-        ledger: dict[str, Any] = {}
-        if env._box is not None:
-            await env._box.aio.kill_all()
-            ledger = await off_loop(env._box.ledger)
+        ledger = self.ledger
+        if self._box is not None:
+            box = self._box.aio
+            await box.kill_all()
+            ledger = {**await off_loop(self._box.ledger), **ledger}
             for artifact in env.verifier.artifacts:
-                artifacts[artifact.path] = await env._box.aio.collect(
+                artifacts[artifact.path] = await box.collect(
                     artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files
                 )
         return Submission(
@@ -138,12 +212,26 @@ class Episode:
             transcript=tuple(self.transcript),
             ledger=ledger,
             ending=ending,
-            state=await off_loop(env.state),
+            state=await _run(env.state),
         )
+
+    async def digest(self) -> str:
+        """Hash of the box's workspace; "" for an episode without one."""
+        return await self._box.aio.digest() if self._box is not None else ""
 
     async def close(self) -> None:
         """Let go of the box and of what the environment took."""
+        self.over = True
         try:
-            await off_loop(self.environment.stop)
+            if self._started:
+                self._started = False
+                await _run(self.environment.stop)
         finally:
             await self._stack.aclose()
+
+
+async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call an author's method: awaited when it is a coroutine, off the event loop when it is not."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*args, **options)
+    return await off_loop(method, *args, **options)

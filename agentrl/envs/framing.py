@@ -1,0 +1,46 @@
+"""Makes tool output into text that a policy can read as data: framed, cut, and unable to leave its frame.
+
+    <out>what the tool returned</out> [cut: 8000 of 20000 characters]
+
+Everything between the tags is untrusted, everything outside is ours. The tags are short because tiny policies pay for
+each token. Escaping a tokenizer's control tokens is the renderer's work, for any text that was not sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic import BaseModel
+
+_TAG = re.compile(r"<(?=\s*/?\s*out\b)", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def text_of(result: Any) -> str:
+    """What a tool returned, as text: text as it is, nothing as nothing, anything else as JSON."""
+    if result is None:
+        return ""
+    if isinstance(result, str):
+        return result
+    if isinstance(result, BaseModel):
+        return result.model_dump_json()
+    try:
+        return json.dumps(result, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(result)
+
+
+def harmless(text: str) -> str:
+    """Text that cannot close a frame, nor play tricks on a terminal: odd characters are written out."""
+    text = text.replace("\r\n", "\n")
+    return _TAG.sub("<\\\\", _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def frame(text: str, limit: int) -> tuple[str, bool]:
+    """The text in its frame, and whether it was cut."""
+    content = f"<out>{harmless(text[:limit])}</out>"
+    if len(text) <= limit:
+        return content, False
+    return f"{content} [cut: {limit} of {len(text)} characters]", True

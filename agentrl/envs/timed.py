@@ -1,0 +1,56 @@
+"""A box whose commands end with the tool call that started them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+from agentrl.sandboxes.base import AsyncSandbox, ExecResult, Sandbox, Shell
+
+
+class TimedBox:
+    """Hands everything on to a sandbox; `exec`, `python` and shells get no more time than the call has left.
+
+    So a command that hangs comes back with what it had written and a note, and the episode goes on.
+    """
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+        self._deadline: float | None = None
+
+    def until(self, seconds: float | None) -> None:
+        """From now on commands may run for at most so long, all together; None lifts it."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def _timeout(self, wish: float | None) -> float | None:
+        if self._deadline is None:
+            return wish
+        left = max(0.05, self._deadline - time.monotonic())
+        return min(left, self._box.spec.limits.seconds if wish is None else wish)
+
+    def exec(self, argv: Any, *, timeout: float | None = None, **options: Any) -> ExecResult:
+        return self._box.exec(argv, timeout=self._timeout(timeout), **options)
+
+    def python(self, source: str, message: bytes = b"", *, timeout: float | None = None, **options: Any) -> ExecResult:
+        return self._box.python(source, message, timeout=self._timeout(timeout), **options)
+
+    def shell(self) -> Shell:
+        return _TimedShell(self, self._box.shell())
+
+    @property
+    def aio(self) -> AsyncSandbox:
+        return AsyncSandbox(cast(Sandbox, self))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._box, name)
+
+
+class _TimedShell(Shell):
+    def __init__(self, box: TimedBox, shell: Shell) -> None:
+        self._box, self._shell = box, shell
+
+    def run(self, command: str, *, timeout: float | None = None) -> ExecResult:
+        return self._shell.run(command, timeout=self._box._timeout(timeout))
+
+    def close(self) -> None:
+        self._shell.close()
