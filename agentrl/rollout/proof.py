@@ -41,8 +41,7 @@ class TemplateReport:
     conversations: int
     """How many were tried."""
 
-    @property
-    def message(self) -> str:
+    def __str__(self) -> str:
         """For people: what will happen, and why."""
         tools = "the chat template's own" if self.native else "ours: the chat template knows no tools that we can read"
         lines = [f"tool calls: {self.dialect} dialect ({tools})"]
