@@ -1,0 +1,122 @@
+"""What one learner step did, in numbers: the report, and the sums it is made from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+EDGES = (-1.0, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""Borders of the mismatch histogram: log π_learner − log π_engine, in nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """How far engine and learner disagree about the tokens the engine sampled."""
+
+    mean: float
+    """Mean absolute difference of logprobs, in nats; over tokens of the learner's own version where there are any."""
+    max: float
+    ess: float
+    """Effective sample size of π_learner / π_engine as a fraction: 1 when they agree."""
+    histogram: tuple[int, ...]
+    """Tokens between the borders EDGES of log π_learner − log π_engine."""
+    current: float
+    """Fraction of tokens that were sampled by the learner's own version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one learner step did."""
+
+    version: int
+    """The policy version after the step: one more, unless every update was skipped."""
+    updates: int
+    """Optimizer steps applied."""
+    skipped: int
+    """Optimizer steps left out, because loss or gradient was not finite."""
+    loss: float
+    """Mean over the optimizer steps."""
+    grad_norm: float
+    """Mean over the optimizer steps, before clipping."""
+    lr: float
+    entropy: float
+    """Mean over sampled tokens, in nats."""
+    kl: float
+    """Divergence of the new policy from the one it started the step with: k3, mean over tokens and updates."""
+    reference_kl: float | None
+    """Divergence from the reference model, where the loss holds one."""
+    clip_fraction: float
+    """Share of tokens that the gate held back."""
+    ratio_low: float
+    """1st percentile of π / π_old."""
+    ratio_high: float
+    """99th percentile."""
+    ratio_max: float
+    correction: float
+    """Mean factor of the off-policy correction."""
+    mismatch: Mismatch
+    tokens: int
+    """Tokens of a pass over the batch, prompts and observations included."""
+    sampled: int
+    """Sampled tokens among them."""
+    micro_batches: int
+    seconds: float
+    memory_gb: float
+    """Peak memory of the accelerator; 0 on a CPU."""
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for the metrics file."""
+        flat = {name: value for name, value in asdict(self).items() if isinstance(value, int | float)}
+        for name in ("mean", "max", "ess", "current"):
+            flat[f"mismatch_{name}"] = getattr(self.mismatch, name)
+        flat["tokens_per_second"] = self.tokens / self.seconds if self.seconds else 0.0
+        return flat
+
+
+class Gathered:
+    """Per-token numbers of a step, kept on the device until the report is made."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Tensor]] = {}
+
+    def add(self, **values: Tensor | None) -> None:
+        """Keep one micro-batch's numbers."""
+        for name, value in values.items():
+            if value is not None:
+                self._values.setdefault(name, []).append(value.detach())
+
+    def all(self, name: str) -> Tensor:
+        """Every number kept under a name, on the CPU; empty when there was none."""
+        parts = self._values.get(name)
+        return torch.cat([p.flatten() for p in parts]).cpu() if parts else torch.zeros(0)
+
+    def mean(self, name: str) -> float:
+        """Their mean; 0 when there was none."""
+        values = self.all(name)
+        return float(values.double().mean()) if len(values) else 0.0
+
+
+def mismatch(learner: Tensor, engine: Tensor, current: Tensor) -> Mismatch:
+    """Compare logprobs; `current` marks tokens that the learner's own version sampled."""
+    if not len(learner):
+        return Mismatch(mean=0.0, max=0.0, ess=1.0, histogram=(0,) * (len(EDGES) + 1), current=1.0)
+    difference = (learner - engine).double()
+    own = difference[current.bool()] if bool(current.any()) else difference
+    ratio = difference.clamp(-20.0, 20.0).exp()
+    counts = torch.bincount(torch.bucketize(difference, torch.tensor(EDGES).double()), minlength=len(EDGES) + 1)
+    return Mismatch(
+        mean=float(own.abs().mean()),
+        max=float(own.abs().max()),
+        ess=float(ratio.sum().square() / (ratio.square().sum() * len(ratio))),
+        histogram=tuple(int(c) for c in counts),
+        current=float(current.double().mean()),
+    )
+
+
+def quantile(values: Tensor, q: float) -> float:
+    """A quantile by sorting, which has no limit on the number of values; 1 when there are none."""
+    if not len(values):
+        return 1.0
+    return float(values.sort().values[min(len(values) - 1, int(q * len(values)))])

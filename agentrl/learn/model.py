@@ -1,0 +1,202 @@
+"""Models to train: a transformers folder, or a tiny Llama made from nothing with a tokenizer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl import seeds
+from agentrl.errors import RecipeError, UserError
+from agentrl.recipe import LoraSection, PretrainedModel, ScratchModel
+
+END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL = (END, START, STOP, "<tool_call>", "</tool_call>")
+
+TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string -%}{{ message.content }}{%- endif -%}
+{%- if loop.first and tools -%}
+{%- if message.content -%}{{ '\\n' }}{%- endif -%}
+tools:
+{%- for tool in tools -%}
+{%- set function = tool.function if tool.function is defined else tool -%}
+{{ ' ' + function.name + '(' + ((function.parameters.properties if function.parameters else {}) | join(', ')) + ')' }}
+{%- endfor -%}
+{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{%- set function = call.function if call.function is defined else call -%}
+{%- if message.content or not loop.first -%}{{ '\\n' }}{%- endif -%}
+{{ '<tool_call>\\n{"name": ' + (function.name | tojson) + ', "arguments": ' }}
+{{- function.arguments if function.arguments is string else function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
+
+def device_of(name: str) -> torch.device:
+    """The recipe's device; auto takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except Exception as error:
+        raise RecipeError(f"learner.device: {name!r} cannot be used here: {error}; use auto, cpu or cuda") from None
+    return device
+
+
+def load_model(
+    section: PretrainedModel | ScratchModel,
+    *,
+    texts: Iterable[str] = (),
+    seed: int = 0,
+    folder: Path | None = None,
+    device: str = "auto",
+) -> tuple[Any, Any]:
+    """The model and its tokenizer. `folder` (a checkpoint's) takes the place of the section's own source.
+
+    `texts` train a scratch model's tokenizer: rendered demonstrations; `seed` makes its weights and LoRA's.
+    """
+    dtype = getattr(torch, section.dtype)
+    where = device_of(device)
+    adapter = folder if folder is not None and (folder / "adapter_config.json").is_file() else None
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+        torch.manual_seed(seeds.derive(seed, "model"))
+        if folder is not None and adapter is None:
+            model, tokenizer = _pretrained(folder, dtype)
+        elif isinstance(section, PretrainedModel):
+            model, tokenizer = _pretrained(section.path, dtype)
+        else:
+            tokenizer = scratch_tokenizer(texts, section.vocabulary)
+            model = scratch_model(section, tokenizer).to(dtype)
+        model.to(where)
+        model.config.use_cache = True
+        if section.lora is not None:
+            model = _with_lora(model, section.lora, adapter)
+    return model, tokenizer
+
+
+def _pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not (folder / "config.json").is_file():
+        raise RecipeError(f"model.path: {folder} is no transformers folder (it has no config.json)")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise RecipeError(f"model.path: {folder} does not load: {error}") from error
+    return model, tokenizer
+
+
+def scratch_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer that knows ChatML and tool calls; digits stay single."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocabulary < len(alphabet) + len(SPECIAL):
+        raise RecipeError(
+            f"model.vocabulary must be at least {len(alphabet) + len(SPECIAL)} (all bytes and the special tokens), "
+            f"got {vocabulary}"
+        )
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=list(SPECIAL), initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    raw.train_from_iterator(sorted(set(texts)), trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=raw,
+        eos_token=STOP,
+        pad_token=END,
+        chat_template=TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def scratch_model(section: ScratchModel, tokenizer: Any) -> Any:
+    """A small Llama with random weights, drawn from torch's global generator."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if section.width % section.heads or (section.width // section.heads) % 2:
+        raise RecipeError(f"model.width ({section.width}) must be an even multiple of model.heads ({section.heads})")
+    config = LlamaConfig(
+        vocab_size=max(section.vocabulary, len(tokenizer)),
+        hidden_size=section.width,
+        intermediate_size=-(-section.width * 8 // 3 // 32) * 32,
+        num_hidden_layers=section.layers,
+        num_attention_heads=section.heads,
+        num_key_value_heads=section.heads,
+        max_position_embeddings=section.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def _with_lora(model: Any, section: LoraSection, adapter: Path | None) -> Any:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if adapter is not None:
+        return PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    config = LoraConfig(
+        r=section.rank,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft divides by it: any number will do
+        lora_dropout=section.dropout,
+        target_modules=section.targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeError(f"model.lora.targets: {error}") from error
+
+
+def merged_state(model: Any) -> dict[str, Tensor]:
+    """The model's tensors by their plain names. LoRA's product is added to copies of the layers it changes.
+
+    Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once.
+    """
+    if not hasattr(model, "get_base_model"):
+        return {name: p.detach() for name, p in model.named_parameters()}
+    inner = model.get_base_model()
+    state: dict[str, Tensor] = {}
+    for name, parameter in inner.named_parameters():
+        if ".lora_" in name or ".lora_magnitude" in name:
+            continue
+        if ".base_layer." not in name:
+            state[name] = parameter.detach()
+            continue
+        layer = inner.get_submodule(name.rsplit(".base_layer.", 1)[0])
+        plain = name.replace(".base_layer.", ".")
+        state[plain] = parameter.detach()
+        if name.endswith(".weight"):
+            delta = layer.get_delta_weight(layer.active_adapters[0])
+            state[plain] = (parameter.detach().float() + delta.float()).to(parameter.dtype)
+    return state
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a transformers folder (for LoRA: an adapter folder) with the tokenizer."""
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except ValueError as error:
+        raise UserError(f"{folder}: the model cannot be saved: {error}") from error

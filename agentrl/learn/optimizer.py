@@ -1,0 +1,114 @@
+"""What turns gradients into new weights: float32 master weights, AdamW, schedules, and a step that refuses NaN.
+
+bf16 parameter ── gradient of each micro-batch ──> added to the float32 master's gradient at once, then freed
+float32 master ── AdamW ── copied back, in place (an engine may be sampling from the same tensors)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import RecipeError
+from agentrl.recipe import LearnerSection
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def schedule_factor(step: int, *, schedule: Schedule, warmup: int, total: int) -> float:
+    """The learning rate's factor at a step counted from 0: a linear warm-up, then the schedule down to 0 at `total`."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+class Optimizer:
+    """AdamW over the trainable parameters by name; 16-bit parameters get float32 masters."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], section: LearnerSection) -> None:
+        self.parameters = dict(parameters)
+        self.masters: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            if parameter.dtype in (torch.float32, torch.float64):
+                self.masters[name] = parameter
+            else:
+                self.masters[name] = parameter.detach().to(torch.float32)
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    _collect_into(self.masters[name])
+                )
+        self.section = section
+        self._adam = _adamw(list(self.masters.values()), section)
+
+    def zero(self) -> None:
+        """Forget all gradients."""
+        for master in self.masters.values():
+            master.grad = None
+
+    def norm(self) -> Tensor:
+        """The norm of all gradients together."""
+        gradients = [m.grad for m in self.masters.values() if m.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+
+    def step(self, norm: Tensor, factor: float) -> None:
+        """Clip by the norm, update the masters, and copy them into the parameters in place."""
+        for group in self._adam.param_groups:
+            group["lr"] = self.section.lr * factor
+        torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.section.clip_norm, norm)
+        self._adam.step()
+        self.zero()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                if self.masters[name] is not parameter:
+                    parameter.copy_(self.masters[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masters and AdamW's moments."""
+        return {"masters": {n: m.detach() for n, m in self.masters.items()}, "adam": self._adam.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave; parameters follow their masters."""
+        if state["masters"].keys() != self.masters.keys():
+            raise RecipeError("the checkpoint trains other parameters than this recipe; was the model or lora changed?")
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                master.copy_(state["masters"][name])
+                if self.parameters[name] is not master:
+                    self.parameters[name].copy_(master)
+        self._adam.load_state_dict(state["adam"])
+
+
+def _collect_into(master: Tensor) -> Callable[[Tensor], None]:
+    def collect(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.to(master.dtype)
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return collect
+
+
+def _adamw(masters: list[Tensor], section: LearnerSection) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
+    if section.optimizer == "adamw":
+        return torch.optim.AdamW(masters, fused=masters[0].is_cuda, **options)
+    try:
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+    except ImportError:
+        try:
+            from torchao.optim import AdamW8bit  # type: ignore[import-not-found]
+        except ImportError:
+            raise RecipeError(
+                "learner.optimizer is adamw8bit, but neither bitsandbytes nor torchao is installed; "
+                "pip install bitsandbytes, or use adamw"
+            ) from None
+    made: torch.optim.Optimizer = AdamW8bit(masters, **options)
+    return made
