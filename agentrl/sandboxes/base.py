@@ -21,6 +21,11 @@ WORKSPACE = "/box"
 MTIME = 946_684_800
 """The mtime of every file a spec lays out: 2000-01-01 00:00 UTC."""
 
+HOME = "/home/agent"
+"""The home folder of a box's user: empty at first, not part of the workspace."""
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0"}
+"""The variables of every command, before a spec's own and a call's own are added."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -1,0 +1,117 @@
+"""Feeds and drains the pipes of one running command, against a deadline and a limit on what is kept."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+GRACE = 5.0
+"""Seconds that a killed command has to be gone."""
+
+
+@dataclass(slots=True)
+class Output:
+    """What came out of one pipe, up to its limit."""
+
+    limit: int
+    data: bytearray = field(default_factory=bytearray)
+    dropped: int = 0
+
+    def add(self, part: bytes) -> None:
+        room = max(self.limit - len(self.data), 0)
+        self.data += part[:room]
+        self.dropped += max(len(part) - room, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pumped:
+    """How the pumping ended."""
+
+    timed_out: bool
+    finished: bool
+    """False: even after the kill, the command did not report its end."""
+    wall_s: float
+
+
+def pump(
+    done: int,
+    inputs: Mapping[int, bytes],
+    outputs: Mapping[int, Output],
+    timeout: float,
+    kill: Callable[[], None],
+) -> Pumped:
+    """Until `done` is readable: write `inputs`, read `outputs`. At the deadline, call `kill` and wait a little more.
+
+    Whoever holds an output open after the command has ended is not waited for: what it wrote so far is kept. Input
+    descriptors are closed here; the others belong to the caller.
+    """
+    start = time.monotonic()
+    deadline, timed_out, finished = start + timeout, False, False
+    left = {descriptor: memoryview(data) for descriptor, data in inputs.items() if data}
+    for descriptor in inputs:
+        if descriptor not in left:
+            os.close(descriptor)
+    poll = select.poll()
+    poll.register(done, select.POLLIN)
+    for descriptor in left:
+        os.set_blocking(descriptor, False)
+        poll.register(descriptor, select.POLLOUT)
+    for descriptor in outputs:
+        os.set_blocking(descriptor, False)
+        poll.register(descriptor, select.POLLIN)
+    try:
+        while not finished:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                if timed_out:
+                    break
+                timed_out, deadline = True, time.monotonic() + GRACE
+                kill()
+                continue
+            for descriptor, _ in poll.poll(remaining * 1000 + 1):
+                if descriptor == done:
+                    finished = True
+                elif descriptor in left:
+                    if not _feed(descriptor, left):
+                        poll.unregister(descriptor)
+                        os.close(descriptor)
+                elif not _drain(descriptor, outputs[descriptor], once=True):
+                    poll.unregister(descriptor)
+        for descriptor, output in outputs.items():
+            _drain(descriptor, output, once=False)
+    finally:
+        for descriptor in left:
+            os.close(descriptor)
+    return Pumped(timed_out, finished, time.monotonic() - start)
+
+
+def _feed(descriptor: int, left: dict[int, memoryview]) -> bool:
+    """Write what the pipe takes; False when all is written or nobody reads."""
+    try:
+        left[descriptor] = left[descriptor][os.write(descriptor, left[descriptor][: 1 << 16]) :]
+    except BlockingIOError:
+        return True
+    except OSError:
+        left[descriptor] = memoryview(b"")
+    if left[descriptor]:
+        return True
+    del left[descriptor]
+    return False
+
+
+def _drain(descriptor: int, output: Output, *, once: bool) -> bool:
+    """Read what is there, no more than a pipe can hold; False at the end of the stream."""
+    for _ in range(1 if once else 17):
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not part:
+            return False
+        output.add(part)
+    return True

@@ -1,0 +1,283 @@
+"""Reads and writes a box's file tree from the host, through one directory descriptor, following nothing.
+
+Every step opens one name with O_NOFOLLOW relative to a descriptor it already holds, so that no link, `..` or renamed
+folder leads out. Only regular files are ever opened for reading; fifos, sockets and devices are looked at with lstat.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from agentrl.errors import AgentError
+from agentrl.sandboxes.base import MTIME, Entry
+
+CHUNK = 1 << 16
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+DEPTH = 256
+"""Deeper folders than this are the agent's doing: a reader would run out of descriptors."""
+
+Owner = Callable[[int, int], tuple[int, int]]
+"""Host uid and gid → the ids that the box sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything a digest says about one path."""
+
+    kind: str
+    """file, dir, link or special."""
+    mode: int
+    """All twelve permission bits; for specials the type bits too."""
+    uid: int
+    gid: int
+    mtime_ns: int
+    content: bytes
+    """Hash of a file's content, or a link's target."""
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+
+    def encode(self, path: bytes) -> bytes:
+        """The record as bytes that say the same on every machine."""
+        fields = [path, self.kind.encode(), b"%o" % self.mode, b"%d:%d" % (self.uid, self.gid)]
+        fields += [b"%d" % self.mtime_ns, self.content]
+        for name, value in self.xattrs:
+            fields += [name, value]
+        return b"".join(b"%d:" % len(part) + part for part in fields)
+
+
+def digest_of(records: Mapping[bytes, Record]) -> str:
+    """Hash over every record, in the order of their paths; the workspace itself is the path b""."""
+    total = hashlib.sha256()
+    for path in sorted(records):
+        total.update(records[path].encode(path))
+    return total.hexdigest()
+
+
+def content_hash(chunks: Iterator[tuple[int, bytes]], size: int) -> bytes:
+    """Hash of a file from its chunks: zeros are skipped, so that a hole and written zeros count the same."""
+    total = hashlib.sha256(b"%d:" % size)
+    for offset, chunk in chunks:
+        if chunk.strip(b"\0"):
+            total.update(b"%d:%d:" % (offset, len(chunk)))
+            total.update(chunk)
+    return total.digest()
+
+
+def bytes_hash(content: bytes) -> bytes:
+    """`content_hash` of bytes at hand."""
+    return content_hash(((at, content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)), len(content))
+
+
+def _chunks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Aligned chunks of a file that hold data; holes are stepped over, however large they are."""
+    offset = 0
+    while offset < size:
+        if size > CHUNK:
+            try:
+                offset = os.lseek(descriptor, offset, os.SEEK_DATA) // CHUNK * CHUNK
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+        chunk = os.pread(descriptor, CHUNK, offset)
+        while chunk and len(chunk) < min(CHUNK, size - offset):
+            more = os.pread(descriptor, CHUNK - len(chunk), offset + len(chunk))
+            if not more:
+                break
+            chunk += more
+        if not chunk:
+            return
+        yield offset, chunk
+        offset += CHUNK
+
+
+class Opened:
+    """Opens one name below a folder; where the mode forbids its own owner to, the mode is lent for the moment."""
+
+    def __init__(self, name: bytes, flags: int, folder: int, status: os.stat_result) -> None:
+        self.descriptor, self.restore = -1, -1
+        wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
+        try:
+            self.descriptor = os.open(name, flags, dir_fd=folder)
+        except PermissionError:
+            self.restore = stat.S_IMODE(status.st_mode)
+            _chmod(name, folder, self.restore | wanted)
+            self.descriptor = os.open(name, flags, dir_fd=folder)
+        self.name, self.folder = name, folder
+
+    def __enter__(self) -> int:
+        return self.descriptor
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.descriptor)
+        if self.restore >= 0:
+            _chmod(self.name, self.folder, self.restore)
+
+
+def _chmod(name: bytes, folder: int, mode: int) -> None:
+    """chmod without following: through a path descriptor, since Linux has no lchmod."""
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if not stat.S_ISLNK(os.fstat(handle).st_mode):
+            os.chmod(f"/proc/self/fd/{handle}", mode)
+    finally:
+        os.close(handle)
+
+
+Visitor = Callable[[bytes, bytes, int, os.stat_result], None]
+"""Called with a path, its last name, the descriptor of its folder and its lstat."""
+
+
+def walk(folder: int, visit: Visitor, prefix: bytes = b"", depth: int = 0) -> None:
+    """Visit everything below `folder`, parents first, in the order of names. What vanishes meanwhile is left out."""
+    if depth > DEPTH:
+        raise AgentError(f"folders nest deeper than {DEPTH} in the workspace")
+    for name in sorted(os.listdir(folder)):
+        raw = os.fsencode(name)
+        try:
+            status = os.stat(raw, dir_fd=folder, follow_symlinks=False)
+            visit(prefix + raw, raw, folder, status)
+            if stat.S_ISDIR(status.st_mode):
+                with Opened(raw, FOLDER, folder, status) as below:
+                    walk(below, visit, prefix + raw + b"/", depth + 1)
+        except FileNotFoundError:
+            continue
+
+
+def record(name: bytes, folder: int, status: os.stat_result, owner: Owner) -> Record:
+    """What a digest says about one name below a folder."""
+    kind = KINDS.get(stat.S_IFMT(status.st_mode), "special")
+    content = b""
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+    if kind == "file":
+        with Opened(name, FILE, folder, status) as descriptor:
+            content = content_hash(_chunks(descriptor, status.st_size), status.st_size)
+            xattrs = _xattrs(descriptor)
+    elif kind == "dir":
+        with Opened(name, FOLDER, folder, status) as descriptor:
+            xattrs = _xattrs(descriptor)
+    elif kind == "link":
+        content = os.readlink(name, dir_fd=folder)
+    uid, gid = owner(status.st_uid, status.st_gid)
+    mode = status.st_mode if kind == "special" else stat.S_IMODE(status.st_mode)
+    return Record(kind, mode, uid, gid, status.st_mtime_ns, content, xattrs)
+
+
+def _xattrs(descriptor: int) -> tuple[tuple[bytes, bytes], ...]:
+    """Extended attributes that a box can set: the namespace `user`, and access lists."""
+    try:
+        names = os.listxattr(descriptor)
+    except OSError:
+        return ()
+    kept = sorted(name for name in names if name.startswith(("user.", "system.posix_acl")))
+    return tuple((os.fsencode(name), os.getxattr(descriptor, name)) for name in kept)
+
+
+def records(folder: int, owner: Owner) -> dict[bytes, Record]:
+    """A record for the folder itself (under b"") and for everything below."""
+    status = os.fstat(folder)
+    uid, gid = owner(status.st_uid, status.st_gid)
+    mode = stat.S_IMODE(status.st_mode)
+    found = {b"": Record("dir", mode, uid, gid, status.st_mtime_ns, b"", _xattrs(folder))}
+
+    def visit(path: bytes, name: bytes, within: int, seen: os.stat_result) -> None:
+        found[path] = record(name, within, seen, owner)
+
+    walk(folder, visit)
+    return found
+
+
+def collect(folder: int, path: str, *, max_bytes: int, max_files: int) -> dict[str, Entry]:
+    """The tree below `path` as data; a single file or link under the key "". FileNotFoundError where there is none."""
+    found: dict[str, Entry] = {}
+    total = 0
+
+    def take(key: bytes, name: bytes, within: int, status: os.stat_result) -> None:
+        nonlocal total
+        if len(found) >= max_files:
+            raise AgentError(f"more than {max_files} files to collect below {path or 'the workspace'!r}")
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "special")
+        content = b""
+        if kind == "file":
+            if total + status.st_size > max_bytes:
+                raise AgentError(f"more than {max_bytes} bytes to collect below {path or 'the workspace'!r}")
+            with Opened(name, FILE, within, status) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                content = file.read(max_bytes - total + 1)
+            if total + len(content) > max_bytes:
+                raise AgentError(f"more than {max_bytes} bytes to collect below {path or 'the workspace'!r}")
+            total += len(content)
+        elif kind == "link":
+            content = os.readlink(name, dir_fd=within)
+        mode = stat.S_IMODE(status.st_mode)
+        found[os.fsdecode(key)] = Entry(kind, content, mode)  # type: ignore[arg-type]
+
+    parts = [os.fsencode(part) for part in path.split("/") if part not in ("", ".")]
+    if b".." in parts:
+        raise FileNotFoundError(errno.ENOENT, "a path to collect may not hold '..'", path)
+    current = os.dup(folder)
+    try:
+        for place, part in enumerate(parts):
+            status = os.stat(part, dir_fd=current, follow_symlinks=False)
+            if place == len(parts) - 1 and not stat.S_ISDIR(status.st_mode):
+                take(b"", part, current, status)
+                return found
+            with Opened(part, FOLDER, current, status) as below:
+                current, previous = os.dup(below), current
+                os.close(previous)
+        walk(current, take)
+        return found
+    finally:
+        os.close(current)
+
+
+_libc = ctypes.CDLL(None)
+
+
+@contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Touch files as another user, in this thread alone; a file system of a box's has no place for the host's root."""
+    if uid == os.geteuid():
+        yield
+        return
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    try:
+        yield
+    finally:
+        _libc.setfsuid(os.geteuid())
+        _libc.setfsgid(os.getegid())
+
+
+def lay_out(folder: int, entries: Mapping[str, Entry]) -> None:
+    """Write entries below a folder nobody else touches yet, every mtime fixed."""
+    folders: list[tuple[str, int]] = []
+    for path, entry in entries.items():
+        if entry.kind == "dir":
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700, dir_fd=folder)
+            folders.append((path, entry.mode))
+        elif entry.kind == "link":
+            os.symlink(entry.content, os.fsencode(path), dir_fd=folder)
+            os.utime(path, (MTIME, MTIME), dir_fd=folder, follow_symlinks=False)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o600, dir_fd=folder)
+            try:
+                view = memoryview(entry.content)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fchmod(descriptor, entry.mode)
+                os.utime(descriptor, (MTIME, MTIME))
+            finally:
+                os.close(descriptor)
+    for path, mode in reversed(folders):
+        os.chmod(path, mode, dir_fd=folder)
+        os.utime(path, (MTIME, MTIME), dir_fd=folder)
+    os.utime(folder, (MTIME, MTIME))

@@ -1,0 +1,174 @@
+"""Starts the zygote in a fresh interpreter and speaks with it."""
+
+from __future__ import annotations
+
+import array
+import atexit
+import json
+import os
+import socket
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import SandboxError
+from agentrl.sandboxes.base import ENVIRONMENT
+
+INNER = Path(__file__).parent / "inner"
+MODULES = ("kernel", "seccomp", "cgroups", "rootfs", "init", "zygote")
+"""In the order in which they import each other."""
+WARM = """
+    abc argparse array ast asyncio atexit base64 bisect builtins calendar cmath codecs collections
+    collections.abc concurrent.futures contextlib copy csv ctypes dataclasses datetime decimal difflib enum
+    errno fcntl fractions functools glob hashlib heapq hmac html importlib inspect io itertools json keyword
+    linecache locale logging math numbers operator os os.path pathlib pickle platform pprint queue random re
+    reprlib resource runpy select selectors shlex shutil signal site socket stat statistics string struct
+    subprocess sys tempfile textwrap threading time token tokenize traceback types typing unicodedata unittest
+    urllib.parse uuid warnings weakref zlib
+"""
+"""Modules that every program finds imported."""
+
+STUB = """
+import sys
+sys.path[:] = [p for p in sys.path if p]
+def load(descriptor, parent):
+    import json, os
+    with os.fdopen(descriptor, "rb") as file:
+        sources = json.load(file)
+    package = type(sys)("inner")
+    package.__path__ = []
+    sys.modules["inner"] = package
+    for name, text in sources["modules"]:
+        module = type(sys)("inner." + name)
+        module.__package__ = "inner"
+        sys.modules["inner." + name] = module
+        setattr(package, name, module)
+        exec(compile(text, "<box>", "exec"), module.__dict__)
+    return sys.modules["inner.zygote"].main(sources["socket"], parent, sources["warm"])
+source, space = load(int(sys.argv[1]), int(sys.argv[2]))
+del load
+code = 0
+try:
+    exec(compile(source, "<string>", "exec"), space)
+except SystemExit as stop:
+    code = stop.code
+    if code is None:
+        code = 0
+    elif not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+except BaseException as error:
+    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+    sys.excepthook(type(error), error, error.__traceback__)
+    code = 1
+import atexit, os, threading
+try:
+    threading._shutdown()
+    atexit._run_exitfuncs()
+finally:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        code = code or 120
+    os._exit(code & 255)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """A box's first process, as the host holds it."""
+
+    pid: int
+    pidfd: int
+    """Closed by whoever got it."""
+
+
+class Zygote:
+    """The host's end of one zygote. Safe to use from several threads."""
+
+    def __init__(self, interpreter: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sources, feed = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [interpreter, "-S", "-s", "-c", STUB, str(sources), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=ENVIRONMENT,
+                cwd="/",
+                pass_fds=(theirs.fileno(), sources),
+                start_new_session=True,
+            )
+            os.close(sources)
+            with os.fdopen(feed, "wb") as file:
+                modules = [(name, (INNER / f"{name}.py").read_text()) for name in MODULES]
+                file.write(json.dumps({"modules": modules, "socket": theirs.fileno(), "warm": WARM.split()}).encode())
+        except OSError as error:
+            raise SandboxError(f"the zygote of the namespace backend did not start: {error}") from error
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._lock = threading.Lock()
+        self._closed = False
+        ours.settimeout(30)
+        self.facts = self._receive()[0]
+        atexit.register(self.close)
+
+    def _receive(self) -> tuple[dict[str, Any], int]:
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise SandboxError(f"the zygote of the namespace backend does not answer: {error}") from error
+        if not data:
+            raise SandboxError(f"the zygote of the namespace backend has ended (status {self._process.poll()})")
+        descriptors = array.array("i")
+        for _, _, payload in ancillary:
+            descriptors.frombytes(payload)
+        return json.loads(data), descriptors[0] if descriptors else -1
+
+    def _ask(self, message: dict[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int]:
+        with self._lock:
+            try:
+                socket.send_fds(
+                    self._socket, [json.dumps(message).encode()], [] if descriptor is None else [descriptor]
+                )
+            except OSError as error:
+                raise SandboxError(f"the zygote of the namespace backend is gone: {error}") from error
+            answer, received = self._receive()
+        if "error" in answer:
+            raise SandboxError(f"no namespace box could be made: {answer['error']}")
+        return answer, received
+
+    def create(self, plan: dict[str, Any], control: socket.socket) -> Born:
+        """Clone a box that will speak over `control`."""
+        answer, pidfd = self._ask({"op": "create", **plan}, control.fileno())
+        return Born(answer["pid"], pidfd)
+
+    def reap(self, number: int) -> tuple[int, int]:
+        """After a box's death: its wait status, and how often the kernel ended one of its processes for memory."""
+        answer, _ = self._ask({"op": "reap", "id": number})
+        return answer["status"], answer["out_of_memory"]
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed and self._process.poll() is None
+
+    def close(self) -> None:
+        """End it, and with it every box that is left."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._socket.close()
+        atexit.unregister(self.close)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,113 @@
+"""The pinned roots: what a box sees below its own files, and the hash that goes with every trajectory.
+
+`host` is the machine's own /usr, read-only, without /usr/local and without any site- or dist-packages folder, and an
+/etc of our own. Its hash covers the stat listing (path, type, mode, size, mtime, link target) of all that is left to
+see, so it changes when a package is installed or upgraded; contents are not read, which keeps it at a fraction of a
+second, once a process. Any other name is the path of an unpacked image; its hash is made the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import AuthoringError
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
+MASKED_NAMES = ("site-packages", "dist-packages")
+INTERPRETER = "/usr/bin/python3"
+STAGES = ("/mnt", "/srv", "/media", "/opt", "/var", "/tmp")
+
+
+@dataclass(frozen=True)
+class Root:
+    """One pinned root, ready to be mounted."""
+
+    plan: dict[str, Any] = field(repr=False)
+    """What the box's builder needs: image, links, binds, masks, texts, stage."""
+    hash: str
+
+
+def _texts(user: int) -> dict[str, str]:
+    """The /etc of a `host` box."""
+    agent = "" if user == 0 else f"agent:x:{user}:{user}::/home/agent:/bin/sh\n"
+    group = "" if user == 0 else f"agent:x:{user}:\n"
+    return {
+        "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{agent}nobody:x:65534:65534:nobody:/:/bin/false\n",
+        "/etc/group": f"root:x:0:\n{group}nogroup:x:65534:\n",
+        "/etc/hosts": "127.0.0.1 localhost box\n::1 localhost box\n",
+        "/etc/hostname": "box\n",
+        "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+        "/etc/resolv.conf": "",
+    }
+
+
+def _listing(top: str, found: list[bytes], masks: list[str], skip: tuple[str, ...]) -> None:
+    """Add a line for everything below `top`; note what has to be masked and leave it out."""
+    folders = [top]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                if entry.path in skip or entry.name in MASKED_NAMES:
+                    masks.append(entry.path)
+                    continue
+                folders.append(entry.path)
+                what = b"dir"
+            elif stat.S_ISLNK(status.st_mode):
+                what = os.fsencode(os.readlink(entry.path))
+            else:
+                what = b"%d %d" % (status.st_size, int(status.st_mtime))
+            found.append(b"%s\0%o\0%s" % (os.fsencode(entry.path[len(top) :]), status.st_mode, what))
+
+
+def _hash(lines: list[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def find(image: str, user: int) -> Root:
+    """The root of that name for that user; remembered for the life of the process."""
+    if image == "host":
+        return _host(user)
+    folder = Path(image).expanduser()
+    if not folder.is_absolute() or not (folder / "usr").is_dir():
+        raise AuthoringError(
+            f"image {image!r} of a sandbox is neither 'host' nor the absolute path of an unpacked image (with a usr/)"
+        )
+    where = str(folder.resolve())
+    lines: list[bytes] = []
+    _listing(where, lines, [], ())
+    stage = next(s for s in STAGES if os.path.isdir(s) and os.path.commonpath((s, where)) != s)
+    return Root({"image": where, "links": {}, "binds": [], "masks": [], "texts": {}, "stage": stage}, _hash(lines))
+
+
+def _host(user: int) -> Root:
+    lines: list[bytes] = []
+    masks: list[str] = []
+    links: dict[str, str] = {}
+    binds: list[str] = []
+    for top in SYSTEM:
+        if os.path.islink(top):
+            links[top] = os.readlink(top)
+        elif os.path.isdir(top):
+            binds.append(top)
+            _listing(top, lines, masks, ("/usr/local",))
+    binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
+    texts = _texts(user)
+    links.update({"/etc/os-release": "../usr/lib/os-release"} if os.path.exists("/usr/lib/os-release") else {})
+    lines += [os.fsencode(f"{name}\0{target}") for name, target in links.items()]
+    lines += [os.fsencode(f"{name}\0{text}") for name, text in texts.items()]
+    stage = next(s for s in STAGES if os.path.isdir(s))
+    plan = {"image": None, "links": links, "binds": binds, "masks": sorted(masks), "texts": texts, "stage": stage}
+    return Root(plan, _hash(lines))
