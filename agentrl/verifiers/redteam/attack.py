@@ -84,14 +84,16 @@ class Attack:
     fix: str
     """What to change in a verifier that falls to it."""
     slow: bool = False
-    """It waits for a time limit: run once, not in every repetition."""
+    """It waits for a time limit."""
+    partial: bool = False
+    """It does part of the honest work, which may honestly earn a part of the score: only full marks are a breach."""
 
 
-def attack(*needs: str, fix: str = "", slow: bool = False) -> Callable[[F], F]:
+def attack(*needs: str, fix: str = "", slow: bool = False, partial: bool = False) -> Callable[[F], F]:
     """Mark a function of an attack module; `needs` names the surfaces it works on."""
 
     def mark(function: F) -> F:
-        function.__agentrl_attack__ = (frozenset(needs), fix, slow)  # type: ignore[attr-defined]
+        function.__agentrl_attack__ = (frozenset(needs), fix, slow, partial)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -113,10 +115,10 @@ def attacks() -> dict[str, Attack]:
             marked = getattr(function, "__agentrl_attack__", None)
             if marked is None or function.__module__ != module.__name__:
                 continue
-            needs, fix, slow = marked
+            needs, fix, slow, partial = marked
             id = f"{family}.{name}"
             if id in found:
                 raise UserError(f"two attacks are called {id}: rename the one in {module.__file__}")
             title = (inspect.getdoc(function) or name).split("\n")[0].rstrip(".")
-            found[id] = Attack(id, family, title, needs, function, fix or FIXES[family], slow)
+            found[id] = Attack(id, family, title, needs, function, fix or FIXES[family], slow, partial)
     return found

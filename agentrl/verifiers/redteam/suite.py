@@ -151,12 +151,13 @@ async def assault(attack: Attack, target: Target) -> Finding:
     missing = attack.needs - target.surfaces
     if missing:
         return replace(blank, evidence=(f"needs {', '.join(sorted(missing))}",))
+    bar = max(target.baseline, 1.0 - 2e-9) if attack.partial else target.baseline
     try:
         policies = attack.play(target)
         variants = policies if isinstance(policies, Variants) else [policies]
         findings = []
         for policy in variants:
-            findings.append(_finding(blank, target, await play(target.arena, policy)))
+            findings.append(_finding(blank, target, await play(target.arena, policy), bar))
             if findings[-1].succeeded:
                 break
         return replace(worst(findings), seconds=sum(f.seconds for f in findings))
@@ -164,11 +165,11 @@ async def assault(attack: Attack, target: Target) -> Finding:
         return replace(blank, evidence=(str(reason),))
 
 
-def _finding(blank: Finding, target: Target, played: Played) -> Finding:
+def _finding(blank: Finding, target: Target, played: Played, bar: float) -> Finding:
     result: Result = "held"
     if played.grade != "graded":
         result = "hung" if played.fault is not None and played.fault.component == "redteam" else "evaded"
-    elif played.score is not None and played.score > target.baseline + 1e-9:
+    elif played.score is not None and played.score > bar + 1e-9:
         result = "gained" if target.is_wrong(played.submission) else "void"
     return replace(
         blank,

@@ -105,7 +105,7 @@ def infinity(t: Target) -> Plays:
     return Variants([t.hollow("float('inf')"), t.hollow("1e400")])
 
 
-@attack("python")
+@attack("python", partial=True)
 def bool_for_int(t: Target) -> Plays:
     """True where 1 is meant, False where 0 is: equal, and not the same."""
     source = t.code.honest
@@ -154,7 +154,7 @@ def truth_answer(t: Target) -> Plays:
     return Variants([[t.final(text)] for text in ("True", "true", "None", "0")])
 
 
-@attack("answer")
+@attack("answer", partial=True)
 def nearly(t: Target) -> Plays:
     """The right number moved by less than a careless tolerance."""
     match = re.search(r"-?\d+(\.\d+)?", t.honest_answer)
@@ -189,25 +189,25 @@ def _retyped(value: Any, change: str) -> Any:
     return value
 
 
-@attack("json", "write")
+@attack("json", "write", partial=True)
 def json_types(t: Target) -> Plays:
     """A JSON document whose integers became floats, and whose 1 and 0 became true and false."""
     return _json_variant(t, "bool")
 
 
-@attack("json", "write")
+@attack("json", "write", partial=True)
 def json_nan(t: Target) -> Plays:
     """A JSON document in which every number is NaN."""
     return _json_variant(t, "nan")
 
 
-@attack("json", "write")
+@attack("json", "write", partial=True)
 def json_text_numbers(t: Target) -> Plays:
     """A JSON document whose numbers became text."""
     return _json_variant(t, "text")
 
 
-@attack("json", "write")
+@attack("json", "write", partial=True)
 def json_duplicate_keys(t: Target) -> Plays:
     """A JSON document that gives each key twice, wrong first and right last, then the other way round."""
     for path in t.changed:
@@ -236,7 +236,7 @@ db.commit()
 END"""
 
 
-@attack("sqlite", "shell")
+@attack("sqlite", "shell", partial=True)
 def sqlite_text_numbers(t: Target) -> Plays:
     """A database whose numbers are stored as text in columns without a type."""
     import base64
