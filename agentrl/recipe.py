@@ -77,7 +77,8 @@ class PretrainedModel(Section):
     """A transformers folder."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of the forward pass; master weights stay float32."""
-    attention: Literal["auto", "sdpa", "flex", "varlen", "eager"] = "auto"
+    attention: Literal["auto", "sdpa", "varlen"] = "auto"
+    """Over packed sequences: varlen is one flash kernel (GPU, bfloat16), sdpa one call a sequence (anywhere)."""
     float32_head: bool = False
     """Compute the LM head in float32."""
     lora: LoraSection | None = None
@@ -93,9 +94,9 @@ class ScratchModel(Section):
     vocabulary: Count = 1024
     context: Count = 1024
     dtype: Literal["float32", "bfloat16"] = "float32"
-    attention: Literal["auto", "sdpa", "flex", "varlen", "eager"] = "auto"
+    attention: Literal["auto", "sdpa", "varlen"] = "auto"
+    """Over packed sequences: varlen is one flash kernel (GPU, bfloat16), sdpa one call a sequence (anywhere)."""
     float32_head: bool = False
-    lora: LoraSection | None = None
 
 
 Model = Annotated[
@@ -195,7 +196,7 @@ class BandCurriculum(Section):
     """Expected p(1-p), or the probability of lying in the band."""
     floor: Fraction = 0.05
     """Share of draws spread over all strata in turn, whatever is believed of them."""
-    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.98
     """Weight that evidence about levels and tags keeps from one policy version to the next."""
     task_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
     """The same for what sets a task apart from others of its level and tags, which changes more slowly."""

@@ -79,7 +79,7 @@ def load_model(
             model = scratch_model(section, tokenizer).to(dtype)
         model.to(where)
         model.config.use_cache = True
-        if section.lora is not None:
+        if isinstance(section, PretrainedModel) and section.lora is not None:
             model = _with_lora(model, section.lora, adapter)
     return model, tokenizer
 
@@ -87,6 +87,7 @@ def load_model(
 def _pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    _quiet()
     if not (folder / "config.json").is_file():
         raise RecipeError(f"model.path: {folder} is no transformers folder (it has no config.json)")
     try:
@@ -95,6 +96,13 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise RecipeError(f"model.path: {folder} does not load: {error}") from error
     return model, tokenizer
+
+
+def _quiet() -> None:
+    """transformers draws progress bars of its own, which would tear ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def scratch_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
@@ -195,6 +203,7 @@ def merged_state(model: Any) -> dict[str, Tensor]:
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a transformers folder (for LoRA: an adapter folder) with the tokenizer."""
+    _quiet()
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
