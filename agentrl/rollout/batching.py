@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from agentrl.errors import EngineError
 from agentrl.rollout.decoding import BLOCK, Masks, SlotCache, draw, uniforms
 from agentrl.rollout.engine import Sampling
+from agentrl.rollout.shapes import ROWS, Shapes, agreeing
 from agentrl.types import Completion, Finish
 
 
@@ -92,19 +93,27 @@ class Counters:
 class Batch:
     """The slots, and the model that fills them."""
 
-    def __init__(self, model: Any, *, slots: int, context: int, chunk: int, exact: bool) -> None:
+    def __init__(self, model: Any, *, size: int, context: int, chunk: int = 512, exact: bool = False) -> None:
+        """`size`: requests decoded together. `chunk`: prompt tokens of one pass. `exact`: use only shapes that give
+        the same bits, so that a request's tokens do not depend on who else is in the batch."""
         parameter = next(model.parameters())
         self.model = model
         self.device = parameter.device
         self.context = context
-        self.chunk = chunk
-        self.exact = exact
+        self.size = size
+        self.chunk = BLOCK if exact else chunk
         self.version = 0
         self.waiting: deque[Request] = deque()
         self.counters = Counters()
+        self._masks = Masks(model.config, parameter.dtype, self.device)
+        slots = max(ROWS, size) if exact else size
+        vocabulary = int(model.config.get_text_config().vocab_size)
+        self.shapes: Shapes | None = None
+        if exact:
+            with torch.inference_mode():
+                self.shapes = agreeing(self._forward, slots=slots, context=context, vocabulary=vocabulary)
         self._slots = [Slot(index) for index in range(slots)]
         self._cache = SlotCache(slots, context)
-        self._masks = Masks(model.config, parameter.dtype, self.device)
         self._clock = 0
 
     # What the engine calls --------------------------------------------------------------------------------------
@@ -172,7 +181,7 @@ class Batch:
     def _admit(self) -> None:
         while self.waiting:
             free = [slot for slot in self._slots if slot.request is None]
-            if not free:
+            if len(self._slots) - len(free) >= self.size:
                 return
             request = self.waiting.popleft()
             ids = np.fromiter(request.prompt, np.int64, len(request.prompt))
@@ -200,19 +209,24 @@ class Batch:
         best, longest = None, 0
         for slot in self._slots:
             usable = slot.length - 1 if slot.request is not None else slot.filled
-            if self.exact:  # only whole chunks of a prompt are the same bits in every batch
-                prompt = len(slot.request.prompt) if slot.request is not None else 0
-                usable = max(slot.exact, (prompt - 1) // self.chunk * self.chunk if slot.leader is None else 0)
+            if self._whole_chunks:
+                coming = (len(slot.request.prompt) - 1) // self.chunk * self.chunk if slot.request is not None else 0
+                usable = max(slot.exact, coming)
             usable = min(usable, len(ids) - 1)
             if usable <= longest:
                 continue
             differs = np.flatnonzero(slot.ids[:usable] != ids[:usable])
             common = int(differs[0]) if len(differs) else usable
-            if self.exact:
+            if self._whole_chunks:
                 common = common // self.chunk * self.chunk
             if common > longest:
                 best, longest = slot, common
         return best, longest
+
+    @property
+    def _whole_chunks(self) -> bool:
+        """Whether only whole chunks of a prompt may be reused, since a sampled token's keys have other bits."""
+        return self.shapes is not None and not self.shapes.decoded
 
     # Prompts ----------------------------------------------------------------------------------------------------
 
@@ -226,26 +240,17 @@ class Batch:
                 continue
             if slot.filled < slot.length - 1:
                 behind.append(slot)
-        if not behind:
-            return
-        if self.exact:
-            for slot in behind:
-                end = min(slot.filled + self.chunk, slot.length - 1)
-                self._fill([slot], [end - slot.filled], self.chunk)
-                if end % self.chunk == 0 and slot.exact == end - self.chunk:
-                    slot.exact = end
-            return
         # Rows of one pass are padded to the longest: put like with like, and keep a pass near the chunk's size.
         behind.sort(key=lambda slot: slot.length - slot.filled)
         while behind:
-            counts: list[int] = []
-            for slot in behind:
-                count = min(slot.length - 1 - slot.filled, self.chunk)
-                if counts and count * (len(counts) + 1) > 2 * self.chunk:
-                    break
-                counts.append(count)
-            self._fill(behind[: len(counts)], counts, max(counts))
-            del behind[: len(counts)]
+            counts = [min(slot.length - 1 - slot.filled, self.chunk) for slot in behind]
+            if self.shapes is not None:
+                together = max(n for n in self.shapes.fills if n <= len(behind))
+            else:
+                together = sum(1 for n, count in enumerate(counts) if n == 0 or count * (n + 1) <= 2 * self.chunk)
+            width = self.chunk if self.shapes is not None else max(counts[:together])
+            self._fill(behind[:together], counts[:together], width)
+            del behind[:together]
 
     def _follow(self, slot: Slot) -> bool:
         """Copy the prefix from the slot that computes it; False while it is not there yet."""
@@ -255,7 +260,7 @@ class Batch:
         if not same:  # it has been given to another request meanwhile
             slot.leader = None
             return True
-        have = leader.exact if self.exact else leader.filled
+        have = leader.exact if self._whole_chunks else leader.filled
         if have < slot.shared and leader.request is not None:
             return False
         common = min(have, slot.shared)
@@ -271,19 +276,19 @@ class Batch:
         ids = np.zeros((len(slots), width), np.int64)
         for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
             ids[row, :count] = slot.ids[slot.filled : slot.filled + count]
-        starts = torch.tensor([slot.filled for slot in slots])
-        positions = starts[:, None] + torch.arange(width)
-        reach = max(slot.filled for slot in slots) + width
-        self._cache.reserve(reach)
+        positions = torch.tensor([slot.filled for slot in slots])[:, None] + torch.arange(width)
+        reach = self._reach(int(positions[:, -1].max()) + 1)
         index = torch.tensor([slot.index for slot in slots])
-        targets = (index[:, None] * self._cache.capacity + positions).reshape(-1).to(self.device)
-        fresh = not self.exact and not bool(starts.any())
-        self._cache.aim(targets, None if fresh else index.to(self.device), 0 if fresh else _rounded(reach))
-        self._cache.reserve(0 if fresh else _rounded(reach))
-        self._forward(ids, positions, width if fresh else _rounded(reach))
+        self._forward(self._cache, torch.from_numpy(ids), positions, index, reach)
         for slot, count in zip(slots, counts, strict=True):
+            if count == self.chunk and slot.exact == slot.filled:
+                slot.exact += count
             slot.filled += count
             self.counters.prefilled += count
+
+    def _reach(self, tokens: int) -> int:
+        """How far attention looks when the longest request has `tokens` tokens."""
+        return -(-tokens // BLOCK) * BLOCK if self.shapes is None else self.shapes.reach(tokens, self.context)
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
@@ -291,20 +296,18 @@ class Batch:
         ready = [s for s in self._slots if s.request is not None and s.filled == s.length - 1 and s.leader is None]
         if not ready:
             return
-        rows = len(self._slots) if self.exact else self._packed(ready)
+        rows = self._packed(ready)
+        if self.shapes is not None:
+            rows = next(n for n in self.shapes.rows if n >= rows)
         # Every row below `rows` takes part: those that are not ready write one token of rubbish behind what they hold.
         ids = np.zeros((rows, 1), np.int64)
-        places = np.zeros(rows, np.int64)
+        places = np.zeros((rows, 1), np.int64)
+        width = self._reach(max(slot.filled for slot in ready) + 1)
         for slot in self._slots[:rows]:
-            places[slot.index] = min(slot.filled, self._cache.capacity - 1)
+            places[slot.index] = slot.filled
         for slot in ready:
-            ids[slot.index, 0] = slot.ids[slot.filled]
-        width = _rounded(max(slot.filled for slot in ready) + 1)
-        self._cache.reserve(width)
-        positions = torch.from_numpy(places)[:, None]
-        targets = torch.arange(rows) * self._cache.capacity + positions[:, 0]
-        self._cache.aim(targets.to(self.device), slice(0, rows), width)
-        logits = self._forward(ids, positions, width)[:, -1]
+            ids[slot.index] = slot.ids[slot.filled]
+        logits = self._forward(self._cache, torch.from_numpy(ids), torch.from_numpy(places), slice(0, rows), width)
         self._sample(ready, logits)
         self.counters.steps += 1
         self.counters.rows += rows
@@ -359,22 +362,29 @@ class Batch:
             elif len(request.tokens) >= request.sampling.max_tokens:
                 self._leave(slot, request.completion("length"))
 
-    def _forward(self, ids: NDArray[np.int64], positions: torch.Tensor, width: int) -> torch.Tensor:
-        places = positions.to(self.device)
+    def _forward(
+        self, cache: SlotCache, ids: torch.Tensor, positions: torch.Tensor, slots: slice | torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """Logits of each row's last token; keys and values go to `positions` of `slots`."""
+        cache.reserve(max(width, int(positions.max()) + 1))
+        if isinstance(slots, slice):
+            index = torch.arange(slots.start, slots.stop)
+        else:
+            index, slots = slots, slots.to(self.device)
+        targets = (index[:, None] * cache.capacity + positions).reshape(-1)
+        cache.aim(targets.to(self.device), slots, width)
+        # Padding behind the context's end must not make a model with growing position codes change them.
+        places = positions.clamp(max=self.context - 1).to(self.device)
         output = self.model(
-            input_ids=torch.from_numpy(ids).to(self.device),
+            input_ids=ids.to(self.device),
             position_ids=places,
             attention_mask=self._masks(places, width),
-            past_key_values=self._cache,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        logits: torch.Tensor = output.logits
+        logits: torch.Tensor = output.logits[:, -1]
         return logits
-
-
-def _rounded(tokens: int) -> int:
-    return -(-tokens // BLOCK) * BLOCK
 
 
 def _not_finite(request: Request, version: int) -> str:

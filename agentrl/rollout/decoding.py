@@ -32,7 +32,7 @@ class SlotCache(Cache):
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self._targets = torch.empty(0, dtype=torch.int64)
-        self._rows: slice | torch.Tensor | None = None
+        self._rows: slice | torch.Tensor = slice(0, 0)
         self._width = 0
 
     def reserve(self, tokens: int) -> None:
@@ -47,9 +47,9 @@ class SlotCache(Cache):
                 new[:, : old.shape[1]] = old
                 blocks[index] = new
 
-    def aim(self, targets: torch.Tensor, rows: slice | torch.Tensor | None, width: int) -> None:
+    def aim(self, targets: torch.Tensor, rows: slice | torch.Tensor, width: int) -> None:
         """Say where the next forward pass writes its tokens (`slot * capacity + position`, flat) and what it reads:
-        the first `width` tokens of `rows`, or nothing but its own tokens when `rows` is None."""
+        the first `width` tokens of `rows`."""
         self._targets, self._rows, self._width = targets, rows, width
 
     def update(
@@ -64,9 +64,7 @@ class SlotCache(Cache):
         for block, states in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
             flat = block.view(-1, *block.shape[2:])
             flat.index_copy_(0, self._targets, states.transpose(1, 2).reshape(-1, *block.shape[2:]))
-            if self._rows is None:
-                seen.append(states)
-            elif isinstance(self._rows, slice):
+            if isinstance(self._rows, slice):
                 seen.append(block[self._rows, : self._width].transpose(1, 2))
             else:
                 seen.append(block[:, : self._width].index_select(0, self._rows).transpose(1, 2))
@@ -102,9 +100,12 @@ def folded_attention(
     folded = query.reshape(rows, key.shape[1], groups * length, width)
     if length > 1 and groups > 1:
         attention_mask = attention_mask.repeat(1, 1, groups, 1)
+    if groups * length == 1:  # a lone query takes a kernel of its own, with other bits than in a prompt
+        folded = folded.repeat(1, 1, 2, 1)
     output = torch.nn.functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=attention_mask, scale=scaling
     )
+    output = output[:, :, : groups * length]
     return output.reshape(rows, heads, length, -1).transpose(1, 2).contiguous(), None
 
 

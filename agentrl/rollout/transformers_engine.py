@@ -49,8 +49,7 @@ class TransformersEngine:
         own = not share or (dtype is not None and dtype != next(model.parameters()).dtype)
         self._model = twin(model, own=own, dtype=dtype)
         self._shared = not own
-        chunk = 64 if deterministic else chunk
-        self._batch = Batch(self._model, slots=max_batch, context=self.context, chunk=chunk, exact=deterministic)
+        self._batch = Batch(self._model, size=max_batch, context=self.context, chunk=chunk, exact=deterministic)
         self._batch.version = version
         self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
