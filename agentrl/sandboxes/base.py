@@ -227,6 +227,15 @@ class Sandbox(ABC):
         """Destroy the box with everything in it. Safe to call twice."""
 
     @property
+    def alive(self) -> bool:
+        """Whether it can still run something, as far as a cheap look tells."""
+        return True
+
+    def lay_out(self, spec: SandboxSpec) -> None:
+        """Turn a box that `Backend.prepare` made, in which nothing ran yet, into that of one spec."""
+        raise AuthoringError(f"{type(self).__name__} has no prepared boxes")
+
+    @property
     def aio(self) -> AsyncSandbox:
         """The same box with awaitable methods."""
         return AsyncSandbox(self)
@@ -265,6 +274,13 @@ class Backend(ABC):
     @abstractmethod
     def create(self, spec: SandboxSpec) -> Sandbox:
         """A fresh box."""
+
+    def prepare(self, spec: SandboxSpec) -> Sandbox | None:
+        """A box ready but for its files and variables, for any spec of that image, user and limits.
+
+        None where the backend has no such thing; the pool then creates every box when it is asked for.
+        """
+        return None
 
     def close(self) -> None:
         """Let go of everything the backend keeps warm."""

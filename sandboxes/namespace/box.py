@@ -62,6 +62,14 @@ class NamespaceSandbox(Sandbox):
         self._files = received[0]
         self._workspace = os.open("box", tree.FOLDER, dir_fd=self._files)
 
+    @property
+    def alive(self) -> bool:
+        if self._killed or self._closed:
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
     def lay_out(self, spec: SandboxSpec) -> None:
         """Take on a spec that differs from the first in files and environment only, before anything ran."""
         assert (spec.image, spec.limits, spec.user) == (self.spec.image, self.spec.limits, self.spec.user)
