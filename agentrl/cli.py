@@ -69,6 +69,19 @@ def model_get(
     typer.echo(f"ready: {pretrained.get(name, to or Path(name), dtype=dtype, say=typer.echo)}")
 
 
+@model_app.command("export")
+def model_export(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    to: Annotated[Path, typer.Argument(help="The folder to write.")],
+    merge: Annotated[bool, typer.Option(help="Merge LoRA into the base model, or write the adapter alone.")] = True,
+    step: Annotated[int | None, typer.Option(help="Which checkpoint; by default the newest.")] = None,
+) -> None:
+    """Write a run's policy as a folder that transformers and SGLang load."""
+    from agentrl.learn.export import export
+
+    typer.echo(f"ready: {export(run, to, merge=merge, step=step)}")
+
+
 for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app)):
     app.add_typer(group, name=name)
 
