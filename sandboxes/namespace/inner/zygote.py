@@ -236,6 +236,8 @@ def main(descriptor: int, parent: int, modules: list[str]) -> tuple[str, dict[st
             os._exit(1)
         init.serve()
     except Child as child:
+        for held in (host, control):  # their numbers may be the program's descriptors by now: never close them
+            held.detach()
         return child.source, prepare_python(path)
     except BaseException:
         if os.getpid() == own:
