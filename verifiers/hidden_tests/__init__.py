@@ -15,6 +15,7 @@ from .cases import (
 )
 from .functions import HiddenTests
 from .programs import ProgramTests, Ran, run
+from .repository import RepositoryTests
 
 __all__ = [
     "Case",
@@ -23,6 +24,7 @@ __all__ = [
     "Raised",
     "Ran",
     "Ref",
+    "RepositoryTests",
     "Returned",
     "Step",
     "differential",
