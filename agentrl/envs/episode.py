@@ -203,9 +203,11 @@ class Episode:
             await box.kill_all()
             ledger = {**await off_loop(self._box.ledger), **ledger}
             for artifact in env.verifier.artifacts:
-                artifacts[artifact.path] = await box.collect(
-                    artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files
-                )
+                try:
+                    found = await box.collect(artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files)
+                except (FileNotFoundError, NotADirectoryError):
+                    found = {}  # the agent left nothing there, which is for the verifier to judge
+                artifacts[artifact.path] = found
         return Submission(
             task=self.task,
             artifacts=artifacts,
