@@ -9,7 +9,6 @@ One event loop in a thread of its own serves all of them, so they work from plai
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 from collections.abc import Coroutine, Mapping
@@ -22,7 +21,7 @@ from gymnasium import spaces
 from agentrl import envs, sandboxes
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
-from agentrl.envs.script import Stage, graded
+from agentrl.envs.script import Stage, graded, spoken
 from agentrl.envs.tools import Tool, tools_of
 from agentrl.errors import AgentError, AuthoringError, InfraError, VerifierError
 from agentrl.sandboxes.pool import Pool
@@ -207,12 +206,6 @@ class Face(gymnasium.Env[str, Act]):
     def _said(self, messages: Any) -> str:
         text = "\n".join(m.content for m in messages)
         return text[: Text().max_length]
-
-
-def spoken(message: Message) -> str:
-    """A message on one page: its text, then its calls."""
-    calls = [f"{c.name}({json.dumps(dict(c.arguments), ensure_ascii=False)})" for c in message.tool_calls]
-    return "\n".join(part for part in (message.content, *calls) if part)
 
 
 def _message(action: Act) -> Message:

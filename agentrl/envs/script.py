@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -76,6 +77,12 @@ def message_of(action: Action) -> Message:
     if isinstance(action, ToolCall):
         return Message(role="assistant", content="", tool_calls=(action,))
     return Message(role="assistant", content=action)
+
+
+def spoken(message: Message) -> str:
+    """A message on one page: its text, then its calls."""
+    calls = [f"{c.name}({json.dumps(dict(c.arguments), ensure_ascii=False)})" for c in message.tool_calls]
+    return "\n".join(part for part in (message.content, *calls) if part)
 
 
 def scripted(actions: Iterable[Action]) -> Policy:
