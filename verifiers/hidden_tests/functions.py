@@ -72,8 +72,10 @@ class HiddenTests(Verifier):
         if not cases:
             raise VerifierError(f"task {submission.task.id} has no hidden cases: everything would pass")
 
+        twice = next((at for at, case in enumerate(cases) if [len(steps) for steps in case.runs] == [1]), -1)
+
         async def one(at: int) -> str:
-            return await self._case(cases[at], sources, context)
+            return await self._case(cases[at], sources, context, twice=at == twice)
 
         failures = await work_through(len(cases), one, self.concurrency, stop=self.score == "all")
         passed = sum(failure == "" for failure in failures)
@@ -89,17 +91,20 @@ class HiddenTests(Verifier):
             verifier=self.version,
         )
 
-    async def _case(self, case: Case, sources: Mapping[str, str], context: Context) -> str:
+    async def _case(self, case: Case, sources: Mapping[str, str], context: Context, *, twice: bool) -> str:
+        """Why it failed, or "". `twice`: the one call is made two times in one process, and both results must be right,
+        so that code which is right only on the first call of a fresh process does not pass."""
         results: list[list[Result]] = []
         for steps in case.runs:
             try:
-                results.append(await self._steps(steps, sources, context))
+                results.append(await self._steps(steps * 2 if twice else steps, sources, context))
             except Malformed as error:
                 return str(error)
             except AgentError as error:
                 return f"the box died: {error}"
+        rounds = [[[result]] for result in results[0]] if twice else [results]
         try:
-            return "" if case.check(results) is True else "wrong"
+            return "" if all(case.check(each) is True for each in rounds) else "wrong"
         except Exception as error:  # a check may stumble over what the candidate returned: that is no pass
             return f"its check could not read the result ({type(error).__name__})"
 
