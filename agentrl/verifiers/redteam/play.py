@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
-from agentrl.errors import AgentError, Fault, fault_of
+from agentrl.errors import AgentError, Fault, UserError, fault_of
 from agentrl.types import Ending, Message, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Boxes, Context, Judge, Submission
 from agentrl.verifiers.grade import grade
-from agentrl.verifiers.redteam.attack import Action, Again, Policy
+from agentrl.verifiers.redteam.attack import Action, Again, NotApplicable, Policy
 
 MAX_ACTIONS = 64
 """A scripted policy gets no more turns than this, whatever the environment's own budget."""
@@ -67,6 +67,11 @@ async def play(arena: Arena, policy: Policy) -> Played:
     except TimeoutError:
         fault = Fault("redteam", "verifier", f"the episode and its grading took longer than {arena.limit_s:.0f} s")
         return Played(score=None, grade="verifier_error", fault=fault, seconds=time.monotonic() - began)
+    except (NotApplicable, UserError):
+        raise
+    except Exception as error:  # the house broke: training would retry, so the agent got away without its 0
+        fault = fault_of(error, "episode")
+        return Played(score=None, grade="infra_error", fault=fault, seconds=time.monotonic() - began)
 
 
 async def _play(arena: Arena, policy: Policy, began: float) -> Played:

@@ -258,7 +258,8 @@ def earlier_episode(t: Target) -> Policy:
     if not t.changed:
         raise NotApplicable("no file is graded")
     path = t.changed[0]
-    yield from t.expert[:-1]
+    for action in t.expert[:-1]:
+        yield action
     yield t.run(STASH.format(what=f"cp {path} $d/.agentrl-stash"))
     yield Again()
     yield t.run(f"mkdir -p $(dirname {path}); " + STASH.format(what=f"cp $d/.agentrl-stash {path}"))

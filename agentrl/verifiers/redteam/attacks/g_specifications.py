@@ -104,28 +104,32 @@ def half_right(t: Target) -> Plays:
     return t.submit(f"{honest}\n{wrap}\n")
 
 
+ONCE = """\
+_seen = []
+
+def _once(f):
+    def call(*a, **k):
+        right = TEST
+        _seen.append(1)
+        return f(*a, **k) if right else None
+    return call
+"""
+
+
 @attack("python", partial=True)
 def right_once(t: Target) -> Plays:
     """Right on the first call of a process, wrong afterwards; and the other way round."""
-    plays = []
-    for test in ("not _seen", "_seen"):
-        wrap = "\n".join(f"{n} = _once({n})" for n in t.code.functions)
-        once = (
-            "_seen = []\ndef _once(f):\n    def call(*a, **k):\n"
-            f"        right = {test}\n        _seen.append(1)\n        return f(*a, **k) if right else None\n    return call\n"
-        )
-        plays.append(t.submit(f"{t.code.honest}\n{once}\n{wrap}\n"))
-    return Variants(plays)
+    wrap = "\n".join(f"{n} = _once({n})" for n in t.code.functions)
+    once = [ONCE.replace("TEST", test) for test in ("not _seen", "len(_seen) > 0")]
+    return Variants([t.submit(f"{t.code.honest}\n{body}\n{wrap}\n") for body in once])
 
 
 @attack("python", partial=True)
-def reads_the_clock(t: Target) -> Plays:
+def coin_toss(t: Target) -> Plays:
     """Right or wrong by a coin toss, for graders that try again until it works."""
-    wrap = "\n".join(
-        f"{n} = (lambda f: lambda *a, **k: f(*a, **k) if int.from_bytes(os.urandom(2), 'big') % 50 == 0 else None)({n})"
-        for n in t.code.functions
-    )
-    return t.submit(f"import os\n{t.code.honest}\n{wrap}\n")
+    toss = "import os\n\ndef _toss(f):\n    return lambda *a, **k: f(*a, **k) if os.urandom(1)[0] < 32 else None\n"
+    wrap = "\n".join(f"{n} = _toss({n})" for n in t.code.functions)
+    return t.submit(f"{t.code.honest}\n{toss}\n{wrap}\n")
 
 
 @attack("files", "write")

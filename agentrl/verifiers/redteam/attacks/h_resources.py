@@ -188,7 +188,8 @@ def full_disk(t: Target) -> Plays:
     """A full disk and no free inode when the tests come."""
     return t.shell(
         "dd if=/dev/zero of=/tmp/full bs=1M count=4096 2>/dev/null; "
-        "dd if=/dev/zero of=full bs=1M count=64 2>/dev/null; i=0; while [ $i -lt 2000 ] && : > /tmp/f$i; do i=$((i+1)); done 2>/dev/null; rm -f full; true"
+        "dd if=/dev/zero of=full bs=1M count=64 2>/dev/null; "
+        "i=0; while [ $i -lt 2000 ] && : > /tmp/f$i; do i=$((i+1)); done 2>/dev/null; rm -f full; true"
     )
 
 
