@@ -1,0 +1,310 @@
+"""Reads a git repository from bytes, without git: objects, packs and references, every object's hash recomputed.
+
+No hook, filter, configuration or program of the repository can take part, because nothing here knows of any. Sizes,
+depths and counts are bounded; whatever is out of bounds or does not hash to its own name is `Malformed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from agentrl.sandboxes.base import Entry
+from agentrl.verifiers.values import Malformed
+
+MAX_OBJECT = 8 << 20
+MAX_TOTAL = 64 << 20
+MAX_OBJECTS = 50_000
+MAX_CHAIN = 60
+_HEX = re.compile(r"[0-9a-f]{40}")
+_KINDS = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit."""
+
+    id: str
+    tree: str
+    parents: tuple[str, ...]
+    author: str
+    message: str
+
+
+class Repository:
+    """A repository's objects and references, as found below its `.git` folder."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        """`entries`: the `.git` folder, by path below it."""
+        self._objects: dict[str, tuple[str, bytes]] = {}
+        self._left = MAX_TOTAL
+        odd = [path for path, entry in entries.items() if entry.kind in ("link", "special")]
+        if odd:
+            raise Malformed(f"a link or special file in the repository: {odd[0][:100]!r}")
+        files = {path: entry.content for path, entry in entries.items() if entry.kind == "file"}
+        for path in ("objects/info/alternates", "commondir", "gitdir"):
+            if files.get(path, b"").strip():
+                raise Malformed(f"the repository borrows from elsewhere: {path}")
+        for path, content in files.items():
+            if match := re.fullmatch(r"objects/([0-9a-f]{2})/([0-9a-f]{38})", path):
+                self._loose(match[1] + match[2], content)
+            elif re.fullmatch(r"objects/pack/pack-[0-9a-f]+\.pack", path):
+                self._pack(content)
+        self.references = dict(_references(files))
+        head = files.get("HEAD", b"").decode("utf-8", "replace").strip()
+        self.head = head.removeprefix("ref: refs/heads/") if head.startswith("ref: refs/heads/") else head
+        """The branch that is checked out, or a commit's id when it is detached."""
+
+    # objects
+
+    def _keep(self, kind: str, data: bytes) -> str:
+        self._left -= len(data)
+        if self._left < 0 or len(self._objects) >= MAX_OBJECTS:
+            raise Malformed("a repository of too many bytes or objects")
+        name = hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
+        self._objects[name] = (kind, data)
+        return name
+
+    def _loose(self, name: str, content: bytes) -> None:
+        raw, _ = _inflate(content, MAX_OBJECT + 100)
+        header, separator, data = raw.partition(b"\0")
+        kind, _, size = header.decode("ascii", "replace").partition(" ")
+        if not separator or kind not in _KINDS.values() or size != str(len(data)):
+            raise Malformed(f"object {name} is not one")
+        if self._keep(kind, data) != name:
+            raise Malformed(f"object {name} does not hash to its name")
+
+    def _pack(self, content: bytes) -> None:
+        if len(content) < 32 or content[:4] != b"PACK":
+            raise Malformed("a pack that is not one")
+        version, count = struct.unpack(">II", content[4:12])
+        if version not in (2, 3) or count > MAX_OBJECTS:
+            raise Malformed("a pack of another version, or of too many objects")
+        if hashlib.sha1(content[:-20], usedforsecurity=False).digest() != content[-20:]:
+            raise Malformed("a pack that does not hash to its trailer")
+        at = 12
+        placed: dict[int, tuple[str, bytes, int]] = {}
+        waiting: list[tuple[str, bytes]] = []
+        for _ in range(count):
+            start = at
+            kind, size, at = _entry_header(content, at)
+            base: int | str = 0
+            if kind == 6:
+                base, at = _offset(content, at, start)
+            elif kind == 7:
+                base, at = content[at : at + 20].hex(), at + 20
+            elif kind not in _KINDS:
+                raise Malformed("a pack with an unknown kind of object")
+            data, at = _inflate(content, size, at)
+            if len(data) != size:
+                raise Malformed("a pack with an object of another size")
+            if kind in _KINDS:
+                placed[start] = (_KINDS[kind], data, 0)
+                self._keep(_KINDS[kind], data)
+            elif isinstance(base, int):
+                placed[start] = self._built(placed.get(base), data)
+            else:
+                waiting.append((base, data))
+        self._settle(waiting)
+
+    def _settle(self, waiting: list[tuple[str, bytes]]) -> None:
+        """Deltas that name their base by hash, in whatever order they stand."""
+        on: dict[str, list[bytes]] = {}
+        for base, delta in waiting:
+            on.setdefault(base, []).append(delta)
+        queue = [base for base in on if base in self._objects]
+        while queue:
+            kind, base_data = self._objects[queue[-1]]
+            for delta in on.pop(queue.pop(), ()):
+                queue.append(self._keep(kind, _apply(base_data, delta)))
+        if on:
+            raise Malformed("a pack with a delta on nothing")
+
+    def _built(self, base: tuple[str, bytes, int] | None, delta: bytes) -> tuple[str, bytes, int]:
+        if base is None or base[2] >= MAX_CHAIN:
+            raise Malformed("a pack with a delta on nothing, or on too many deltas")
+        data = _apply(base[1], delta)
+        self._keep(base[0], data)
+        return base[0], data, base[2] + 1
+
+    def _get(self, name: str, kind: str) -> bytes:
+        found = self._objects.get(name)
+        if found is None or found[0] != kind:
+            raise Malformed(f"the repository has no {kind} {name[:40]!r}")
+        return found[1]
+
+    # what it says
+
+    def commit(self, name: str) -> Commit:
+        """A commit, by id or branch."""
+        name = self.references.get(f"refs/heads/{name}", name)
+        text = self._get(name, "commit").decode("utf-8", "replace")
+        head, _, message = text.partition("\n\n")
+        fields: dict[str, list[str]] = {}
+        for line in head.split("\n"):
+            if not line.startswith(" "):  # the rest of a signature
+                key, _, value = line.partition(" ")
+                fields.setdefault(key, []).append(value)
+        if len(fields.get("tree", [])) != 1:
+            raise Malformed(f"commit {name} has no tree")
+        return Commit(
+            name,
+            fields["tree"][0],
+            tuple(fields.get("parent", [])),
+            fields.get("author", [""])[0],
+            message.rstrip("\n"),
+        )
+
+    def files(self, commit: str) -> dict[str, Entry]:
+        """The files of a commit, by path."""
+        found: dict[str, Entry] = {}
+        self._walk(self.commit(commit).tree, "", found, 0)
+        return found
+
+    def _walk(self, tree: str, prefix: str, found: dict[str, Entry], depth: int) -> None:
+        if depth > 50 or len(found) > MAX_OBJECTS:
+            raise Malformed("a tree that is too deep or too wide")
+        data, at = self._get(tree, "tree"), 0
+        while at < len(data):
+            space, zero = data.find(b" ", at), data.find(b"\0", at)
+            if not at < space < zero or zero + 21 > len(data):
+                raise Malformed("a tree that is cut off")
+            mode, name = data[at:space], data[space + 1 : zero].decode("utf-8", "surrogateescape")
+            target, at = data[zero + 1 : zero + 21].hex(), zero + 21
+            path = prefix + name
+            if name in ("", ".", "..", ".git") or "/" in name or path in found:
+                raise Malformed("a tree with a name that cannot be")
+            if mode == b"40000":
+                self._walk(target, path + "/", found, depth + 1)
+            elif mode == b"120000":
+                found[path] = Entry("link", self._get(target, "blob"), 0o777)
+            elif mode in (b"100644", b"100755"):
+                found[path] = Entry("file", self._get(target, "blob"), 0o755 if mode == b"100755" else 0o644)
+            else:
+                raise Malformed("a tree with an entry of another kind")
+
+    def ancestors(self, commit: str) -> set[str]:
+        """A commit and everything before it."""
+        seen: set[str] = set()
+        queue = [self.commit(commit).id]
+        while queue:
+            name = queue.pop()
+            if name not in seen:
+                seen.add(name)
+                queue += self.commit(name).parents
+        return seen
+
+
+def _references(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    packed = files.get("packed-refs", b"").decode("utf-8", "replace")
+    for line in packed.split("\n"):
+        name, _, reference = line.partition(" ")
+        if _HEX.fullmatch(name) and reference.startswith("refs/"):
+            yield reference, name
+    for path, content in files.items():  # loose ones win
+        if path.startswith("refs/"):
+            name = content.decode("utf-8", "replace").strip()
+            if not _HEX.fullmatch(name):
+                raise Malformed(f"reference {path[:100]!r} names no object")
+            yield path, name
+
+
+def _inflate(data: bytes, limit: int, at: int = 0) -> tuple[bytes, int]:
+    """The zlib stream that starts at `at`, and where it ends; one of more than `limit` bytes is refused.
+
+    Fed in small pieces: what is left of the input is copied at the end of a stream, and a pack may hold many.
+    """
+    if limit > MAX_OBJECT + 100:
+        raise Malformed("an object of too many bytes")
+    engine = zlib.decompressobj()
+    found = bytearray()
+    try:
+        while not engine.eof and at < len(data) and len(found) <= limit:
+            piece = data[at : at + 4096]
+            found += engine.decompress(piece, limit + 1 - len(found))
+            at += len(piece) - len(engine.unused_data) - len(engine.unconsumed_tail)
+    except zlib.error as error:
+        raise Malformed(f"an object that is not compressed as it should be: {error}") from None
+    if len(found) > limit or not engine.eof:
+        raise Malformed("an object that is too long or cut off")
+    return bytes(found), at
+
+
+def _byte(data: bytes, at: int) -> int:
+    if at >= len(data):
+        raise Malformed("a pack that is cut off")
+    return data[at]
+
+
+def _entry_header(data: bytes, at: int) -> tuple[int, int, int]:
+    byte = _byte(data, at)
+    kind, size, shift = byte >> 4 & 7, byte & 15, 4
+    while byte & 128:
+        at += 1
+        byte = _byte(data, at)
+        size |= (byte & 127) << shift
+        shift += 7
+        if shift > 40:
+            raise Malformed("a pack with an object of too many bytes")
+    return kind, size, at + 1
+
+
+def _offset(data: bytes, at: int, start: int) -> tuple[int, int]:
+    byte = _byte(data, at)
+    back = byte & 127
+    while byte & 128:
+        at += 1
+        byte = _byte(data, at)
+        back = (back + 1) << 7 | byte & 127
+        if back > len(data):
+            raise Malformed("a pack with a delta on nothing")
+    return start - back, at + 1
+
+
+def _apply(base: bytes, delta: bytes) -> bytes:
+    """Build an object from its base and a delta."""
+    source, at = _size(delta, 0)
+    target, at = _size(delta, at)
+    if source != len(base) or target > MAX_OBJECT:
+        raise Malformed("a delta for another base, or of too many bytes")
+    built = bytearray()
+    while at < len(delta):
+        op = delta[at]
+        at += 1
+        if op & 128:
+            values = []
+            for bit in range(7):
+                values.append(_byte(delta, at) if op >> bit & 1 else 0)
+                at += op >> bit & 1
+            start = int.from_bytes(bytes(values[:4]), "little")
+            size = int.from_bytes(bytes(values[4:]), "little") or 0x10000
+            if start + size > len(base):
+                raise Malformed("a delta that copies from beyond its base")
+            built += base[start : start + size]
+        elif op:
+            built += delta[at : at + op]
+            at += op
+        else:
+            raise Malformed("a delta with an unknown step")
+        if len(built) > target:
+            break
+    if len(built) != target:
+        raise Malformed("a delta of another size")
+    return bytes(built)
+
+
+def _size(data: bytes, at: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while True:
+        byte = _byte(data, at)
+        at += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if not byte & 128:
+            return value, at
+        if shift > 40:
+            raise Malformed("a delta of too many bytes")
