@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl.types import Message, Role, ToolCall
 
 if TYPE_CHECKING:
-    from agentrl.rollout.render import Marks, Renderer
+    from agentrl.rollout.encoder import Marks
+    from agentrl.rollout.render import Renderer
 
 SCHEMA: dict[str, Any] = {
     "type": "function",
@@ -37,7 +38,8 @@ class TemplateReport:
     native: bool
     """Whether the template renders tools itself."""
     rewrites: Mapping[tuple[Role, bool], str]
-    """(role of an observation, whether a turn before it held thinking) → how the template changes earlier text."""
+    """(role of an observation, whether a turn before it held thinking or words beside its calls) → how the template
+    changes earlier text."""
     conversations: int
     """How many were tried."""
 
@@ -45,8 +47,8 @@ class TemplateReport:
         """For people: what will happen, and why."""
         tools = "the chat template's own" if self.native else "ours: the chat template knows no tools that we can read"
         lines = [f"tool calls: {self.dialect} dialect ({tools})"]
-        for (role, thought), how in self.rewrites.items():
-            turn = "a turn that held thinking" if thought else "a turn"
+        for (role, aside), how in self.rewrites.items():
+            turn = "a turn that held thinking or words beside its calls" if aside else "a turn"
             lines.append(
                 f"the chat template rewrites history when a {role} message follows {turn}: {how}. Trajectories get one "
                 "segment a turn there, weighted so that a trajectory counts once; training costs more tokens. A "
@@ -68,10 +70,10 @@ def prove(renderer: Renderer) -> TemplateReport:
     rewrites: dict[tuple[Role, bool], str] = {}
     tried = 0
     kinds: list[tuple[Role, bool]] = [("tool", False), ("tool", True), ("user", False), ("user", True)]
-    for role, thought in kinds:
+    for role, aside in kinds:
         refused: Exception | None = None
         passed = 0
-        for opening, exchanges in conversations(renderer, role, thought):
+        for opening, exchanges in conversations(renderer, role, aside):
             try:
                 how = _rewriting(renderer, opening, exchanges)
             except Exception as error:  # a template raises what it likes for conversations it does not take
@@ -79,19 +81,19 @@ def prove(renderer: Renderer) -> TemplateReport:
                 continue
             passed += 1
             if how is not None:
-                rewrites.setdefault((role, thought), how)
+                rewrites.setdefault((role, aside), how)
         tried += passed
         if not passed:
-            rewrites[role, thought] = f"it refuses such a conversation ({type(refused).__name__}: {refused})"
+            rewrites[role, aside] = f"it refuses such a conversation ({type(refused).__name__}: {refused})"
     for role in ("tool", "user"):  # said once: what happens without thinking happens with it
         if (role, False) in rewrites:
             rewrites.pop((role, True), None)
     return TemplateReport(dialect=renderer.dialect.name, native=renderer.native, rewrites=rewrites, conversations=tried)
 
 
-def conversations(renderer: Renderer, role: Role, thought: bool) -> Iterator[tuple[list[Message], list[_Exchange]]]:
-    """Conversations whose observations come in one role, with or without thinking before them."""
-    control = " ".join(renderer.decode([i]) for i in sorted(renderer.control_ids)[:40])
+def conversations(renderer: Renderer, role: Role, aside: bool) -> Iterator[tuple[list[Message], list[_Exchange]]]:
+    """Conversations whose observations come in one role, with or without thinking and words beside calls."""
+    control = " ".join(renderer.decode([i]) for i in sorted(renderer.encoder.control_ids)[:40])
     outputs = ["done", "", "  two\n\n\nlines \n", "naïve 日本語 🙂 \u200d", f"{control}</tool_response>", "{}"]
     openings = [
         [Message(role="system", content="Be brief."), Message(role="user", content="Look around.")],
@@ -100,22 +102,23 @@ def conversations(renderer: Renderer, role: Role, thought: bool) -> Iterator[tup
     for opening in openings:
         exchanges = []
         for number, output in enumerate(outputs):
-            thinking = "Let me see." if thought and number % 2 == 0 else ""
+            thinking = "Let me see." if aside and number % 2 == 0 else ""
             answers: tuple[Message, ...]
             if role == "tool":
                 call = ToolCall(
                     name="look", arguments={"path": f"/a b/{number}", "é": [1, None]}, id=f"call{number:05}"
                 )
-                turn = Message(role="assistant", content="", tool_calls=(call,), thinking=thinking)
+                words = "I look." if aside and number % 3 == 1 and renderer.dialect.name != "llama" else ""
+                turn = Message(role="assistant", content=words, tool_calls=(call,), thinking=thinking)
                 answers = (Message(role="tool", content=output, name="look", tool_call_id=call.id),)
             else:
                 turn = Message(role="assistant", content=f"I say {number}.", thinking=thinking)
                 answers = (Message(role="user", content=output or "go on"),)
             exchanges.append(_Exchange(turn, answers))
         yield opening, exchanges
-    if role == "tool" and not thought:  # several calls in one message, where the template takes them
+    if role == "tool" and not aside:  # several calls in one message, where the template takes them
         both = tuple(ToolCall(name="look", arguments={"path": p}, id=f"call0000{p}") for p in "ab")
-        turn = Message(role="assistant", content="Two at once.", tool_calls=both)
+        turn = Message(role="assistant", content="", tool_calls=both)
         back = tuple(Message(role="tool", content=f"result {c.id}", name="look", tool_call_id=c.id) for c in both)
         yield openings[0], [_Exchange(turn, back), _Exchange(turn, back)]
 
@@ -133,8 +136,8 @@ def _rewriting(renderer: Renderer, opening: list[Message], exchanges: list[_Exch
         end = renderer.end_of_turn_text
         bridge = _plain(*renderer.bridge_text(exchange.answers))
         sampled = [renderer.spoken(turn) + end]
-        if ended.startswith(before) and end in ended[len(before) :] and turn.thinking in ended[len(before) :]:
-            said = ended[len(before) :]
+        said = ended[len(before) :] if ended.startswith(before) else ""
+        if end in said and turn.thinking in said and turn.content in said:
             sampled.append(said[: said.rindex(end) + len(end)])
         expected = [before + text + bridge for text in sampled]
         if after not in expected:

@@ -11,9 +11,8 @@ piece: it reads the same, and no control token comes out. How a template is prov
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from agentrl.errors import UserError
@@ -28,7 +27,10 @@ from agentrl.rollout.dialects import (
     recognise,
     split_thinking,
 )
-from agentrl.types import Message, Role, Source, ToolCall
+from agentrl.rollout.encoder import Encoder, Marks, Span
+from agentrl.types import Message, Role, ToolCall
+
+__all__ = ["Marks", "Renderer", "Span", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -41,43 +43,6 @@ class Tokenizer(Protocol):
     @property
     def eos_token_id(self) -> Any: ...
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A run of tokens that nobody sampled, and where each came from."""
-
-    token_ids: tuple[int, ...]
-    sources: tuple[int, ...]
-    """TEMPLATE or OBSERVATION for each token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Three characters that occur in no text of a conversation: where outside text begins and ends, and cuts."""
-
-    open: str = "\ue000"
-    close: str = "\ue001"
-    cut: str = "\ue002"
-
-    @staticmethod
-    def absent_from(texts: Sequence[str]) -> Marks:
-        """Marks that none of the texts holds; private-use characters, of which there are 137,468."""
-        if not any("\ue000" <= c <= "\ue002" for text in texts for c in set(text)):
-            return Marks()
-        used = set().union(*texts)
-        free: Iterator[str] = (
-            chr(c) for span in (range(0xE000, 0xF900), range(0xF0000, 0x10FFFE)) for c in span if chr(c) not in used
-        )
-        return Marks(next(free), next(free), next(free))
-
-    def around(self, text: str) -> str:
-        """Outside text between marks, inside its white space, so that a template may still trim it."""
-        core = text.strip()
-        if not core:
-            return text
-        start = text.index(core)
-        return f"{text[:start]}{self.open}{core}{self.close}{text[start + len(core) :]}"
 
 
 class Renderer:
@@ -94,19 +59,9 @@ class Renderer:
                 "the tokenizer has no chat template; put chat_template.jinja beside it, or take an instruct model"
             )
         self.tokenizer = tokenizer
-        # A copy of our own: padding or truncation that somebody sets on the shared one must not reach a rollout.
-        self._backend = type(backend).from_str(backend.to_str())
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        self.encoder = Encoder(backend, tokenizer.all_special_ids, getattr(tokenizer, "unk_token_id", None))
         # A date in the prompt would make two runs of one recipe differ.
         self._options = {"date_string": "01 Jan 2025", **(template_options or {})}
-        added: Mapping[int, Any] = self._backend.get_added_tokens_decoder()
-        self.control_ids = frozenset(added) | frozenset(tokenizer.all_special_ids)
-        literals = sorted({t.content for t in added.values() if t.content}, key=len, reverse=True)
-        self._control = (
-            re.compile("(?=(" + "|".join(map(re.escape, literals)) + "))") if literals else re.compile(r"(?!)")
-        )
-        self._literals = {t.content: i for i, t in added.items()}
         self._frames: dict[tuple[tuple[Any, ...], ...], list[str] | None] = {}
         self._setting: dict[Role, str] = {}
 
@@ -130,24 +85,29 @@ class Renderer:
     def prompt(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> Span:
         """A whole conversation up to the generation prompt. Assistant messages in it are rendered anew."""
         text, marks = self.text(messages, schemas)
-        return self._encode(text, marks)
+        return self.encoder.span(text, marks)
 
     def bridge(
-        self, observations: Sequence[Message], last_token: int | None = None, *, thought: bool = False
+        self, observations: Sequence[Message], last_token: int | None = None, *, aside: bool = False
     ) -> Span | None:
         """What follows a sampled turn: the rest of its end, the observations, the next generation prompt.
 
-        `last_token` is the last one sampled: the end of turn is added where the policy did not sample it. `thought`
-        says whether any turn so far held thinking. None when the template rewrites history for such observations:
-        render a new segment with `prompt` then.
+        `last_token` is the last one sampled: the end of turn is added where the policy did not sample it. `aside`
+        says whether any turn so far held thinking or words beside its calls (`Renderer.aside`). None when the template
+        rewrites history for such observations: render a new segment with `prompt` then.
         """
-        if any((m.role, past) in self.report.rewrites for m in observations for past in (False, thought)):
+        if any((m.role, past) in self.report.rewrites for m in observations for past in (False, aside)):
             return None
         text, marks = self.bridge_text(observations)
-        span = self._encode(self.end_of_turn_text + text, marks)
+        span = self.encoder.span(self.end_of_turn_text + text, marks)
         if last_token == self.end_of_turn:
             return Span(span.token_ids[1:], span.sources[1:])
         return span
+
+    @staticmethod
+    def aside(turn: Message) -> bool:
+        """Whether a turn holds text that some templates take out of history: thinking, or words beside its calls."""
+        return bool(turn.thinking or (turn.content and turn.tool_calls))
 
     def parse(self, token_ids: Sequence[int]) -> Message:
         """A sampled turn as a message; what cannot be read exactly as a call carries an error instead."""
@@ -163,12 +123,11 @@ class Renderer:
 
     def write(self, message: Message) -> tuple[int, ...]:
         """The tokens of an assistant message as a policy would sample them, end of turn included."""
-        ids = self._backend.encode(self.spoken(message), add_special_tokens=False).ids
-        return (*ids, self.end_of_turn)
+        return (*self.encoder.encode(self.spoken(message)), self.end_of_turn)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, control tokens included."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+        return self.encoder.decode(token_ids)
 
     # Text ------------------------------------------------------------------------------------------------------
 
@@ -187,7 +146,7 @@ class Renderer:
         marks = Marks.absent_from([*(m.content + m.thinking for m in messages), *calls, dump(list(schemas))])
         tools = None
         if schemas and self.native:
-            tools = [self._without_control(schema, marks) for schema in schemas]
+            tools = [self.encoder.harmless(schema, marks) for schema in schemas]
         return self._raw(self._dicts(messages, schemas, marks), tools, generate), marks
 
     def bridge_text(self, observations: Sequence[Message]) -> tuple[str, Marks]:
@@ -255,11 +214,11 @@ class Renderer:
         """Messages as the template takes them, in the roles it knows, text from outside between marks."""
         out: list[dict[str, Any]] = []
         pending: list[Message] = []  # tool results waiting to be carried by one user message
-        system = ""
+        system, plain = "", False
 
         def add(role: str, content: str) -> None:
-            if role == "user" and out and out[-1]["role"] == "user" and not self.native:
-                out[-1]["content"] += "\n\n" + content
+            if role == "user" and out and out[-1]["role"] == "user":
+                out[-1]["content"] += "\n\n" + content  # many templates insist that roles alternate
             else:
                 out.append(_plain(role, content))
 
@@ -270,7 +229,7 @@ class Renderer:
 
         for message in messages:
             content = marks.around(neutral(message.content)) if message.role in ("user", "tool") else message.content
-            if message.role == "tool" and not self.native:
+            if message.role == "tool" and (plain or not self.native):
                 pending.append(replace(message, content=content))
                 continue
             flush()
@@ -282,10 +241,12 @@ class Renderer:
                 entry = _plain("tool", content) | {"tool_call_id": message.tool_call_id or "call00000"}
                 out.append(entry | ({"name": message.name} if message.name else {}))
             else:
+                # A turn whose calls could not be read has none that a template could show results of.
+                plain = any(call.error is not None for call in message.tool_calls)
                 out.append(self._assistant(message, marks))
         flush()
         if schemas and not self.native:
-            rules = instructions([self._without_control(schema, marks) for schema in schemas])
+            rules = instructions([self.encoder.harmless(schema, marks) for schema in schemas])
             system = "\n\n".join(part for part in (system, rules) if part)
         if system and self._system:
             return [_plain("system", system), *out]
@@ -312,26 +273,11 @@ class Renderer:
                 {
                     "type": "function",
                     "id": call.id or "call00000",
-                    "function": {"name": call.name, "arguments": self._without_control(dict(call.arguments), marks)},
+                    "function": {"name": call.name, "arguments": self.encoder.harmless(dict(call.arguments), marks)},
                 }
                 for call in message.tool_calls
             ]
         return entry
-
-    def _without_control(self, value: Any, marks: Marks) -> Any:
-        """JSON data with a cut inside every control token its strings spell."""
-        if isinstance(value, str):
-            return self._cut(value, marks)
-        if isinstance(value, Mapping):
-            return {self._cut(str(k), marks): self._without_control(v, marks) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._without_control(v, marks) for v in value]
-        return value
-
-    def _cut(self, text: str, marks: Marks) -> str:
-        for match in reversed(list(self._control.finditer(text))):
-            text = text[: match.start() + 1] + marks.cut + text[match.start() + 1 :]
-        return text
 
     def _raw(self, conversation: list[dict[str, Any]], tools: list[Any] | None, generate: bool) -> str:
         return str(
@@ -339,41 +285,6 @@ class Renderer:
                 conversation, tools=tools, add_generation_prompt=generate, tokenize=False, **self._options
             )
         )
-
-    # Tokens ----------------------------------------------------------------------------------------------------
-
-    def _encode(self, marked: str, marks: Marks) -> Span:
-        """Marked text as tokens. Outside text yields no control token, whatever it spells."""
-        text, outside, cuts = unmark(marked, marks)
-        for match in self._control.finditer(text):
-            end = match.start() + len(match.group(1))
-            if any(a < end and match.start() < b for a, b in outside):
-                cuts.add(match.start() + 1)
-        while True:
-            ids, places = self._pieces(text, sorted(cuts))
-            forged = [
-                (a, b)
-                for i, (a, b) in zip(ids, places, strict=True)
-                if i in self.control_ids and any(x < b and a < y for x, y in outside)
-            ]
-            if not forged:
-                break
-            for a, b in forged:  # one that a normaliser made out of other characters
-                if b - a > 1 and a + 1 not in cuts:
-                    cuts.add(a + 1)
-                else:
-                    text = text[:a] + "\ufffd" * (b - a) + text[b:]
-        return Span(tuple(ids), tuple(_sources(places, outside)))
-
-    def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens of the text, tokenised apart at each cut, and the characters each covers."""
-        ids: list[int] = []
-        places: list[tuple[int, int]] = []
-        for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            encoding = self._backend.encode(text[a:b], add_special_tokens=False)
-            ids += encoding.ids
-            places += [(a + x, a + y) for x, y in encoding.offsets]
-        return ids, places
 
     # What the template can do ----------------------------------------------------------------------------------
 
@@ -388,13 +299,13 @@ class Renderer:
     def _find_end(self) -> tuple[int, str]:
         """The control token that ends an assistant's turn, as the template writes it."""
         text = self._raw([_plain("user", "x"), _plain("assistant", "probe-turn")], None, False)
-        match = self._control.search(text, text.rfind("probe-turn"))
+        match = self.encoder.control.search(text, text.rfind("probe-turn"))
         if match is None:
             raise UserError(
                 "the chat template writes no control token after an assistant's turn, so a turn has no end that a "
                 "policy could sample; add the end-of-turn token to the template and to the tokenizer's added tokens"
             )
-        return self._literals[match.group(1)], match.group(1)
+        return self.encoder.literals[match.group(1)], match.group(1)
 
     def _native_dialect(self) -> Dialect | None:
         """How the template itself writes tools, calls and results, where it does all three and we can read it."""
@@ -415,39 +326,6 @@ class Renderer:
         start = self._raw(talk[:1], None, True)
         said = text[len(start) :] if text.startswith(start) else text
         return recognise(said[: said.find(self.end_of_turn_text)])
-
-
-def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[int]]:
-    """The text without marks, the ranges that came from outside, and where it must be cut."""
-    parts: list[str] = []
-    outside: list[tuple[int, int]] = []
-    cuts: set[int] = set()
-    place = start = 0
-    for part in re.split(f"([{marks.open}{marks.close}{marks.cut}])", marked):
-        if part == marks.open:
-            start = place
-        elif part == marks.close:
-            outside.append((start, place))
-        elif part == marks.cut:
-            cuts.add(place)
-        else:
-            parts.append(part)
-            place += len(part)
-    return "".join(parts), outside, cuts
-
-
-def _sources(places: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """OBSERVATION for each token that carries a character from outside. Both sequences run left to right."""
-    ranges = iter(outside)
-    current = next(ranges, None)
-    reached = 0
-    for a, b in places:
-        low, high = min(a, reached), max(b, a)  # some tokenizers leave white space out of a token's offsets
-        reached = max(reached, high)
-        while current is not None and current[1] <= low:
-            current = next(ranges, None)
-        inside = current is not None and low < current[1] and current[0] < max(high, low + 1)
-        yield int(Source.OBSERVATION if inside else Source.TEMPLATE)
 
 
 def _plain(role: str, content: str) -> dict[str, Any]:

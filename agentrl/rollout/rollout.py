@@ -180,7 +180,7 @@ class _Run:
         deadline = asyncio.get_running_loop().time() + budget.wall_seconds
         schemas = self.episode.schemas
         span = renderer.prompt(opening, schemas)
-        thought = False
+        aside = False
         for turn in range(limit):
             room = min(budget.tokens - self.tape.sampled_tokens, budget.turn_tokens or budget.tokens)
             room = min(room, budget.context - len(self.tape) - len(span.token_ids))
@@ -205,14 +205,14 @@ class _Run:
                 return "time"
             if step.done:
                 return "done"
-            thought = thought or bool(message.thinking)
-            span = self._after(step, completion, thought, schemas)
+            aside = aside or renderer.aside(message)
+            span = self._after(step, completion, aside, schemas)
         return "turns"
 
-    def _after(self, step: Step, completion: Completion, thought: bool, schemas: list[dict[str, Any]]) -> Span:
+    def _after(self, step: Step, completion: Completion, aside: bool, schemas: list[dict[str, Any]]) -> Span:
         """What the policy sees next; a new segment where the template rewrites what it saw."""
         observed = [observation.message() for observation in step.observations]
-        span = self.renderer.bridge(observed, completion.token_ids[-1], thought=thought)
+        span = self.renderer.bridge(observed, completion.token_ids[-1], aside=aside)
         if span is None:
             self.tape.cut()
             span = self.renderer.prompt(self.episode.transcript, schemas)
@@ -251,7 +251,7 @@ class _Run:
                     raise
                 await asyncio.sleep(min(10.0, BACKOFF_S * 2**failures))
                 continue
-            if len(new.token_ids) > sampling.max_tokens or (new.finish != "abort" and not new.token_ids):
+            if len(new.token_ids) > sampling.max_tokens or (new.finish == "stop" and not new.token_ids):
                 raise EngineError(f"asked for 1 to {sampling.max_tokens} tokens, the engine gave {len(new.token_ids)}")
             self.tape.take(prompt, new)
             got = Completion(
@@ -291,7 +291,7 @@ class _Run:
             messages=tuple(self.episode.transcript),
             outcome=outcome,
             verdict=verdict,
-            ledger=self.submission.ledger if self.submission else {},
+            ledger=self.submission.ledger if self.submission else self.episode.ledger,
             timings={**self.seconds, "overhead": max(0.0, total - sum(self.seconds.values())), "total": total},
             root=self.episode.root,
         )

@@ -154,7 +154,7 @@ def read(folder: Path) -> Iterator[Stored]:
     """Every trajectory of a store, oldest first; a torn end of a file is passed over."""
     for path in parts(folder):
         for member in members(path):
-            for line in member.decode("utf-8").splitlines():
+            for line in member.split(b"\n")[:-1]:
                 yield trajectory_of(json.loads(line))
 
 
@@ -166,9 +166,7 @@ def members(path: Path) -> Iterator[bytes]:
 
 def mend(path: Path) -> int:
     """Cut a torn member off the end of a file; returns how many bytes went."""
-    good = 0
-    for _, good in _scan(path):
-        pass
+    good = max((end for _, end in _scan(path)), default=0)
     torn = path.stat().st_size - good
     if torn:
         os.truncate(path, good)

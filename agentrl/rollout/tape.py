@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentrl.rollout.render import Span
+from agentrl.rollout.encoder import Span
 from agentrl.types import Completion, Segment, Source
 
 

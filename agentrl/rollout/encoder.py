@@ -1,0 +1,157 @@
+"""Text with marks to tokens: what came from outside never yields a control token, and each token knows its source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.types import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens that nobody sampled, and where each came from."""
+
+    token_ids: tuple[int, ...]
+    sources: tuple[int, ...]
+    """TEMPLATE or OBSERVATION for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Three characters that occur in no text of a conversation: where outside text begins and ends, and cuts."""
+
+    open: str = "\ue000"
+    close: str = "\ue001"
+    cut: str = "\ue002"
+
+    @staticmethod
+    def absent_from(texts: Sequence[str]) -> Marks:
+        """Marks that none of the texts holds; private-use characters, of which there are 137,468."""
+        if not any("\ue000" <= c <= "\ue002" for text in texts for c in set(text)):
+            return Marks()
+        used = set().union(*texts)
+        free: Iterator[str] = (
+            chr(c) for span in (range(0xE000, 0xF900), range(0xF0000, 0x10FFFE)) for c in span if chr(c) not in used
+        )
+        return Marks(next(free), next(free), next(free))
+
+    def around(self, text: str) -> str:
+        """Outside text between marks, inside its white space, so that a template may still trim it."""
+        core = text.strip()
+        if not core:
+            return text
+        start = text.index(core)
+        return f"{text[:start]}{self.open}{core}{self.close}{text[start + len(core) :]}"
+
+
+class Encoder:
+    """A fast tokenizer of our own, with all its control tokens known."""
+
+    def __init__(self, backend: Any, special_ids: Sequence[int], unknown_id: int | None = None) -> None:
+        # A copy: padding or truncation that somebody sets on the shared one must not reach a rollout.
+        self._backend = type(backend).from_str(backend.to_str())
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        added: Mapping[int, Any] = self._backend.get_added_tokens_decoder()
+        # Some vocabularies list runs of white space among the added tokens; those are text like any other.
+        added = {i: token for i, token in added.items() if i != unknown_id and (token.special or token.content.strip())}
+        self.control_ids = (frozenset(added) | frozenset(special_ids)) - {unknown_id}
+        self.literals = {token.content: i for i, token in added.items() if token.content}
+        """Text of each control token."""
+        choice = "|".join(map(re.escape, sorted(self.literals, key=len, reverse=True)))
+        self.control = re.compile(f"(?=({choice}))" if choice else r"(?!)")
+        """Finds every place where one is spelled, overlapping ones too."""
+
+    def encode(self, text: str) -> list[int]:
+        """Text of our own: control tokens in it are meant."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, control tokens included."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+
+    def harmless(self, value: Any, marks: Marks) -> Any:
+        """JSON data with a cut inside every control token its strings spell."""
+        if isinstance(value, str):
+            return self.cut(value, marks)
+        if isinstance(value, Mapping):
+            return {self.cut(str(k), marks): self.harmless(v, marks) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.harmless(v, marks) for v in value]
+        return value
+
+    def cut(self, text: str, marks: Marks) -> str:
+        """Text with a cut inside every control token it spells."""
+        for match in reversed(list(self.control.finditer(text))):
+            text = text[: match.start() + 1] + marks.cut + text[match.start() + 1 :]
+        return text
+
+    def span(self, marked: str, marks: Marks) -> Span:
+        """Marked text as tokens. Outside text yields no control token, whatever it spells."""
+        text, outside, cuts = unmark(marked, marks)
+        for match in self.control.finditer(text):
+            end = match.start() + len(match.group(1))
+            if any(a < end and match.start() < b for a, b in outside):
+                cuts.add(match.start() + 1)
+        while True:
+            ids, places = self._pieces(text, sorted(cuts))
+            forged = [
+                (a, b)
+                for i, (a, b) in zip(ids, places, strict=True)
+                if i in self.control_ids and any(x < b and a < y for x, y in outside)
+            ]
+            if not forged:
+                break
+            for a, b in forged:  # one that a normaliser made out of other characters
+                if b - a > 1 and a + 1 not in cuts:
+                    cuts.add(a + 1)
+                else:
+                    text = text[:a] + "\ufffd" * (b - a) + text[b:]
+        return Span(tuple(ids), tuple(_sources(places, outside)))
+
+    def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens of the text, tokenised apart at each cut, and the characters each covers."""
+        ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            encoding = self._backend.encode(text[a:b], add_special_tokens=False)
+            ids += encoding.ids
+            places += [(a + x, a + y) for x, y in encoding.offsets]
+        return ids, places
+
+
+def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[int]]:
+    """The text without marks, the ranges that came from outside, and where it must be cut."""
+    parts: list[str] = []
+    outside: list[tuple[int, int]] = []
+    cuts: set[int] = set()
+    place = start = 0
+    for part in re.split(f"([{marks.open}{marks.close}{marks.cut}])", marked):
+        if part == marks.open:
+            start = place
+        elif part == marks.close:
+            outside.append((start, place))
+        elif part == marks.cut:
+            cuts.add(place)
+        else:
+            parts.append(part)
+            place += len(part)
+    return "".join(parts), outside, cuts
+
+
+def _sources(places: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """OBSERVATION for each token that carries a character from outside. Both sequences run left to right."""
+    ranges = iter(outside)
+    current = next(ranges, None)
+    reached = 0
+    for a, b in places:
+        low, high = min(a, reached), max(b, a)  # some tokenizers leave white space out of a token's offsets
+        reached = max(reached, high)
+        while current is not None and current[1] <= low:
+            current = next(ranges, None)
+        inside = current is not None and low < current[1] and current[0] < max(high, low + 1)
+        yield int(Source.OBSERVATION if inside else Source.TEMPLATE)
