@@ -1,0 +1,153 @@
+"""`JudgeVerifier`: a rubric put to the judge engine twice, in both orders, and averaged."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from agentrl.errors import AuthoringError, VerifierError
+from agentrl.types import Task, Verdict
+from agentrl.verifiers.base import Context, Judge, Submission, Verifier
+from agentrl.verifiers.values import Malformed
+
+from .calibration import Calibration, Gold, calibration
+from .prompt import HASH, Criterion, messages, read_reply
+
+_measured: WeakKeyDictionary[Judge, dict[str, asyncio.Task[Calibration]]] = WeakKeyDictionary()
+"""Each judge is calibrated once for each verifier, however many submissions wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opinion:
+    """What one question came to."""
+
+    score: float
+    points: dict[str, float]
+    remark: str = ""
+
+
+class JudgeVerifier(Verifier):
+    """A model's opinion on the final message: bounded, framed, asked twice, and refused below a measured agreement."""
+
+    def __init__(
+        self,
+        rubric: Sequence[Criterion],
+        *,
+        gold: Sequence[Gold],
+        min_agreement: float = 0.8,
+        reference: Callable[[Task], str] | None = None,
+        view: Callable[[Submission], str] | None = None,
+        max_characters: int = 20_000,
+        min_letters: int = 8,
+        max_tokens: int = 512,
+    ) -> None:
+        """
+        Args:
+            rubric: the criteria, with weights.
+            gold: submissions that people have graded, of both kinds.
+            min_agreement: below this balanced agreement with `gold` nothing is scored.
+            reference: the reference solution of a task, for the judge's eyes.
+            view: what of a submission is judged; by default its final message.
+            max_characters: a longer submission fails unread.
+            min_letters: one with fewer letters and digits fails unread: bare tokens that sway judges.
+            max_tokens: of the judge's reply.
+        """
+        weights = [c.weight for c in rubric]
+        if not rubric or len({c.name for c in rubric}) != len(rubric):
+            raise AuthoringError("JudgeVerifier: the rubric needs criteria with different names")
+        if not all(math.isfinite(w) and w > 0 for w in weights):
+            raise AuthoringError("JudgeVerifier: every criterion's weight must be finite and positive")
+        calibration(gold, [0.0] * len(gold))  # both kinds must be there
+        self.rubric, self.gold, self.min_agreement = tuple(rubric), tuple(gold), min_agreement
+        self.reference, self.view = reference, view
+        self.max_characters, self.min_letters, self.max_tokens = max_characters, min_letters, max_tokens
+
+    async def probe(self, context: Context) -> None:
+        """The judge answers, and is worth asking."""
+        await self._calibrated(_judge(context))
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        judge = _judge(context)
+        measured = await self._calibrated(judge)
+        text = self.view(submission) if self.view else submission.answer
+        reference = self.reference(submission.task) if self.reference else None
+        opinions = await self._opinions(judge, submission.task.prompt, reference, text, context.secret)
+        score = math.fsum(o.score for o in opinions) / len(opinions)
+        points = {c.name: math.fsum(o.points.get(c.name, 0.0) for o in opinions) / len(opinions) for c in self.rubric}
+        spread = max(o.score for o in opinions) - min(o.score for o in opinions)
+        lines = [o.remark for o in opinions if o.remark]
+        if spread > 0.5:
+            lines.append("the judge contradicts itself when the order is turned round")
+        lines.append(f"judge prompt {HASH}; balanced agreement {measured.balanced:.2f} on {measured.count} gold labels")
+        return Verdict(
+            score=score,
+            breakdown={**points, "order_spread": spread, "agreement": measured.balanced},
+            evidence=tuple(lines),
+            trust="judged",
+            verifier=self.version,
+        )
+
+    async def _opinions(
+        self, judge: Judge, problem: str, reference: str | None, text: str, secret: bytes
+    ) -> list[_Opinion]:
+        if len(text) > self.max_characters:
+            return [_Opinion(0.0, {}, f"longer than {self.max_characters} characters: not read")]
+        if sum(char.isalnum() for char in text) < self.min_letters:
+            return [_Opinion(0.0, {}, "no content to judge")]
+        return [await self._ask(judge, problem, reference, text, secret, swapped) for swapped in (False, True)]
+
+    async def _ask(
+        self, judge: Judge, problem: str, reference: str | None, text: str, secret: bytes, swapped: bool
+    ) -> _Opinion:
+        """One question. A reply that cannot be read is asked for once more, then counts as 0."""
+        for attempt in range(2):
+            digest = hmac.new(secret, f"judge {swapped} {attempt} {text}".encode("utf-8", "replace"), hashlib.sha256)
+            question = messages(problem, reference, text, self.rubric, digest.hexdigest()[:32], swapped=swapped)
+            seed = int.from_bytes(digest.digest()[:7], "big")
+            reply = await judge.ask(question, seed=seed, max_tokens=self.max_tokens)
+            try:
+                points = read_reply(reply, self.rubric)
+            except Malformed:
+                continue
+            if points is None:
+                return _Opinion(0.0, {}, "the submission tries to instruct the judge")
+            total = math.fsum(c.weight for c in self.rubric)
+            return _Opinion(math.fsum(c.weight * points[c.name] for c in self.rubric) / total, points)
+        return _Opinion(0.0, {}, "the judge gave no readable reply")
+
+    async def _calibrated(self, judge: Judge) -> Calibration:
+        """The judge's calibration, measured when first needed; VerifierError when it is too low."""
+        known = _measured.setdefault(judge, {})
+        task = known.get(self.version)
+        if task is None or (not task.done() and task.get_loop() is not asyncio.get_running_loop()):
+            task = known[self.version] = asyncio.ensure_future(self._calibrate(judge))
+        try:
+            measured = await asyncio.shield(task)
+        except BaseException:
+            if task.done():
+                known.pop(self.version, None)
+            raise
+        if measured.balanced < self.min_agreement:
+            raise VerifierError(
+                f"the judge agrees with the gold labels at {measured.balanced:.2f} (balanced), below the bound of "
+                f"{self.min_agreement:.2f}: nothing is scored; use a better judge or a clearer rubric"
+            )
+        return measured
+
+    async def _calibrate(self, judge: Judge) -> Calibration:
+        scores = []
+        for item in self.gold:
+            opinions = await self._opinions(judge, item.problem, item.reference, item.text, b"calibration")
+            scores.append(math.fsum(o.score for o in opinions) / len(opinions))
+        return calibration(self.gold, scores)
+
+
+def _judge(context: Context) -> Judge:
+    if context.judge is None:
+        raise VerifierError("JudgeVerifier needs a judge engine, and the context holds none")
+    return context.judge
