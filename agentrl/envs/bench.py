@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
+from agentrl.envs.face import Acts
 from agentrl.envs.fingerprint import Fingerprint, expert_print, task_hash
 from agentrl.envs.script import Played, Stage, play
 from agentrl.envs.tools import tools_of
@@ -79,8 +80,6 @@ class Bench:
 
     async def mess(self, task: Task, number: int) -> Played:
         """An episode of random actions."""
-        from agentrl.envs.face import Acts
-
         acts = Acts(tools_of(self.kind), seed=seeds.derive(SEED, "mess", task.id, number) % (1 << 32))
         script: list[Any] = []
         for _ in range(min(4, self.kind.max_turns)):
@@ -95,6 +94,8 @@ ALL: dict[str, tuple[Examine, str]] = {}
 
 
 def check(fix: str) -> Callable[[Examine], Examine]:
+    """Enter a check in the register under its function's name."""
+
     def add(examine: Examine) -> Examine:
         ALL[examine.__name__] = (examine, fix)
         return examine

@@ -1,0 +1,155 @@
+"""Tasks from data: JSONL, parquet or a Hugging Face dataset, with the same random access and the same honest splits.
+
+    table = Table(rows("questions.jsonl"), content=lambda row: row["question"])
+    ...
+    def task(self, split, level, index):
+        row = table.row(split, level, index)
+
+JSONL needs nothing but the base install; parquet needs pyarrow, datasets needs `datasets`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.envs.splits import content_hash, split_of
+from agentrl.errors import AuthoringError
+from agentrl.types import Split
+
+Row = Mapping[str, Any]
+
+
+class Rows(Protocol):
+    """What a table is made of; a `datasets.Dataset` is one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Table:
+    """Rows sorted into splits by what they say; rows that say the same count once."""
+
+    def __init__(
+        self, source: Rows, *, content: Callable[[Any], str], level: Callable[[Any], int] | None = None
+    ) -> None:
+        """
+        Args:
+            source: the rows.
+            content: the text that makes a row what it is, usually its question; it decides the split.
+            level: how hard a row is; 1 for all by default.
+        """
+        self._source = source
+        self._places: dict[tuple[Split, int], list[int]] = {}
+        self.repeats = 0
+        """Rows left out because an earlier one says the same."""
+        seen: set[int] = set()
+        for number in range(len(source)):
+            row = source[number]
+            text = " ".join(content(row).split())
+            key = content_hash(text)
+            if key in seen:
+                self.repeats += 1
+                continue
+            seen.add(key)
+            self._places.setdefault((split_of(text), level(row) if level else 1), []).append(number)
+        if not seen:
+            raise AuthoringError("the data holds no rows; a table needs at least one")
+
+    def size(self, split: Split, level: int = 1) -> int:
+        """How many tasks a split and level has."""
+        return len(self._places.get((split, level), ()))
+
+    @property
+    def levels(self) -> list[int]:
+        """The levels that have rows."""
+        return sorted({level for _, level in self._places})
+
+    def row(self, split: Split, level: int, index: int) -> Any:
+        """The row of a task. An index beyond the end begins again, as an epoch does."""
+        places = self._places.get((split, level))
+        if not places:
+            raise AuthoringError(f"the data has no row of split {split!r} and level {level}; levels: {self.levels}")
+        return self._source[places[index % len(places)]]
+
+
+def rows(source: str | Path | Rows) -> Rows:
+    """The rows of a .jsonl or .parquet file, of a folder that `datasets` saved, or of anything row-like as it is."""
+    if not isinstance(source, str | Path):
+        return source
+    path = Path(source)
+    if not path.exists():
+        raise AuthoringError(f"{path}: there is no such file or folder")
+    if path.is_dir():
+        return _dataset(path)
+    if path.suffix == ".jsonl":
+        return JsonLines(path)
+    if path.suffix == ".parquet":
+        return _Parquet(path)
+    raise AuthoringError(f"{path}: tasks come from .jsonl, .parquet or a datasets folder, not from {path.suffix!r}")
+
+
+class JsonLines:
+    """A JSONL file, read where it is asked for: only the lines' places are kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._lines: list[tuple[int, int]] = []
+        at = 0
+        with path.open("rb") as file:
+            for line in file:
+                if line.strip():
+                    self._lines.append((at, len(line)))
+                at += len(line)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: int) -> Row:
+        at, length = self._lines[index]
+        try:
+            row = json.loads(os.pread(self._file, length, at))
+        except ValueError as error:
+            raise AuthoringError(f"{self.path}, row {index + 1}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise AuthoringError(f"{self.path}, row {index + 1}: a row must be an object, not {type(row).__name__}")
+        return row
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+class _Parquet:
+    """A parquet file, mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise AuthoringError(f"{path}: reading parquet needs pyarrow; pip install pyarrow") from error
+        self._table = parquet.read_table(path, memory_map=True)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> Row:
+        found: Row = self._table.slice(index, 1).to_pylist()[0]
+        return found
+
+
+def _dataset(path: Path) -> Rows:
+    try:
+        import datasets
+    except ImportError as error:
+        raise AuthoringError(f"{path}: reading a saved dataset needs `datasets`; pip install datasets") from error
+    found = datasets.load_from_disk(str(path))
+    if isinstance(found, datasets.DatasetDict):
+        raise AuthoringError(f"{path} holds the parts {', '.join(found)}; name one: {path}/{next(iter(found))}")
+    rows: Rows = found
+    return rows
