@@ -1,6 +1,6 @@
 """Prepares, hands out and retires sandboxes, bounded in number and memory.
 
-    take / box ── place free? ──> prepared box of that kind, or a fresh one ──> files laid out ──> the block ──> destroyed
+    take, box ── place free? ─> prepared box of that kind, or a fresh one ──> files laid out ─> the block ─> destroyed
                       │ no                       ▲
                       └─ waits in line           │ keeper thread: fills up what was asked for lately
                          (no thread is held)     └─ never more than `limit` boxes, prepared ones included

@@ -42,6 +42,7 @@ def pump(
     outputs: Mapping[int, Output],
     timeout: float,
     kill: Callable[[], None],
+    grace: float = GRACE,
 ) -> Pumped:
     """Until `done` is readable: write `inputs`, read `outputs`. At the deadline, call `kill` and wait a little more.
 
@@ -68,7 +69,7 @@ def pump(
             if remaining <= 0:
                 if timed_out:
                     break
-                timed_out, deadline = True, time.monotonic() + GRACE
+                timed_out, deadline = True, time.monotonic() + grace
                 kill()
                 continue
             for descriptor, _ in poll.poll(remaining * 1000 + 1):

@@ -61,10 +61,10 @@ def digest_of(records: Mapping[bytes, Record]) -> str:
     return total.hexdigest()
 
 
-def content_hash(chunks: Iterator[tuple[int, bytes]], size: int) -> bytes:
+def content_hash(parts: Iterator[tuple[int, bytes]], size: int) -> bytes:
     """Hash of a file from its chunks: zeros are skipped, so that a hole and written zeros count the same."""
     total = hashlib.sha256(b"%d:" % size)
-    for offset, chunk in chunks:
+    for offset, chunk in parts:
         if chunk.strip(b"\0"):
             total.update(b"%d:%d:" % (offset, len(chunk)))
             total.update(chunk)
@@ -76,7 +76,7 @@ def bytes_hash(content: bytes) -> bytes:
     return content_hash(((at, content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)), len(content))
 
 
-def _chunks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
+def chunks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Aligned chunks of a file that hold data; holes are stepped over, however large they are."""
     offset = 0
     while offset < size:
@@ -155,22 +155,22 @@ def record(name: bytes, folder: int, status: os.stat_result, owner: Owner) -> Re
     """What a digest says about one name below a folder."""
     kind = KINDS.get(stat.S_IFMT(status.st_mode), "special")
     content = b""
-    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+    attributes: tuple[tuple[bytes, bytes], ...] = ()
     if kind == "file":
         with Opened(name, FILE, folder, status) as descriptor:
-            content = content_hash(_chunks(descriptor, status.st_size), status.st_size)
-            xattrs = _xattrs(descriptor)
+            content = content_hash(chunks(descriptor, status.st_size), status.st_size)
+            attributes = xattrs(descriptor)
     elif kind == "dir":
         with Opened(name, FOLDER, folder, status) as descriptor:
-            xattrs = _xattrs(descriptor)
+            attributes = xattrs(descriptor)
     elif kind == "link":
         content = os.readlink(name, dir_fd=folder)
     uid, gid = owner(status.st_uid, status.st_gid)
     mode = status.st_mode if kind == "special" else stat.S_IMODE(status.st_mode)
-    return Record(kind, mode, uid, gid, status.st_mtime_ns, content, xattrs)
+    return Record(kind, mode, uid, gid, status.st_mtime_ns, content, attributes)
 
 
-def _xattrs(descriptor: int) -> tuple[tuple[bytes, bytes], ...]:
+def xattrs(descriptor: int) -> tuple[tuple[bytes, bytes], ...]:
     """Extended attributes that a box can set: the namespace `user`, and access lists."""
     try:
         names = os.listxattr(descriptor)
@@ -185,7 +185,7 @@ def records(folder: int, owner: Owner) -> dict[bytes, Record]:
     status = os.fstat(folder)
     uid, gid = owner(status.st_uid, status.st_gid)
     mode = stat.S_IMODE(status.st_mode)
-    found = {b"": Record("dir", mode, uid, gid, status.st_mtime_ns, b"", _xattrs(folder))}
+    found = {b"": Record("dir", mode, uid, gid, status.st_mtime_ns, b"", xattrs(folder))}
 
     def visit(path: bytes, name: bytes, within: int, seen: os.stat_result) -> None:
         found[path] = record(name, within, seen, owner)

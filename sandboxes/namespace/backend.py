@@ -81,7 +81,7 @@ class NamespaceBackend(Backend):
             raise
         finally:
             theirs.close()
-        return NamespaceSandbox(spec, root.hash, zygote, number, born, ours, base)
+        return NamespaceSandbox(spec, root.hash, zygote, number, born, ours, base, self.prepare)
 
     def close(self) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import json
 import os
 import select
@@ -17,24 +18,97 @@ from typing import Any, TypeVar
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
-from agentrl.sandboxes.base import ENVIRONMENT, WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage
+from agentrl.sandboxes.base import WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.namespace.launch import Born, Zygote
+from agentrl.sandboxes.shell import ARGV, PipeShell
+from agentrl.sandboxes.snapshot import Snapshot, restore, save
 from agentrl.sandboxes.streams import Output, pump
 
 T = TypeVar("T")
 STATUS = struct.Struct("<iidd")
 """As init packs it: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
+WRITABLE = ("box", "tmp", "home", "shm")
+"""The folders of a box's own file system: /box, /tmp, its home and /dev/shm."""
 PATIENCE = 30.0
 """Seconds after which something that does not depend on the agent counts as broken."""
 
 
+class Running:
+    """Something that runs in a box, held by its pipes; also the session of a shell."""
+
+    def __init__(self, box: NamespaceSandbox, number: int, pipes: list[int], status: int) -> None:
+        self._box, self._number = box, number
+        self.pipes, self.status = pipes, status
+
+    def take(self, place: int) -> int:
+        """One of the pipes, to be closed by whoever takes it."""
+        taken, self.pipes[place] = self.pipes[place], -1
+        return taken
+
+    def kill(self, *, spare: bool = False, since: int = 0) -> None:
+        self._box._send({"op": "kill", "id": self._number, "spare": spare, "since": since}, [])
+
+    def ended(self) -> tuple[int, float, float]:
+        """Exit code, CPU seconds and peak memory, as init reports them; raises when init is gone."""
+        data = os.read(self.status, STATUS.size)
+        if len(data) != STATUS.size:
+            raise self._box._death()
+        failed, code, cpu, memory = STATUS.unpack(data)
+        if failed:
+            raise SandboxDied(f"no process could be started in the box, which is at its limits: {os.strerror(failed)}")
+        return (-os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)), cpu, memory
+
+    @property
+    def commands(self) -> int:
+        return self.pipes[3]
+
+    @property
+    def replies(self) -> int:
+        return self.pipes[4]
+
+    @property
+    def stdout(self) -> int:
+        return self.pipes[1]
+
+    @property
+    def stderr(self) -> int:
+        return self.pipes[2]
+
+    def end(self) -> int:
+        with self:
+            poll = select.poll()
+            poll.register(self.status, select.POLLIN)
+            if not poll.poll(PATIENCE * 1000):
+                self._box._destroy()
+            return self.ended()[0]
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for descriptor in (*self.pipes, self.status):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.pipes, self.status = [], -1
+
+
 class NamespaceSandbox(Sandbox):
     def __init__(
-        self, spec: SandboxSpec, root: str, zygote: Zygote, number: int, born: Born, control: socket.socket, base: int
+        self,
+        spec: SandboxSpec,
+        root: str,
+        zygote: Zygote,
+        number: int,
+        born: Born,
+        control: socket.socket,
+        base: int,
+        prepare: Callable[[SandboxSpec], NamespaceSandbox],
     ) -> None:
         """`base`: the host id of the box's id 0, or minus one when only the caller's own id is mapped."""
         self.spec, self.root = spec, root
+        self._prepare = prepare
+        self._snapshots: dict[str, dict[str, Snapshot]] = {}
         self._zygote, self._number, self._base = zygote, number, base
         self._pidfd, self._control = born.pidfd, control
         self._files = self._workspace = -1
@@ -107,6 +181,25 @@ class NamespaceSandbox(Sandbox):
         request = {"op": "python", "source": source, "cwd": WORKSPACE}
         return self._run(request, b"", None, timeout, message=message, reply_limit=reply_limit)
 
+    def _start(self, request: dict[str, Any], streams: Sequence[bool]) -> Running:
+        """Send a request with pipes of its own: for each stream, whether the host writes it (else it reads)."""
+        ends: list[int] = []
+        with ExitStack() as theirs, ExitStack() as ours:
+            passed: list[int] = []
+            for writes in [*streams, False]:
+                reader, writer = os.pipe()
+                mine, other = (writer, reader) if writes else (reader, writer)
+                theirs.callback(os.close, other)
+                ours.callback(os.close, mine)
+                ends.append(mine)
+                passed.append(other)
+                if self._base >= 0:  # so that the command may open /dev/stdout by name
+                    os.fchown(other, *self._outside(self.spec.user))
+            number = self._send(request, passed)
+            ours.pop_all()
+        *pipes, status = ends
+        return Running(self, number, pipes, status)
+
     def _run(
         self,
         request: dict[str, Any],
@@ -118,50 +211,24 @@ class NamespaceSandbox(Sandbox):
         reply_limit: int = 0,
         output_limit: int | None = None,
     ) -> ExecResult:
-        """Send a request with pipes of its own, and see it to its end."""
+        """Run one request from its start to its end."""
         limit = self.spec.limits.output_bytes if output_limit is None else output_limit
-        request["env"] = {**ENVIRONMENT, **self.spec.env, **(env or {})}
-        with ExitStack() as ours, ExitStack() as theirs:
-            inputs: dict[int, bytes] = {}
-            outputs: dict[int, Output] = {}
-            passed: list[int] = []
-            streams: list[tuple[bytes | None, int]] = [(stdin, 0), (None, limit), (None, limit)]
+        request["env"] = {**self.spec.env, **(env or {})}
+        running = self._start(request, (True, False, False, *((True, False) if message is not None else ())))
+        with running:
+            inputs = {running.take(0): stdin}
+            outputs = {running.pipes[1]: Output(limit), running.pipes[2]: Output(limit)}
             if message is not None:
-                streams += [(message, 0), (None, reply_limit)]
-            for given, room in [*streams, (None, 0)]:
-                reader, writer = os.pipe()
-                mine, other = (writer, reader) if given is not None else (reader, writer)
-                theirs.callback(os.close, other)
-                passed.append(other)
-                if given is not None:
-                    inputs[mine] = given  # the pump closes it
-                else:
-                    ours.callback(os.close, mine)
-                    outputs[mine] = Output(room)
-                if self._base >= 0:  # so that the command may open /dev/stdout by name
-                    os.fchown(other, *self._outside(self.spec.user))
-            status = list(outputs)[-1]
-            del outputs[status]
-            try:
-                number = self._send(request, passed)
-            except BaseException:
-                for descriptor in inputs:
-                    os.close(descriptor)
-                raise
-            theirs.close()
+                inputs[running.take(3)] = message
+                outputs[running.pipes[4]] = Output(reply_limit)
             limit_s = self.spec.limits.seconds if timeout is None else timeout
-            pumped = pump(status, inputs, outputs, limit_s, lambda: self._kill(number))
-            data = os.read(status, STATUS.size) if pumped.finished else b""
-        if len(data) != STATUS.size:
+            pumped = pump(running.status, inputs, outputs, limit_s, running.kill)
             if not pumped.finished:
                 self._destroy()
-            raise self._death()
-        failed, code, cpu, memory = STATUS.unpack(data)
-        if failed:
-            raise SandboxDied(f"no process could be started in the box, which is at its limits: {os.strerror(failed)}")
+            code, cpu, memory = running.ended()
         kept = list(outputs.values())
         result = ExecResult(
-            exit_code=-os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code),
+            exit_code=code,
             stdout=bytes(kept[0].data),
             stderr=bytes(kept[1].data),
             timed_out=pumped.timed_out,
@@ -187,8 +254,15 @@ class NamespaceSandbox(Sandbox):
                 pass  # init is gone; its status pipe will say so
         return int(number)
 
-    def _kill(self, number: int) -> None:
-        self._send({"op": "kill", "id": number}, [])
+    def shell(self) -> Shell:
+        limits = self.spec.limits
+        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ledger.ran)
+
+    def _session(self) -> Running:
+        request = {"op": "exec", "argv": list(ARGV), "cwd": WORKSPACE, "env": dict(self.spec.env)}
+        running = self._start(request, (True, False, False, True, False))
+        os.close(running.take(0))
+        return running
 
     # files
 
@@ -226,14 +300,40 @@ class NamespaceSandbox(Sandbox):
             raise SandboxError("the box was closed; its files are gone")
         return look()
 
-    def shell(self) -> Shell:
-        raise NotImplementedError
-
     def snapshot(self) -> str:
-        raise NotImplementedError
+        """Workspace, /tmp, home and /dev/shm; what runs in the box is stopped for the moment of copying."""
+        with ExitStack() as stopped:
+            if not self._killed:
+                self._send({"op": "stop"}, [])
+                stopped.callback(self._send, {"op": "continue"}, [])
+                self.list("/")  # answered in order: afterwards everything else stands still
+            saved = self._looking(lambda: {top: self._below(top, save) for top in WRITABLE})
+        name = f"{self._number}-{len(self._snapshots)}"
+        self._snapshots[name] = saved
+        return name
 
-    def fork(self, snapshot: str) -> Sandbox:
-        raise NotImplementedError
+    def _below(self, top: str, act: Callable[[int], T]) -> T:
+        descriptor = os.open(top, tree.FOLDER, dir_fd=self._files)
+        try:
+            return act(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def fork(self, snapshot: str) -> NamespaceSandbox:
+        if snapshot not in self._snapshots:
+            known = ", ".join(self._snapshots) or "none"
+            raise ValueError(f"this box has no snapshot {snapshot!r} (it has: {known})")
+        box = self._prepare(self.spec)
+        try:
+            with tree.acting_as(*box._outside(self.spec.user)):
+                for top, saved in self._snapshots[snapshot].items():
+                    box._below(top, functools.partial(restore, snapshot=saved))
+        except BaseException as error:
+            box.close()
+            if isinstance(error, OSError):
+                raise SandboxError(f"a snapshot could not be restored: {error}") from error
+            raise
+        return box
 
     # the end
 

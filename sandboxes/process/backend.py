@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.errors import AuthoringError, SandboxError
@@ -35,6 +36,8 @@ from agentrl.sandboxes.base import (
     Usage,
 )
 from agentrl.sandboxes.ledger import Ledger
+from agentrl.sandboxes.shell import ARGV, PipeShell
+from agentrl.sandboxes.snapshot import Snapshot, restore, save
 from agentrl.sandboxes.streams import Output, pump
 
 WARNING = "the process sandbox isolates NOTHING: commands run with all your rights on this machine; for debugging only"
@@ -70,6 +73,26 @@ class ProcessBackend(Backend):
         return ProcessSandbox(spec)
 
 
+@dataclass(slots=True)
+class ProcessSession:
+    """A shell process; without namespaces only its process group can be killed, and it dies with its commands."""
+
+    process: subprocess.Popen[bytes]
+    commands: int
+    replies: int
+    stdout: int
+    stderr: int
+
+    def kill(self, *, spare: bool, since: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        for descriptor in (self.commands, self.replies, self.stdout, self.stderr):
+            os.close(descriptor)
+        return self.process.wait()
+
+
 class ProcessSandbox(Sandbox):
     root = "process"
 
@@ -87,6 +110,7 @@ class ProcessSandbox(Sandbox):
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._ended = False
+        self._snapshots: dict[str, Snapshot] = {}
 
     def _owner(self, uid: int, gid: int) -> tuple[int, int]:
         inside = self.spec.user
@@ -175,7 +199,12 @@ class ProcessSandbox(Sandbox):
         return result
 
     def _start(
-        self, argv: list[str], passed: list[int], env: Mapping[str, str] | None, cwd: str
+        self,
+        argv: list[str],
+        passed: list[int],
+        env: Mapping[str, str] | None,
+        cwd: str,
+        keep: tuple[int, ...] = (),
     ) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._ended:
@@ -187,7 +216,7 @@ class ProcessSandbox(Sandbox):
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=more,
+            pass_fds=(*more, *keep),
             env={**ENVIRONMENT, "HOME": home, **self.spec.env, **(env or {})},
             cwd=self._outside(cwd),
             start_new_session=True,
@@ -232,16 +261,37 @@ class ProcessSandbox(Sandbox):
         return sorted(os.listdir(self._outside(path)))
 
     def shell(self) -> Shell:
-        raise NotImplementedError
+        limits = self.spec.limits
+        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ledger.ran)
+
+    def _session(self) -> ProcessSession:
+        ends = [os.pipe() for _ in range(4)]  # stdout, stderr, commands, replies
+        (out, out_w), (err, err_w), (cmd_r, cmd), (rep, rep_w) = ends
+        with open(os.devnull, "rb") as nothing:
+            try:
+                redirect = f'exec "$@" 3<&{cmd_r} 4>&{rep_w}'
+                argv = ["bash", "-c", redirect, "bash", *ARGV]
+                process = self._start(argv, [nothing.fileno(), out_w, err_w], None, WORKSPACE, keep=(cmd_r, rep_w))
+            finally:
+                for descriptor in (out_w, err_w, cmd_r, rep_w):
+                    os.close(descriptor)
+        return ProcessSession(process, cmd, rep, out, err)
 
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
         return tree.collect(self._workspace, path, max_bytes=max_bytes, max_files=max_files)
 
     def snapshot(self) -> str:
-        raise NotImplementedError
+        name = str(len(self._snapshots))
+        self._snapshots[name] = save(self._workspace)
+        return name
 
-    def fork(self, snapshot: str) -> Sandbox:
-        raise NotImplementedError
+    def fork(self, snapshot: str) -> ProcessSandbox:
+        if snapshot not in self._snapshots:
+            raise ValueError(f"this box has no snapshot {snapshot!r} (it has: {', '.join(self._snapshots) or 'none'})")
+        box = ProcessSandbox(replace(self.spec, files={}))
+        box.spec, box._ledger = self.spec, Ledger(self.spec)
+        restore(box._workspace, self._snapshots[snapshot])
+        return box
 
     def digest(self) -> str:
         return tree.digest_of(tree.records(self._workspace, self._owner))

@@ -10,6 +10,7 @@ read its memory.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # without the enum wrappers, whose memory every child would copy
 import array
 import contextlib
 import errno
@@ -25,11 +26,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .kernel import PR_SET_DUMPABLE, keep_capabilities, prctl
+from .cgroups import write
+from .kernel import PR_SET_DUMPABLE, bare_fork, keep_capabilities, prctl
 
 STATUS = struct.Struct("<iidd")
 """What goes down a status pipe: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
-Program = tuple[str, str]
+OURS = ("inner", *("inner." + name for name in ("kernel", "seccomp", "cgroups", "rootfs", "init", "zygote")))
 
 
 class Child(BaseException):
@@ -45,6 +47,7 @@ class Init:
         self.user: int = plan["user"]
         self.switch: bool = plan["switch"]
         self.open_files: int = plan["open_files"]
+        self.environment = dict(os.environ)
         self.running: dict[int, tuple[int, int]] = {}
 
     def serve(self) -> None:
@@ -73,9 +76,14 @@ class Init:
                 if number == request["id"]:
                     kill_tree(pid, request.get("spare", False), request.get("since", 0))
             return
+        if request["op"] in ("stop", "continue"):
+            with contextlib.suppress(ProcessLookupError):  # everything but this process
+                os.kill(-1, signal.SIGSTOP if request["op"] == "stop" else signal.SIGCONT)
+            return
         *inherited, status = descriptors
         try:
-            pid = os.fork()
+            # a child that only executes something needs none of the interpreter's fork hooks
+            pid = os.fork() if request["op"] == "python" else bare_fork()
         except OSError as error:
             os.write(status, STATUS.pack(error.errno or errno.EAGAIN, 0, 0.0, 0.0))
             pid = -1
@@ -106,21 +114,18 @@ class Init:
     def child(self, request: dict[str, Any], inherited: list[int], status: int) -> None:
         """In the forked child: never returns, but for `Child`."""
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _signal.set_wakeup_fd(-1)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
             os.setsid()
             for target, descriptor in enumerate(inherited):
                 os.dup2(descriptor, target)
-            os.closerange(len(inherited), 4096)
+            os.closerange(len(inherited), self.open_files)
             if self.switch:
                 os.setresgid(self.user, self.user, self.user)
                 os.setresuid(self.user, self.user, self.user)
             keep_capabilities(())
             prctl(PR_SET_DUMPABLE, 1)
-            with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("500")
-            os.environ.clear()
-            os.environ.update(request["env"])
+            write("/proc/self/oom_score_adj", "500")  # rather than init
             os.umask(0o022)
             if request["op"] in FILES:
                 os._exit(answer(FILES[request["op"]], request))
@@ -130,7 +135,9 @@ class Init:
                 os.write(2, "{}: {}\n".format(request["cwd"], error.strerror).encode())
                 os._exit(126)
             if request["op"] == "exec":
-                execute(request["argv"], request["env"])
+                execute(request["argv"], {**self.environment, **request["env"]})
+            for name, value in request["env"].items():  # the rest is there already
+                os.environ[name] = value
         except BaseException as error:
             os.write(2, f"the command could not be started: {error!r}\n".encode())
             os._exit(126)
@@ -184,8 +191,8 @@ def kill_tree(root: int, spare_root: bool, since: int) -> None:
 
 
 def execute(argv: list[str], env: dict[str, str]) -> None:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, env)
     except OSError as error:
@@ -248,8 +255,8 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def prepare_python(path: list[str]) -> dict[str, Any]:
     """Make the forked interpreter look like `python3 -c`, and return the namespace of its `__main__`."""
-    for name in [name for name in sys.modules if name == "inner" or name.startswith("inner.")]:
-        del sys.modules[name]
+    for name in OURS:
+        sys.modules.pop(name, None)
     main = type(sys)("__main__")
     sys.modules["__main__"] = main
     sys.argv[:] = ["-c"]

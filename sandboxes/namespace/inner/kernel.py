@@ -92,24 +92,20 @@ def read_only(path: str) -> None:
 
 
 def clone(flags: int, cgroup: int = -1) -> tuple[int, int]:
-    """Fork into fresh namespaces: (0, -1) in the child, (pid, pidfd) in the parent."""
+    """Fork into fresh namespaces: pid (0 in the child) and pidfd. Without the hooks, as `bare_fork`."""
     pidfd = ctypes.c_int(-1)
     if cgroup >= 0:
         flags |= CLONE_INTO_CGROUP
     fields = (flags | CLONE_PIDFD, ctypes.addressof(pidfd), 0, 0, 17, 0, 0, 0, 0, 0, max(cgroup, 0))
     request = ctypes.create_string_buffer(struct.pack("11Q", *fields))
-    api = ctypes.pythonapi
-    api.PyOS_BeforeFork()
     libc.syscall.restype = ctypes.c_long
     pid = libc.syscall(ctypes.c_long(SYS_CLONE3), request, ctypes.c_long(88 if cgroup >= 0 else 64))
-    if pid == 0:
-        api.PyOS_AfterFork_Child()
-        return 0, -1
-    number = ctypes.get_errno()
-    api.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(number, os.strerror(number) + " (clone3)")
-    return pid, pidfd.value
+    return _check(pid, "clone3"), pidfd.value
+
+
+def bare_fork() -> int:
+    """fork without the interpreter's hooks: for a single-threaded process whose child soon executes something."""
+    return _check(libc.fork(), "fork")
 
 
 def last_capability() -> int:

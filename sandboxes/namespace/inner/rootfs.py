@@ -46,7 +46,7 @@ def build(plan: dict[str, Any]) -> int:
         os.chmod(name, mode)
     os.mkdir("empty")
     os.chmod("empty", 0o555)
-    for name in ("box", "home"):
+    for name in ("box", "tmp", "home", "shm"):
         os.chown(name, plan["user"], plan["user"])
     if plan["image"] is None:
         mount("root", "root", None, MS_BIND)
@@ -60,7 +60,8 @@ def build(plan: dict[str, Any]) -> int:
     _devices()
     for source, target in (("box", "box"), ("tmp", "tmp"), ("home", "home/agent"), ("shm", "dev/shm")):
         mount("../" + source, target, None, MS_BIND)
-    mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
+    # nobody in the box sees init; init, in group 0 where there is one, sees everybody
+    mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2" + (",gid=0" if plan["switch"] else ""))
     _proc()
     for name in ("box", "tmp", "home", "shm"):
         os.utime("../" + name, (FIXED, FIXED))
