@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
 from agentrl.envs.face import Acts
-from agentrl.envs.fingerprint import Fingerprint, expert_print, task_hash
+from agentrl.envs.fingerprint import Fingerprint, expert_print, short, task_hash
+from agentrl.envs.leaks import texts
 from agentrl.envs.script import Played, Stage, play
 from agentrl.envs.tools import tools_of
 from agentrl.types import SPLITS, Split, Task, ToolCall
@@ -34,6 +35,18 @@ class Failed(Exception):
         self.fix = fix
 
 
+class Surveyed(NamedTuple):
+    """A task that was only looked at."""
+
+    id: str
+    split: Split
+    level: int
+    content: str
+    """Hash of prompt and setup."""
+    words: str
+    """Hash of their words, in any order."""
+
+
 @dataclass(kw_only=True)
 class Bench:
     """What the checks share: the environment under examination, its first tasks, and what was already played."""
@@ -47,7 +60,7 @@ class Bench:
     where: Stage
     prints: dict[str, Fingerprint] = field(default_factory=dict)
     """The expert's episodes played alone, by task id."""
-    _survey: list[tuple[Split, Task, str]] = field(default_factory=list)
+    _survey: list[Surveyed] = field(default_factory=list)
 
     def make(self) -> Environment:
         """A fresh instance, as every episode gets one."""
@@ -57,8 +70,8 @@ class Bench:
         count = min(per_level or self.per_level, self.kind.size or sys.maxsize)
         return [self.make().task(split, level, index) for level in self.levels for index in range(count)]
 
-    def survey(self) -> list[tuple[Split, Task, str]]:
-        """Tasks of every split and level that are generated only, with the hash of what they say; made once."""
+    def survey(self) -> list[Surveyed]:
+        """Tasks of every split and level that are generated only; made once."""
         if not self._survey:
             environment = self.make()
             count = min(SURVEY, self.kind.size or SURVEY)
@@ -66,7 +79,9 @@ class Bench:
                 for level in self.levels:
                     for index in range(count):
                         task = environment.task(split, level, index)
-                        self._survey.append((split, replace(task, setup={}, secret={}), task_hash(task, secret=False)))
+                        words = " ".join([task.prompt, *texts(task.setup)]).lower().split()
+                        content = task_hash(task, secret=False)
+                        self._survey.append(Surveyed(task.id, split, level, content, short(" ".join(sorted(words)))))
         return self._survey
 
     async def play(self, task: Task, actions: Any, **options: Any) -> Played:

@@ -59,31 +59,23 @@ async def task_purity(bench: Bench) -> str:
 @check("choose the split by what the task says (agentrl.envs.splits.draw or Shuffle), not by the seed alone")
 async def splits_disjoint(bench: Bench) -> str:
     seen: dict[str, tuple[str, str]] = {}
-    for split, task, key in bench.survey():
-        other = seen.setdefault(key, (split, task.id))
-        if other[0] != split:
+    for task in bench.survey():
+        other = seen.setdefault(task.content, (task.split, task.id))
+        if other[0] != task.split:
             raise Failed(f"{task.id} is the same task as {other[1]}")
     return f"{len(bench.survey())} tasks, no content in two splits"
 
 
 @check("widen what the generator draws from, or set `size` to the number of tasks that differ")
 async def near_duplicates(bench: Bench) -> str:
-    whole: dict[int, Counter[str]] = {level: Counter() for level in bench.levels}
-    loose: dict[int, dict[str, set[str]]] = {level: {} for level in bench.levels}
-    held: list[tuple[int, str]] = []
-    for split, task, key in bench.survey():
-        level = task.level
-        whole[level][key] += 1
-        words = " ".join(sorted(task.prompt.lower().split()))
-        loose[level].setdefault(words, set()).add(split)
-        if split != "train":
-            held.append((level, words))
-    near = sum("train" in loose[level][words] for level, words in held)
-    total = sum(sum(counts.values()) for counts in whole.values())
-    exact = sum(sum(counts.values()) - len(counts) for counts in whole.values())
-    evidence = f"of {total} tasks {exact} repeat another of their level; {near} of {len(held)} held out have a prompt "
-    evidence += "with the same words in train"
-    if exact > 0.01 * total or near > 0.05 * len(held):
+    tasks = bench.survey()
+    exact = len(tasks) - len({(task.level, task.content) for task in tasks})
+    trained = {(task.level, task.words) for task in tasks if task.split == "train"}
+    held = [task for task in tasks if task.split != "train"]
+    near = sum((task.level, task.words) in trained for task in held)
+    evidence = f"of {len(tasks)} tasks {exact} repeat another of their level; {near} of {len(held)} held out have the "
+    evidence += "same words as one in train"
+    if exact > 0.01 * len(tasks) or near > 0.05 * len(held):
         raise Failed(evidence)
     return evidence
 

@@ -39,9 +39,9 @@ def canaries(task: Task) -> tuple[Task, tuple[str, ...]]:
 def distinctive(task: Task) -> tuple[str, ...]:
     """Texts of the secret that neither the prompt nor the setup holds, and that are long enough to be recognised."""
     public = task.prompt + json.dumps(plain(task.setup), ensure_ascii=False)
-    shown = [task.prompt, *_texts(task.setup)]
+    shown = [task.prompt, *texts(task.setup)]
     found = []
-    for text in _texts(task.secret):
+    for text in texts(task.secret):
         clean = text.strip()
         if len(clean) >= SHORTEST and clean not in public and not any(clean in other for other in shown):
             found.append(clean)
@@ -53,7 +53,7 @@ def find_in(text: str, values: tuple[str, ...]) -> str:
     return next((value for value in values if value in text), "")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts(value: Any) -> Iterator[str]:
     """Every text in a nested value, keys included."""
     if isinstance(value, str):
         yield value
@@ -64,10 +64,10 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield str(key)
-            yield from _texts(item)
+            yield from texts(item)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from _texts(item)
+            yield from texts(item)
     elif is_dataclass(value) and not isinstance(value, type):
         for one in fields(value):
-            yield from _texts(getattr(value, one.name))
+            yield from texts(getattr(value, one.name))
