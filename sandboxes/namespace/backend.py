@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 
-from agentrl.errors import SandboxError
+from agentrl.errors import AgentError, SandboxError
 from agentrl.sandboxes.base import Availability, Backend, SandboxSpec
 from agentrl.sandboxes.namespace import roots
 from agentrl.sandboxes.namespace.box import NamespaceSandbox
@@ -30,17 +30,34 @@ class NamespaceBackend(Backend):
         """The running zygote, started when it is first needed (and again after a fork of this process)."""
         with self._lock:
             if self._zygote is None or self._owner != os.getpid() or not self._zygote.alive:
-                self._zygote, self._owner = Zygote(roots.INTERPRETER), os.getpid()
+                self._zygote, self._owner = Zygote(roots.interpreter()), os.getpid()
             return self._zygote
 
     def available(self) -> Availability:
-        isolates = ("files", "processes", "network", "ipc", "host name", "users", "system calls")
         try:
             with self.create(SandboxSpec()) as box:
-                works = box.exec(["true"]).ok
-        except SandboxError as error:
-            return Availability(works=False, isolates=(), missing=(str(error),))
-        return Availability(works=works, isolates=isolates)
+                works = box.exec(["true"], timeout=10).ok
+        except (SandboxError, AgentError) as error:
+            return Availability(works=False, isolates=(), missing=(str(error),), fix=_remedy())
+        kept = [
+            "files (own root, read-only, overlaid)",
+            "processes",
+            "network (own loopback only)",
+            "ipc, host name, cgroup view",
+            "users (ids of its own)" if os.geteuid() == 0 else "users (one id, shared with init)",
+            "system calls (seccomp)",
+        ]
+        groups = set(self.zygote().facts["cgroups"])
+        kept += [f"{name} limit (cgroup)" for name in ("memory", "pids", "cpu") if name in groups]
+        missing, fixes = [], []
+        if groups < {"memory", "pids", "cpu"}:
+            lacking = ", ".join(sorted({"memory", "pids", "cpu"} - groups))
+            missing.append(f"cgroups for {lacking}: rlimits for each process stand in")
+            fixes.append("systemd-run --user --scope -p Delegate=yes agentrl ...  (or run as root)")
+        if roots.interpreter() != roots.SYSTEM_PYTHON:
+            missing.append(f"{roots.SYSTEM_PYTHON}: no warm Python in the image `host`")
+            fixes.append("apt-get install python3-minimal")
+        return Availability(works=works, isolates=tuple(kept), missing=tuple(missing), fix="; ".join(fixes))
 
     def create(self, spec: SandboxSpec) -> NamespaceSandbox:
         box = self.prepare(spec)
@@ -81,10 +98,32 @@ class NamespaceBackend(Backend):
             raise
         finally:
             theirs.close()
-        return NamespaceSandbox(spec, root.hash, zygote, number, born, ours, base, self.prepare)
+        return NamespaceSandbox(spec, root, zygote, number, born, ours, base, self.prepare)
 
     def close(self) -> None:
         with self._lock:
             if self._zygote is not None and self._owner == os.getpid():
                 self._zygote.close()
             self._zygote = None
+
+
+def _remedy() -> str:
+    """What most likely keeps this user from making namespaces here."""
+    for path, bad, command in (
+        ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    ):
+        try:
+            with open(path) as file:
+                if file.read().strip() == bad:
+                    return command
+        except OSError:
+            continue
+    if os.path.exists("/.dockerenv"):
+        return "start the container with --privileged, or --security-opt seccomp=unconfined,systempaths=unconfined"
+    return "run as root"

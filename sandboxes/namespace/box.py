@@ -21,6 +21,7 @@ from agentrl.sandboxes import tree
 from agentrl.sandboxes.base import WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.namespace.launch import Born, Zygote
+from agentrl.sandboxes.namespace.roots import Root
 from agentrl.sandboxes.shell import ARGV, PipeShell
 from agentrl.sandboxes.snapshot import Snapshot, restore, save
 from agentrl.sandboxes.streams import Output, pump
@@ -97,7 +98,7 @@ class NamespaceSandbox(Sandbox):
     def __init__(
         self,
         spec: SandboxSpec,
-        root: str,
+        root: Root,
         zygote: Zygote,
         number: int,
         born: Born,
@@ -106,7 +107,7 @@ class NamespaceSandbox(Sandbox):
         prepare: Callable[[SandboxSpec], NamespaceSandbox],
     ) -> None:
         """`base`: the host id of the box's id 0, or minus one when only the caller's own id is mapped."""
-        self.spec, self.root = spec, root
+        self.spec, self.root, self._warm = spec, root.hash, root.warm
         self._prepare = prepare
         self._snapshots: dict[str, dict[str, Snapshot]] = {}
         self._zygote, self._number, self._base = zygote, number, base
@@ -178,7 +179,9 @@ class NamespaceSandbox(Sandbox):
     def python(
         self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
     ) -> ExecResult:
-        request = {"op": "python", "source": source, "cwd": WORKSPACE}
+        request: dict[str, Any] = {"op": "python", "source": source, "cwd": WORKSPACE}
+        if not self._warm:  # the image has another interpreter than the zygote
+            request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": WORKSPACE}
         return self._run(request, b"", None, timeout, message=message, reply_limit=reply_limit)
 
     def _start(self, request: dict[str, Any], streams: Sequence[bool]) -> Running:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import stat
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from agentrl.errors import AuthoringError
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 MASKED_NAMES = ("site-packages", "dist-packages")
-INTERPRETER = "/usr/bin/python3"
-STAGES = ("/mnt", "/srv", "/media", "/opt", "/var", "/tmp")
+SYSTEM_PYTHON = "/usr/bin/python3"
+STAGES = ("/sys/kernel", "/sys/fs", "/mnt", "/srv", "/media", "/tmp")
+"""Where a box mounts its own file system before it moves in; the host never sees it, and no image lies there."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,22 @@ class Root:
     plan: dict[str, Any] = field(repr=False)
     """What the box's builder needs: image, links, binds, masks, texts, stage."""
     hash: str
+    warm: bool
+    """Whether the zygote's interpreter is the one inside, so that `python` may run in a fork of it."""
+
+
+@functools.lru_cache(maxsize=1)
+def interpreter() -> str:
+    """The machine's own Python, which lies in the root of `host`; without one, ours, and then `python` runs cold."""
+    return SYSTEM_PYTHON if os.access(SYSTEM_PYTHON, os.X_OK) else sys.executable
+
+
+def _fingerprint(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def _texts(user: int) -> dict[str, str]:
@@ -88,8 +106,14 @@ def find(image: str, user: int) -> Root:
     where = str(folder.resolve())
     lines: list[bytes] = []
     _listing(where, lines, [], ())
-    stage = next(s for s in STAGES if os.path.isdir(s) and os.path.commonpath((s, where)) != s)
-    return Root({"image": where, "links": {}, "binds": [], "masks": [], "texts": {}, "stage": stage}, _hash(lines))
+    plan = {"image": where, "links": {}, "binds": [], "masks": [], "texts": {}, "stage": _stage()}
+    # a path in the image: its links must be read as the box will read them, so only a plain file counts
+    inside = _fingerprint(os.path.join(where, os.path.realpath(SYSTEM_PYTHON).lstrip("/")))
+    return Root(plan, _hash(lines), inside != "" and inside == _fingerprint(interpreter()))
+
+
+def _stage() -> str:
+    return next(folder for folder in STAGES if os.path.isdir(folder))
 
 
 def _host(user: int) -> Root:
@@ -108,6 +132,5 @@ def _host(user: int) -> Root:
     links.update({"/etc/os-release": "../usr/lib/os-release"} if os.path.exists("/usr/lib/os-release") else {})
     lines += [os.fsencode(f"{name}\0{target}") for name, target in links.items()]
     lines += [os.fsencode(f"{name}\0{text}") for name, text in texts.items()]
-    stage = next(s for s in STAGES if os.path.isdir(s))
-    plan = {"image": None, "links": links, "binds": binds, "masks": sorted(masks), "texts": texts, "stage": stage}
-    return Root(plan, _hash(lines))
+    plan = {"image": None, "links": links, "binds": binds, "masks": sorted(masks), "texts": texts, "stage": _stage()}
+    return Root(plan, _hash(lines), interpreter() == SYSTEM_PYTHON)
