@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import io
+import marshal
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -32,6 +34,8 @@ def pytest_zip() -> bytes:
 
         def add(name: str, content: bytes) -> None:
             bundle.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+            if name.endswith(".py"):
+                bundle.writestr(zipfile.ZipInfo(name + "c"), _compiled(name, content), zipfile.ZIP_DEFLATED)
 
         for part in _PARTS:
             try:
@@ -45,3 +49,9 @@ def pytest_zip() -> bytes:
         for name, text in _STUBS.items():
             add(name, text.encode())
     return buffer.getvalue()
+
+
+def _compiled(name: str, source: bytes) -> bytes:
+    """A .pyc that is taken as it is by an interpreter of this version; any other falls back to the source beside it."""
+    code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
+    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source) + code

@@ -26,6 +26,7 @@ from .cases import Case, Raised, Result, Returned, Step
 
 Score = Literal["all", "fraction"]
 REPLY_LIMIT = 1 << 20
+SLOW = "took longer than"
 _INSIDE = files(__package__ or "").joinpath("inside.py").read_text(encoding="utf-8")
 
 
@@ -115,25 +116,30 @@ class HiddenTests(Verifier):
                 _INSIDE, json.dumps(order).encode(), timeout=self.seconds, reply_limit=REPLY_LIMIT
             )
         if done.timed_out:
-            raise Malformed(f"took longer than {self.seconds:g} s")
+            raise Malformed(f"{SLOW} {self.seconds:g} s")
         if not done.reply:
             raise Malformed(f"ended without a result (exit code {done.exit_code})")
         return _results(parse_json(done.reply, max_bytes=REPLY_LIMIT), steps)
 
 
 async def work_through(count: int, one: Callable[[int], Awaitable[str]], concurrency: int, *, stop: bool) -> list[str]:
-    """Why each case failed; "" where it passed. With `stop`, no case starts after the first failure."""
-    failures = ["not run, an earlier case failed"] * count
+    """Why each case failed; "" where it passed.
+
+    No case starts after the first failure with `stop`, or after the third time-out without: a candidate that hangs
+    costs little more than its limit, however many cases there are.
+    """
+    failures = ["not run, earlier cases failed"] * count
     waiting = iter(range(count))
-    broken = False
+    broken, slow = False, 0
 
     async def work() -> None:
-        nonlocal broken
+        nonlocal broken, slow
         for at in waiting:
             if broken:
                 return
             failures[at] = await one(at)
-            broken = broken or (stop and failures[at] != "")
+            slow += failures[at].startswith(SLOW)
+            broken = broken or slow >= 3 or (stop and failures[at] != "")
 
     workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, count))]
     try:

@@ -34,12 +34,12 @@ class Refused(TypeError):
 
 def receive() -> Any:
     with open(os.path.join(FOLDER, "in"), "rb") as pipe:
-        return json.loads(base64.b64decode(pipe.read()))
+        return json.loads(pipe.read())
 
 
 def send(message: Any) -> None:
     with open(os.path.join(FOLDER, "out"), "wb") as pipe:
-        pipe.write(base64.b64encode(json.dumps(message).encode()))
+        pipe.write(json.dumps(message).encode())
 
 
 def ask(op: str, **message: Any) -> Any:

@@ -13,7 +13,7 @@ from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.values import Malformed
 
-from .functions import Score, regular, secret_rng, work_through
+from .functions import SLOW, Score, regular, secret_rng, work_through
 
 Text = Literal["exact", "trailing", "tokens"]
 
@@ -147,7 +147,7 @@ class ProgramTests(Verifier):
     async def _exec(self, case: Run, box: Sandbox) -> Ran:
         done = await box.aio.exec(case.argv, stdin=case.stdin, timeout=self.seconds)
         if done.timed_out:
-            raise Malformed(f"took longer than {self.seconds:g} s")
+            raise Malformed(f"{SLOW} {self.seconds:g} s")
         if done.truncated:
             raise Malformed("wrote more output than is read")
         files: dict[str, Entry] = {}

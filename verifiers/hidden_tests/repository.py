@@ -32,6 +32,8 @@ from .shared import run_shared
 _PACKAGE = files(__package__ or "")
 MAX_OPERATIONS = 5_000
 """Operations that one test may ask of the agent's code."""
+PATIENCE = 60.0
+"""Seconds that the tests themselves may take between two requests; the agent's time is counted apart."""
 
 
 class RepositoryTests(Verifier):
@@ -62,7 +64,7 @@ class RepositoryTests(Verifier):
             believe: special methods of agent objects whose yes or no the tests may believe, such as `__eq__`.
             score: all or nothing, or the share of the tests that pass.
             fresh: a fresh box for the agent's code for each test, or one for the suite.
-            seconds: wall time of one test.
+            seconds: wall time that the agent's code may take in one test.
             memory_mb: memory of each box.
             image: the root the boxes have.
         """
@@ -136,7 +138,7 @@ class _Session:
         self.agent: Channel | None = None
         self.test = ""
         self.operations = 0
-        self.deadline = 0.0
+        self.spent = 0.0
         self.spoiled: dict[str, str] = {}
 
     async def __aenter__(self) -> _Session:
@@ -157,7 +159,7 @@ class _Session:
         message: dict[str, Any] = {"op": "start"}
         try:
             while True:
-                request = await tests.ask(message, self.verifier.seconds + 10.0)
+                request = await tests.ask(message, PATIENCE)
                 if request.get("op") == "done":
                     break
                 message = await self._answer(request)
@@ -176,16 +178,19 @@ class _Session:
             await self._reset(str(request["test"]))
             return {"return": None}
         self.operations += 1
-        left = self.deadline - monotonic()
+        left = self.verifier.seconds - self.spent
         if self.agent is not None and (self.operations > MAX_OPERATIONS or left <= 0):
             await self._lose("too many operations" if left > 0 else f"took longer than {self.verifier.seconds:g} s")
         if self.agent is None:
             return {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
+        began = monotonic()
         try:
             return await self.agent.ask(request, left)
         except Gone as gone:
             await self._lose(str(gone))
             return {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
+        finally:
+            self.spent += monotonic() - began
 
     async def _lose(self, why: str) -> None:
         """The agent's box is of no more use: the test it serves has failed, whatever the test itself makes of it."""
@@ -194,8 +199,7 @@ class _Session:
         await self.agent_stack.aclose()
 
     async def _reset(self, test: str) -> None:
-        self.test, self.operations = test, 0
-        self.deadline = monotonic() + self.verifier.seconds
+        self.test, self.operations, self.spent = test, 0, 0.0
         if self.agent is not None and test and self.verifier.fresh == "suite":
             return
         self.agent = None

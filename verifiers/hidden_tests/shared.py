@@ -20,6 +20,7 @@ from agentrl.verifiers.values import Malformed, parse_json
 
 from .bundle import pytest_zip
 from .canaries import canaries
+from .functions import work_through
 
 _INSIDE = files(__package__ or "").joinpath("inside_shared.py").read_text(encoding="utf-8")
 
@@ -33,27 +34,31 @@ async def run_shared(
     context: Context,
 ) -> tuple[set[str], list[str]]:
     """The tests that passed with all canaries failing, and remarks."""
-    passed: set[str] = set()
-    notes: list[str] = []
-    for number, name in enumerate(ids):
-        nonce = hashlib.sha256(context.secret + f"shared {number} {name}".encode()).hexdigest()[:24]
+
+    async def judge(at: int) -> str:
+        name = ids[at]
+        nonce = hashlib.sha256(context.secret + f"shared {at} {name}".encode()).hexdigest()[:24]
         outcome = await _one(tests, name, repository, spec, seconds, nonce, context)
         if outcome != "passed":
-            notes.append(f"{name}: {outcome}")
-            continue
-        file, _, test = name.partition("::")
-        try:
-            changed = list(canaries(tests[file].decode(), test, nonce[::-1]))
-        except (LookupError, SyntaxError, UnicodeDecodeError) as error:
-            raise VerifierError(f"{name}: no canary can be made of it ({error})") from None
-        for what, source in changed:
-            there = {**tests, file: source.encode()}
+            return outcome
+        for what, there in _canaries(tests, name, nonce[::-1]):
             if await _one(there, name, repository, spec, seconds, nonce, context) != "failed":
-                notes.append(f"{name}: its canary ({what}) did not fail, so its pass is worth nothing")
-                break
-        else:
-            passed.add(name)
-    return passed, notes
+                return f"its canary ({what}) did not fail, so its pass is worth nothing"
+        return ""
+
+    failures = await work_through(len(ids), judge, 4, stop=False)
+    notes = [f"{name}: {failure}" for name, failure in zip(ids, failures, strict=True) if failure]
+    return {name for name, failure in zip(ids, failures, strict=True) if not failure}, notes
+
+
+def _canaries(tests: Mapping[str, bytes], name: str, nonce: str) -> list[tuple[str, dict[str, bytes]]]:
+    """What was done to the test, and the test files with it done."""
+    file, _, test = name.partition("::")
+    try:
+        changed = list(canaries(tests[file].decode(), test, nonce))
+    except (LookupError, SyntaxError, UnicodeDecodeError) as error:
+        raise VerifierError(f"{name}: no canary can be made of it ({error})") from None
+    return [(what, {**tests, file: source.encode()}) for what, source in changed]
 
 
 async def _one(

@@ -1,4 +1,4 @@
-"""Grades what only an opinion can grade: a model judges by a rubric, calibrated against labels before it is believed."""
+"""Grades what only an opinion can: a model judges by a rubric, calibrated against labels before it is believed."""
 
 from .calibration import Calibration, Gold
 from .prompt import Criterion
