@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agentrl.errors import StorageError
+from agentrl.types import Round
 
 Row = dict[str, Any]
 
@@ -22,6 +25,8 @@ class Metrics:
         self.path = path
         if resume_step is not None and path.exists():
             _truncate(path, resume_step)
+        self.rows: list[Row] = list(read(path))
+        """All rows of the run, for alarms and reports."""
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -35,7 +40,12 @@ class Metrics:
             self._file.flush()
         except OSError as error:
             raise StorageError(f"{self.path}: {error.strerror}; free some space, then --resume") from error
+        self.rows.append(row)
         return row
+
+    def of(self, kind: str) -> list[Row]:
+        """The rows of one kind."""
+        return [row for row in self.rows if row["kind"] == kind]
 
     def close(self) -> None:
         self._file.close()
@@ -53,6 +63,45 @@ def read(path: Path, kind: str | None = None) -> Iterator[Row]:
                 continue
             if kind is None or row.get("kind") == kind:
                 yield row
+
+
+def step_row(round_: Round, report: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """A round and the learner's report as one row. `version` is the policy's when the round was trained on."""
+    groups = [*round_.kept, *round_.dropped]
+    rollouts = [t for group in groups for t in group.trajectories]
+    graded = [t for t in rollouts if t.outcome.score is not None]
+    scores = [t.outcome.score for t in graded if t.outcome.score is not None]
+    lengths = [t.sampled_tokens for t in graded]
+    compared = [group.scores for group in groups if len(group.scores) > 1]
+    ages = [version - t.oldest_version for group in round_.kept for t in group.trajectories if t.oldest_version >= 0]
+    seconds = {name: sum(t.timings.get(name, 0.0) for t in rollouts) for name in ("engine", "tools", "verifier")}
+    return {
+        "score": _mean(scores),
+        "groups": len(round_.kept),
+        "dropped": len(round_.dropped),
+        "informative": _mean([max(s) > min(s) for s in compared]),
+        "all_pass": _mean([min(s) == 1.0 for s in compared]),
+        "all_fail": _mean([max(s) == 0.0 for s in compared]),
+        "group_std": _mean([float(np.std(s)) for s in compared]),
+        "rollouts": len(rollouts),
+        "infra_errors": len(rollouts) - len(graded),
+        "grading_alarms": sum(t.outcome.alarm for t in graded),
+        "truncated": _mean([t.outcome.ending in ("tokens", "turns", "time") for t in graded]),
+        "agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
+        "sampled_mean": _mean(lengths),
+        "sampled_max": max(lengths, default=0),
+        "sampled_tokens": sum(lengths),
+        "wasted_tokens": sum(t.sampled_tokens for group in round_.dropped for t in group.trajectories),
+        "staleness_mean": _mean(ages),
+        "staleness_max": max(ages, default=0),
+        **{f"rollout_{name}_s": value for name, value in seconds.items()},
+        **{f"wait_{name}_s": value for name, value in round_.timings.items()},
+        **report,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
 
 
 def _truncate(path: Path, step: int) -> None:

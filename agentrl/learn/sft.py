@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.errors import UserError
+from agentrl.evaluate import Evaluation
 from agentrl.recipe import WarmStartSection
 from agentrl.types import Trajectory
 
@@ -37,7 +38,12 @@ def warm_start(
     seed: int,
     say: Callable[[str], None] = print,
 ) -> float:
-    """Train `model` in place; returns the last mean loss. Same seed, machine and threads: the same weights."""
+    """Train `model` in place; returns the last mean loss. Same seed, machine and threads: the same weights.
+
+    The work is done on a float32 copy: small updates would be lost in bfloat16 weights.
+    """
+    import copy
+
     import torch
     from datasets import Dataset, disable_progress_bars
     from transformers import TrainerCallback
@@ -59,6 +65,7 @@ def warm_start(
                 say(f"warm start: step {state.global_step} of {state.max_steps}, loss {losses[-1]:.4f}")
 
     cuda = next(model.parameters()).device.type == "cuda"
+    pupil = copy.deepcopy(model).float()
     with tempfile.TemporaryDirectory() as temporary:
         config = SFTConfig(
             output_dir=temporary,
@@ -83,7 +90,7 @@ def warm_start(
             dataloader_num_workers=0,
         )
         trainer = SFTTrainer(
-            model=model,
+            model=pupil,
             args=config,
             train_dataset=Dataset.from_list(rows(solved)),
             processing_class=tokenizer,
@@ -91,8 +98,24 @@ def warm_start(
         )
         trainer.remove_callback(_printer())
         trainer.train()
+    model.load_state_dict(pupil.state_dict())  # into the same tensors: an engine may be sampling from them
     model.eval()
     return losses[-1] if losses else float("nan")
+
+
+def enough(evaluation: Evaluation, group_size: int) -> str:
+    """Whether RL has something to work with: turns that can be carried out, and groups whose scores differ."""
+    tried = [t for t in evaluation.trajectories if t.outcome.score is not None]
+    well = sum(t.outcome.ending == "done" for t in tried) / max(1, len(tried))
+    rates = list(evaluation.summary([1])["levels"].values())
+    signal = sum(1 - p**group_size - (1 - p) ** group_size for p in rates) / max(1, len(rates))
+    seen = f"{well:.0%} of the episodes end by themselves, {signal:.0%} of groups of {group_size} would carry a signal"
+    if well < 0.5:
+        return f"warm start is too short: {seen}; raise warm_start.demonstrations or .epochs"
+    if signal < 0.2:
+        hint = "harder levels" if sum(rates) > len(rates) / 2 else "easier levels, or more demonstrations"
+        return f"little for RL to work with: {seen}; choose {hint}"
+    return f"warm start is enough: {seen}"
 
 
 def _printer() -> Any:

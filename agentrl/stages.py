@@ -1,0 +1,212 @@
+"""What surrounds the loop: beginning or resuming a run, warm start, evaluation, checkpoints, and the last words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl import assembly, seeds, statistics
+from agentrl.assembly import Policy, Say
+from agentrl.curriculum.gates import Gate
+from agentrl.evaluate import Evaluation, compare, evaluate, overlap, problems
+from agentrl.metrics import Metrics, Row
+from agentrl.recipe import EvalSection, Recipe
+from agentrl.report import episode
+from agentrl.rollout import scheduler
+from agentrl.rollout.engine import Engine, Weights
+from agentrl.rollout.rollout import Budget, Place, Style, World, rollout
+from agentrl.rollout.scripted import ScriptedEngine
+from agentrl.runfolder import RunFolder
+from agentrl.types import Round, Task, TrainingSample, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.learn.checkpoint import Checkpoint
+    from agentrl.learn.learner import Learner
+    from agentrl.train import Trainer
+
+
+def begin(
+    recipe: Recipe, folder: RunFolder, worlds: Mapping[str, World], say: Say
+) -> tuple[Policy, Learner, Checkpoint | None]:
+    """The policy and its learner, from the newest checkpoint where there is one."""
+    import torch
+
+    from agentrl.learn import checkpoint
+    from agentrl.learn.learner import Learner
+
+    torch.manual_seed(seeds.derive(recipe.run.seed, "torch"))
+    found = checkpoint.latest(folder.checkpoints)
+    for warning in found.warnings if found else ():
+        say(f"passed over: {warning}")
+    if found:
+        say(f"resuming after step {found.step}")
+    policy = assembly.policy(recipe, worlds, folder=found.model if found else None, say=say)
+    return policy, Learner(policy.model, policy.tokenizer, recipe), found
+
+
+def restore(trainer: Trainer, found: Checkpoint) -> None:
+    """Put every part back to where the checkpoint was written."""
+    from agentrl.learn import checkpoint
+
+    trainer.learner.load_state_dict(found.learner)
+    trainer.sampler.restore(found.sampler)
+    trainer.scheduler.restore(found.scheduler)
+    trainer.trained = set(found.metrics["trained"])
+    checkpoint.restore_generators(found.generators)
+
+
+def save(trainer: Trainer) -> None:
+    """Write a checkpoint that `restore` can go on from."""
+    from agentrl.learn import checkpoint
+
+    checkpoint.save(
+        trainer.folder.checkpoints,
+        trainer.learner,
+        trainer.sampler.state(),
+        trainer.scheduler.state(),
+        {"trained": sorted(trainer.trained)},
+        keep=trainer.recipe.checkpoint.keep,
+    )
+
+
+def samples(round_: Round, recipe: Recipe, gate: Gate, step: int) -> list[TrainingSample]:
+    """The kept groups as training samples: scores shaped, advantages computed, weights set."""
+    from agentrl.learn.advantage import advantages
+
+    made = advantages(
+        round_.kept,
+        recipe.algorithm,
+        scores=gate.scores(round_.kept),
+        weights=gate.weights(round_.kept),
+        seed=seeds.derive(recipe.run.seed, "advantages", step),
+    )
+    return gate.filter(made)
+
+
+async def publish(engine: Engine, learner: Learner) -> None:
+    """The learner's weights into the engine."""
+    await engine.publish(Weights(version=learner.version, tensors=learner.weights()))
+
+
+class Evaluator:
+    """Evaluates the policy of a run: always the same tasks, budget and seeds."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        worlds: Mapping[str, World],
+        policy: Policy,
+        engine: Engine,
+        metrics: Metrics,
+    ) -> None:
+        self.section = recipe.eval or EvalSection()
+        self.recipe, self.policy, self.engine, self.metrics = recipe, policy, engine, metrics
+        self.key = folder.key
+        self.tasks = [problem for section in recipe.envs for problem in self._problems(section.name, worlds)]
+        self.results: dict[str, Evaluation] = {}
+
+    def _problems(self, name: str, worlds: Mapping[str, World]) -> list[Any]:
+        section = next(section for section in self.recipe.envs if section.name == name)
+        levels = self.section.levels or section.levels or list(worlds[name].make().levels)
+        count = self.section.tasks // len(self.recipe.envs)
+        return problems(worlds[name], self.section.split, levels, count)
+
+    async def __call__(self, step: int, stage: str = "rl") -> Row:
+        """Evaluate now and write the row."""
+        ks = self.section.k
+        rollouts = self.recipe.rollout
+        found = await evaluate(
+            self.engine,
+            self.policy.renderer,
+            self.tasks,
+            samples=max(ks),
+            budget=scheduler.budget_of(self.recipe, self.policy.context),
+            style=Style(temperature=self.section.temperature, top_p=rollouts.top_p, top_k=rollouts.top_k),
+            seed=seeds.derive(self.recipe.run.seed, "eval"),
+            key=self.key,
+            concurrency=rollouts.concurrency,
+        )
+        self.results[stage] = found
+        row = {"stage": stage, "split": self.section.split, **found.summary(ks), "passes": found.per_task()}
+        return self.metrics.log("eval", step, row)
+
+
+async def demonstrations(recipe: Recipe, worlds: Mapping[str, World], policy: Policy) -> list[Trajectory]:
+    """Experts' episodes, played for real by a scripted engine."""
+    assert recipe.warm_start is not None
+    tasks = assembly.demonstration_tasks(recipe, worlds, recipe.warm_start.demonstrations)
+    budget = Budget(context=policy.context, tokens=policy.context)
+    places = asyncio.Semaphore(recipe.sandboxes.boxes)
+
+    async def one(number: int, world: World, task: Task) -> Trajectory:
+        async with places:
+            script = ScriptedEngine(policy.renderer, world.make().expert(task))
+            place = Place(seed=recipe.run.seed, group=number, index=0)
+            return await rollout(script, policy.renderer, world, task, place=place, budget=budget)
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(one(n, *pair)) for n, pair in enumerate(tasks)]
+    return [task.result() for task in running]
+
+
+async def warm_start(trainer: Trainer) -> None:
+    """Evaluate the untrained policy, fine-tune it on demonstrations where the recipe says so, evaluate again."""
+    from agentrl.learn import sft
+    from agentrl.learn.learner import Learner
+
+    recipe, say = trainer.recipe, trainer.progress.say
+    if recipe.eval:
+        trainer.progress.show(await trainer.evaluation(0, "start"))
+    if recipe.warm_start is None:
+        return
+    made = await demonstrations(recipe, trainer.worlds, trainer.policy)
+    solved = sum(t.outcome.score == 1.0 for t in made)
+    say(f"warm start: {solved} of {len(made)} demonstrations solve their task")
+    loss = await asyncio.to_thread(
+        sft.warm_start,
+        trainer.policy.model,
+        trainer.policy.tokenizer,
+        made,
+        recipe.warm_start,
+        seed=seeds.derive(recipe.run.seed, "warm start"),
+        say=say,
+    )
+    trainer.learner = Learner(trainer.policy.model, trainer.policy.tokenizer, recipe)  # its masters: the new weights
+    await publish(trainer.engine, trainer.learner)
+    trainer.metrics.log("warm_start", 0, {"demonstrations": len(made), "solved": solved, "loss": loss})
+    if recipe.eval:
+        trainer.progress.show(await trainer.evaluation(0, "sft"))
+        say(sft.enough(trainer.evaluation.results["sft"], recipe.rollout.group_size))
+
+
+async def finish(trainer: Trainer) -> None:
+    """The last evaluation, what changed, one solved episode, and where to look next."""
+    recipe, say = trainer.recipe, trainer.progress.say
+    folder = trainer.folder.path
+    if recipe.eval:
+        trainer.progress.show(await trainer.evaluation(trainer.learner.steps, "end"))
+        say(_table(trainer.metrics.of("eval")))
+        results = trainer.evaluation.results
+        before = results.get("sft") or results.get("start")
+        if before is not None:
+            say(f"after RL against before: {statistics.verdict(compare(before, results['end']))}")
+        shared = overlap([problem.task for problem in trainer.evaluation.tasks], trainer.trained)
+        say(f"held-out tasks that were trained on: {shared} of {len(trainer.evaluation.tasks)}")
+        solved = next((t for t in results["end"].trajectories if t.outcome.score == 1.0), None)
+        if solved is not None:
+            say("one solved episode:\n" + episode.show(solved))
+    say(f"run folder: {folder} (recipe.yaml, metrics.jsonl, trajectories/, checkpoints/)")
+    say(f"next: agentrl eval {folder} --k 1,8 · agentrl model export {folder} --to DIR · docs/authoring.md")
+
+
+def _table(rows: Sequence[Row]) -> str:
+    names = {"start": "before", "sft": "after warm start", "end": "after RL"}
+    lines = ["held-out pass@1 [95% interval], by stage:"]
+    for row in rows:
+        if row.get("stage") in names:
+            score = row["pass@1"]
+            interval = f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+            lines.append(f"  {names[row['stage']]:<17} {interval}  ({row['tasks']} tasks)")
+    return "\n".join(lines)
