@@ -76,7 +76,9 @@ def load_model(
             model, tokenizer = _pretrained(section.path, dtype)
         else:
             tokenizer = scratch_tokenizer(texts, section.vocabulary)
-            model = scratch_model(section, tokenizer).to(dtype)
+            model = scratch_model(section, tokenizer)
+            for parameter in model.parameters():  # buffers stay float32, as they do in a model that is loaded
+                parameter.data = parameter.data.to(dtype)
         model.to(where)
         model.config.use_cache = True
         if isinstance(section, PretrainedModel) and section.lora is not None:

@@ -150,7 +150,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="session")
 def verl() -> Any:
-    reason = "verl is not installed: pip install --no-deps verl==0.9.1, and pip install ray tensordict omegaconf orjson"
+    reason = "needs verl: pip install ray tensordict omegaconf orjson codetiming, then --no-deps verl==0.9.1"
     core = pytest.importorskip("verl.trainer.ppo.core_algos", reason=reason)
     from verl.workers.config import ActorConfig, PolicyLossConfig
 

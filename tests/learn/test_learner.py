@@ -1,0 +1,285 @@
+"""The learner on a real tiny model: what may change its gradient, and what may not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import EngineError, RecipeError
+from agentrl.learn.algorithms import ROWS
+from agentrl.learn.learner import Learner
+from agentrl.learn.optimizer import schedule_factor
+from agentrl.learn.pack import Batch, pack
+from agentrl.types import Segment, TrainingSample
+
+MakeLearner = Callable[..., Learner]
+MakeSamples = Callable[..., list[TrainingSample]]
+
+
+def gradient(learner: Learner, samples: list[TrainingSample], micro_tokens: int) -> tuple[float, torch.Tensor]:
+    """Loss and gradient of one update, none of it applied."""
+    from agentrl.learn.attention import packed
+    from agentrl.learn.health import Gathered
+
+    batch = pack(samples, learner.algorithm.aggregation, micro_tokens=micro_tokens, max_tokens=64, dtype=torch.float64)
+    learner.optimizer.zero()
+    loss = 0.0
+    with packed(learner.model):
+        for minibatch in batch.minibatches:
+            old = [m.engine_logprobs for m in minibatch]
+            reference = [learner._reference_logprobs(m) for m in minibatch]
+            loss = learner._accumulate(minibatch, old, reference, Gathered(), first=True)
+    found = [torch.zeros_like(m) if m.grad is None else m.grad for m in learner.optimizer.masters.values()]
+    return loss, torch.cat([g.flatten() for g in found]).clone()
+
+
+def same(one: tuple[float, torch.Tensor], two: tuple[float, torch.Tensor]) -> None:
+    assert one[0] == pytest.approx(two[0], rel=1e-6, abs=1e-9)
+    torch.testing.assert_close(one[1], two[1], rtol=1e-6, atol=1e-6 * max(1e-9, float(one[1].abs().max())))
+
+
+@pytest.mark.parametrize("row", sorted(ROWS))
+def test_no_split_packing_or_order_changes_the_gradient(
+    make_learner: MakeLearner, make_samples: MakeSamples, row: str
+) -> None:
+    algorithm = {"type": row, "kl": "k3", "kl_coefficient": 0.1, "entropy_bonus": 0.01}
+    learner = make_learner(double=True, algorithm=algorithm)
+    samples = make_samples()
+    whole = gradient(learner, samples, 10_000)
+    assert float(whole[1].norm()) > 1e-3
+    for order, budget in ((samples, 1), (samples[::-1], 60), (samples[3:] + samples[:3], 10_000)):
+        same(gradient(learner, order, budget), whole)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(budget=st.integers(1, 200), order=st.permutations(range(6)), seed=st.integers(0, 50))
+def test_any_split_and_any_order_give_the_same_gradient(
+    make_learner: MakeLearner, make_samples: MakeSamples, budget: int, order: list[int], seed: int
+) -> None:
+    learner = make_learner(double=True, algorithm={"type": "grpo"})
+    samples = make_samples(6, seed=seed, group_size=3)
+    same(gradient(learner, [samples[i] for i in order], budget), gradient(learner, samples, 10_000))
+
+
+@pytest.mark.parametrize("row", sorted(ROWS))
+def test_zero_signal_gives_zero_gradient(make_learner: MakeLearner, make_samples: MakeSamples, row: str) -> None:
+    learner = make_learner(double=True, algorithm={"type": row})
+    flat = [replace(s, advantages=np.zeros_like(s.advantages)) for s in make_samples(4)]
+    loss, found = gradient(learner, flat, 100)
+    assert loss == 0.0 and not found.any()
+
+
+def test_a_trajectory_cut_into_segments_counts_once(make_learner: MakeLearner) -> None:
+    """One segment a turn (the later one repeats the first turn as context) gives the gradient of the whole."""
+    learner = make_learner(double=True, algorithm={"type": "grpo"})
+    ids = np.random.default_rng(0).integers(5, 200, 12).astype(np.int32)
+
+    def sample(sources: list[int], trajectory: int) -> TrainingSample:
+        kinds = np.array(sources, dtype=np.uint8)
+        on = kinds == 2
+        segment = Segment(ids[: len(kinds)], np.where(on, -5.0, 0.0), np.where(on, 0, -1), kinds)
+        advantages = np.where(on, 1.0 - 2 * trajectory, 0.0).astype(np.float32)
+        return TrainingSample(segment=segment, advantages=advantages, weight=1.0, group=0, trajectory=trajectory)
+
+    other = sample([0, 0, 2, 2, 2], 1)
+    whole = [sample([0, 0, 2, 2, 1, 1, 2, 2, 2], 0), other]
+    cut = [sample([0, 0, 2, 2], 0), sample([0, 0, 0, 0, 1, 1, 2, 2, 2], 0), other]
+    same(gradient(learner, cut, 1000), gradient(learner, whole, 1000))
+    same(gradient(learner, cut, 5), gradient(learner, whole, 1000))
+
+
+def test_only_the_places_before_sampled_tokens_receive_gradient(
+    make_learner: MakeLearner, make_samples: MakeSamples
+) -> None:
+    learner = make_learner(double=True, algorithm={"type": "cispo"})  # nothing is clipped away
+    seen: list[torch.Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        output[0].register_hook(lambda g: seen.append(g[0].detach().clone()))
+
+    handle = learner.model.get_decoder().register_forward_hook(keep)
+    samples = make_samples(3)
+    gradient(learner, samples, 10_000)
+    handle.remove()
+    sampled = np.concatenate([s.segment.loss_mask for s in samples])
+    predicts = np.append(sampled[1:], False)
+    assert (seen[0].abs().sum(-1) > 0).tolist() == predicts.tolist()
+
+
+def test_engine_logprobs_equal_to_the_learners_leave_no_mismatch(
+    make_learner: MakeLearner, make_samples: MakeSamples
+) -> None:
+    learner = make_learner(rollout={"temperature": 0.7}, learner={"lr": 1e-9})
+    samples = on_policy(learner, make_samples())
+    report = learner.step(learner.pack(samples))
+    assert report.mismatch.mean < 1e-5 and report.mismatch.ess > 0.99999 and report.mismatch.current == 1.0
+    assert report.mismatch.histogram[5] == report.sampled
+    assert (report.clip_fraction, report.kl) == (0.0, pytest.approx(0.0, abs=1e-9))
+    assert report.ratio_low == pytest.approx(1.0, abs=1e-4) and report.ratio_max == pytest.approx(1.0, abs=1e-4)
+
+
+def on_policy(learner: Learner, samples: list[TrainingSample]) -> list[TrainingSample]:
+    """The samples as if the learner's own policy had drawn them, by the model's plain forward pass."""
+    made = []
+    for sample in samples:
+        segment = sample.segment
+        with torch.no_grad():
+            logits = learner.model(input_ids=torch.tensor(segment.token_ids.astype(np.int64))[None]).logits[0]
+        logp = (logits / learner.recipe.rollout.temperature).log_softmax(-1)
+        values = np.zeros(len(segment), np.float32)
+        for i in np.flatnonzero(segment.loss_mask):
+            values[i] = float(logp[i - 1, int(segment.token_ids[i])])
+        made.append(replace(sample, segment=Segment(segment.token_ids, values, segment.versions, segment.sources)))
+    return made
+
+
+def test_a_step_learns_what_the_advantages_say(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
+    learner = make_learner(algorithm={"type": "grpo"}, learner={"lr": 3e-3})
+    samples = make_samples(8)
+    batch = learner.pack(samples)
+    (micro,) = batch.minibatches[0]
+    before = learner.logprobs(micro).logprobs.detach()
+    reports = [learner.step(batch) for _ in range(3)]
+    moved = learner.logprobs(micro).logprobs.detach() - before
+    assert float((moved * micro.advantages).sum()) > 0
+    assert [r.version for r in reports] == [1, 2, 3]
+    assert reports[1].mismatch.current == 0.0  # those samples are of version 0 still
+    assert reports[0].tokens == sum(len(s.segment) for s in samples)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_recomputed_old_logprobs(make_learner: MakeLearner, make_samples: MakeSamples, epochs: int) -> None:
+    """One update needs no extra pass: its own logprobs are the old ones. Either way the first ratio is 1."""
+    learner = make_learner(
+        learner={"old_logprobs": "recompute", "epochs": epochs, "lr": 1e-9},
+        algorithm={"type": "dapo", "correction": "tis"},
+    )
+    report = learner.step(learner.pack(make_samples()))
+    assert report.ratio_max == pytest.approx(1.0, abs=1e-5)
+    assert report.mismatch.mean > 0.01
+    assert report.updates == epochs
+    assert report.correction != 1.0
+
+
+def test_minibatches_and_epochs_make_updates(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
+    learner = make_learner(learner={"minibatches": 2, "epochs": 3})
+    report = learner.step(learner.pack(make_samples(8)))
+    assert (report.updates, report.version) == (6, 1)
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
+    learner = make_learner()
+    learner.step(learner.pack(make_samples(4)))
+    weights = {n: p.clone() for n, p in learner.weights().items()}
+    moments = learner.optimizer.state_dict()["adam"]["state"][0]["exp_avg"].clone()
+    infinite = np.float32("inf")
+    bad = [replace(s, advantages=np.where(s.segment.loss_mask, infinite, 0)) for s in make_samples(4, seed=1)]
+    report = learner.step(learner.pack(bad))
+    assert (report.skipped, report.updates, report.version, learner.skipped) == (1, 0, 1, 1)
+    assert not math.isfinite(report.grad_norm)
+    assert all(torch.equal(p, weights[n]) for n, p in learner.weights().items())
+    assert torch.equal(learner.optimizer.state_dict()["adam"]["state"][0]["exp_avg"], moments)
+    after = learner.step(learner.pack(make_samples(4, seed=2)))
+    assert (after.skipped, after.version, math.isfinite(after.loss)) == (0, 2, True)
+
+
+def test_an_empty_batch_changes_nothing(make_learner: MakeLearner) -> None:
+    report = make_learner().step(Batch(minibatches=(), tokens=0, sampled=0))
+    assert (report.version, report.updates, report.loss) == (0, 0, 0.0)
+
+
+def test_drift_beyond_the_bound_stops_the_run(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
+    learner = make_learner(learner={"max_mismatch": 0.5})
+    far = [replace(s, segment=Segment(s.segment.token_ids, s.segment.logprobs * 0.1, s.segment.versions,
+                                      s.segment.sources)) for s in make_samples(4)]  # fmt: skip
+    weights = {n: p.clone() for n, p in learner.weights().items()}
+    with pytest.raises(EngineError, match=r"disagree by .* nats a token .* the engine runs other weights"):
+        learner.step(learner.pack(far))
+    assert all(torch.equal(p, weights[n]) for n, p in learner.weights().items())
+
+
+def test_bfloat16_keeps_float32_masters_and_the_same_tensors(
+    make_learner: MakeLearner, make_samples: MakeSamples
+) -> None:
+    learner = make_learner(model={"dtype": "bfloat16"}, learner={"lr": 1e-5})
+    pointers = {n: p.data_ptr() for n, p in learner.model.named_parameters()}
+    start = {n: m.clone() for n, m in learner.optimizer.masters.items()}
+    for seed in range(3):
+        learner.step(learner.pack(make_samples(4, seed=seed)))
+    for name, parameter in learner.model.named_parameters():
+        master = learner.optimizer.masters[name]
+        assert (parameter.dtype, master.dtype) == (torch.bfloat16, torch.float32)
+        assert parameter.data_ptr() == pointers[name]  # an engine may share it
+        assert torch.equal(parameter, master.bfloat16())
+    # Steps this small vanish in bfloat16; the masters keep them.
+    moved = sum(int((start[n] != m).sum()) for n, m in learner.optimizer.masters.items())
+    assert moved > 0.9 * sum(m.numel() for m in start.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_checkpointing_changes_nothing(
+    make_learner: MakeLearner, make_samples: MakeSamples, dtype: str
+) -> None:
+    norms = []
+    for checkpointing in (False, True):
+        learner = make_learner(model={"dtype": dtype}, learner={"checkpointing": checkpointing, "micro_tokens": 100})
+        norms.append(learner.step(learner.pack(make_samples())).grad_norm)
+    assert norms[0] == norms[1]
+
+
+def test_reference_reset(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
+    algorithm = {"type": "grpo", "kl": "k3", "kl_coefficient": 0.1, "reference_reset": 2}
+    learner = make_learner(algorithm=algorithm)
+    found = [learner.step(learner.pack(make_samples())).reference_kl for _ in range(4)]
+    assert found[0] == pytest.approx(0.0, abs=1e-9) and found[2] == pytest.approx(0.0, abs=1e-9)
+    assert found[1] is not None and found[1] > 1e-4 and found[3] is not None and found[3] > 1e-4
+
+
+def test_a_correction_needs_old_logprobs_of_the_learner(make_learner: MakeLearner) -> None:
+    with pytest.raises(RecipeError, match="old_logprobs: recompute"):
+        make_learner(algorithm={"type": "dapo", "correction": "tis"})
+
+
+def test_eight_bit_adamw_says_what_is_missing(make_learner: MakeLearner) -> None:
+    with pytest.raises(RecipeError, match="pip install bitsandbytes"):
+        make_learner(learner={"optimizer": "adamw8bit"})
+
+
+def test_a_model_with_a_head_of_another_kind_is_found_out(make_learner: MakeLearner) -> None:
+    learner = make_learner()
+    plain = learner.model.forward
+
+    def capped(*args: Any, **options: Any) -> Any:
+        output = plain(*args, **options)
+        output.logits = 3.0 * torch.tanh(output.logits * 5)
+        return output
+
+    learner.model.forward = capped
+    with pytest.raises(RecipeError, match="other logprobs than it gives by itself"):
+        Learner(learner.model, learner.tokenizer, learner.recipe)
+
+
+def test_schedules() -> None:
+    def factors(schedule: Any, warmup: int) -> list[float]:
+        return [schedule_factor(s, schedule=schedule, warmup=warmup, total=4) for s in range(5)]
+
+    assert factors("constant", 0) == [1, 1, 1, 1, 1]
+    assert factors("constant", 3) == [0.25, 0.5, 0.75, 1, 1]
+    assert factors("linear", 0) == [1, 0.75, 0.5, 0.25, 0]
+    assert factors("cosine", 0) == pytest.approx([1, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125), 0])
+    assert factors("linear", 2) == [1 / 3, 2 / 3, 1, 0.5, 0]
+
+
+def test_the_metrics_are_flat_numbers(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
+    learner = make_learner()
+    metrics = learner.step(learner.pack(make_samples(4))).metrics()
+    assert {"loss", "entropy", "grad_norm", "mismatch_mean", "mismatch_ess", "tokens_per_second"} <= metrics.keys()
+    assert all(isinstance(v, int | float) for v in metrics.values())
