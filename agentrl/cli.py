@@ -168,6 +168,21 @@ def env_replay(
     raise typer.Exit(commands.replay(trajectory, group=group, index=index, limit=limit, sandbox=sandbox, options=found))
 
 
+@engine_app.command("install")
+def engine_install(
+    engine: Annotated[str, typer.Argument(help="Which engine: sglang.")],
+    cpu: Annotated[bool, typer.Option("--cpu", help="For a machine without a GPU.")] = False,
+    to: Annotated[Path | None, typer.Option(help="Another folder than the cache.")] = None,
+) -> None:
+    """Build an inference server's own environment; a finished one is kept."""
+    from agentrl.errors import UserError
+    from agentrl.rollout import install
+
+    if engine != "sglang":
+        raise UserError(f"no engine {engine!r} to install; only sglang lives in an environment of its own")
+    install.sglang(cpu=cpu, to=to, say=typer.echo)
+
+
 for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app)):
     app.add_typer(group, name=name)
 

@@ -139,6 +139,8 @@ class SglangEngine(Section):
     start_timeout_s: Positive = 600.0
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"
     """How new weights travel."""
+    release_memory: bool = False
+    """Give the server's key-value memory back while the learner works; for a GPU that both share."""
 
 
 class OpenaiEngine(Section):
@@ -194,13 +196,13 @@ class BandCurriculum(Section):
     """Pass rates worth training on."""
     objective: Literal["variance", "band"] = "variance"
     """Expected p(1-p), or the probability of lying in the band."""
-    floor: Fraction = 0.05
+    floor: Fraction = 0.03
     """Share of draws spread over all strata in turn, whatever is believed of them."""
-    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.98
+    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
     """Weight that evidence about levels and tags keeps from one policy version to the next."""
     task_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
     """The same for what sets a task apart from others of its level and tags, which changes more slowly."""
-    candidates: Count = 32
+    candidates: Count = 64
     """Tasks compared for each draw."""
 
     @field_validator("band")

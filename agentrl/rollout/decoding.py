@@ -8,6 +8,7 @@ slot 2   k v k v k v k v .     next token overwrites
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -208,3 +209,21 @@ def _cut(chances: torch.Tensor, filters: Sequence[tuple[int, float]]) -> None:
     before = share.cumsum(dim=-1) - share
     dropped = ((before >= top_p) & (top_p < 1.0)) | (torch.arange(size, device=chances.device) >= top_k)
     chances.masked_fill_(torch.zeros_like(dropped).scatter_(1, order, dropped), 0.0)
+
+
+@torch.no_grad()
+def checksum(tensors: Mapping[str, Any]) -> str:
+    """A hash over names, shapes and every bit, computed where the tensors lie."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous()
+        words = (
+            tensor.reshape(-1)
+            .view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+            .to(torch.int64)
+        )
+        # The place of a word counts as well, so that two tensors with their values exchanged differ.
+        places = torch.arange(1, len(words) + 1, device=words.device)
+        total = int((words * places).sum()) ^ int(words.sum()) << 1
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:{total}".encode())
+    return digest.hexdigest()

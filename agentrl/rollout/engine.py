@@ -35,6 +35,8 @@ class Weights:
     """Name → torch tensor, where learner and engine share a machine."""
     folder: Path | None = None
     """A transformers folder, where they do not."""
+    adapter: Mapping[str, Any] | None = None
+    """peft's adapter_config, when `tensors` are those of a LoRA adapter instead of the whole model's."""
     checksum: str = ""
     """Hash over the tensors, compared with what the engine reports where it can."""
 

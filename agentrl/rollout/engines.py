@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl import recipe
+from agentrl.errors import RecipeError
 from agentrl.rollout.engine import Engine
+
+if TYPE_CHECKING:
+    from agentrl.rollout.openai_engine import OpenaiEngine
+    from agentrl.rollout.sglang_engine import SglangEngine
 
 
 def make(
     section: recipe.TransformersEngine | recipe.SglangEngine | recipe.OpenaiEngine,
     model: Any,
     *,
+    model_path: Path | None = None,
     folder: Path | None = None,
     max_context: int | None = None,
     deterministic: bool = False,
@@ -21,17 +27,97 @@ def make(
 ) -> Engine:
     """The engine of a recipe's `rollout.engine`, not yet started.
 
-    `model`: the learner's transformers model. `share`: learner and engine take turns, so that the embedded engine may
-    sample from the learner's own tensors. `folder`: where a launched server keeps its log.
+    `model`: the learner's transformers model. `model_path`: the transformers folder that a launched server loads
+    first; without one the model is written into `folder`. `folder`: the run's folder, where a launched server keeps
+    its log. `share`: learner and engine take turns, so that the embedded engine may sample from the learner's own
+    tensors.
     """
-    from agentrl.rollout.transformers_engine import TransformersEngine
+    if isinstance(section, recipe.TransformersEngine):
+        from agentrl.rollout.transformers_engine import TransformersEngine
 
-    assert isinstance(section, recipe.TransformersEngine)
-    return TransformersEngine(
-        model,
-        max_batch=section.max_batch,
-        max_context=max_context,
-        deterministic=deterministic,
-        share=share,
+        return TransformersEngine(
+            model,
+            max_batch=section.max_batch,
+            max_context=max_context,
+            deterministic=deterministic,
+            share=share,
+            version=version,
+        )
+    if isinstance(section, recipe.SglangEngine):
+        return _sglang(section, model, model_path, folder or Path("."), max_context, deterministic, share, version)
+    raise RecipeError(
+        "rollout.engine.type openai gives no token ids and no logprobs: it serves evaluation and judges, not training; "
+        "use transformers or sglang"
+    )
+
+
+def chat(section: recipe.OpenaiEngine) -> OpenaiEngine:
+    """An endpoint for evaluation and judges."""
+    from agentrl.rollout.openai_engine import OpenaiEngine
+
+    return OpenaiEngine(
+        section.url,
+        section.model,
+        key_variable=section.key_variable,
+        requests_per_minute=section.requests_per_minute,
+        retries=section.retries,
+    )
+
+
+def _sglang(
+    section: recipe.SglangEngine,
+    model: Any,
+    model_path: Path | None,
+    folder: Path,
+    max_context: int | None,
+    deterministic: bool,
+    share: bool,
+    version: int,
+) -> SglangEngine:
+    from agentrl.rollout import install
+    from agentrl.rollout.sglang_engine import SglangEngine
+    from agentrl.rollout.sglang_server import Server
+
+    text = model.config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None)
+    limits = [limit for limit in (context, max_context) if limit]
+    server = None
+    if section.launch:
+        flags = list(section.flags)
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        if "--dtype" not in flags:
+            flags += ["--dtype", dtype]
+        if deterministic:
+            if section.device == "cpu":
+                raise RecipeError(
+                    "run.deterministic needs rollout.engine.type transformers on the CPU: SGLang samples with a seed "
+                    "only on GPUs"
+                )
+            flags.append("--enable-deterministic-inference")
+        if section.release_memory:
+            flags.append("--enable-memory-saver")
+        if model_path is None:
+            model_path = folder / "engine" / "initial"
+            model.save_pretrained(model_path)
+            flags.append("--skip-tokenizer-init")
+        server = Server(
+            model_path,
+            python=section.python or install.python(section.device == "cpu"),
+            device=section.device,
+            log=folder / "engine" / "sglang.log",
+            flags=tuple(flags),
+            memory_fraction=section.memory_fraction,
+            timeout_s=section.start_timeout_s,
+        )
+    elif not section.urls:
+        raise RecipeError("rollout.engine.launch is false, so rollout.engine.urls must name at least one server")
+    return SglangEngine(
+        server=server,
+        urls=() if server else section.urls,
+        sync=section.sync,
         version=version,
+        vocabulary=int(text.vocab_size),
+        max_context=min(limits) if limits else None,
+        release_memory=section.release_memory,
+        keep_copy=not share,
     )

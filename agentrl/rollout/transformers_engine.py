@@ -20,7 +20,7 @@ import torch
 
 from agentrl.errors import EngineError
 from agentrl.rollout.batching import Batch, Request
-from agentrl.rollout.decoding import twin
+from agentrl.rollout.decoding import checksum, twin
 from agentrl.rollout.engine import Sampling, Weights
 from agentrl.types import Completion
 
@@ -189,14 +189,14 @@ class TransformersEngine:
     def _publish(self, weights: Weights) -> None:
         with self._computing, torch.no_grad():
             if weights.tensors is not None:
-                self._copy(weights.tensors)
+                self._copy(weights, weights.tensors)
             elif weights.folder is not None:
                 raise EngineError("the transformers engine takes weights as tensors, not from a folder")
             elif not self._shared:
                 raise EngineError("this transformers engine has weights of its own: publish needs their tensors")
             self._batch.renew(weights.version)
 
-    def _copy(self, tensors: Mapping[str, Any]) -> None:
+    def _copy(self, weights: Weights, tensors: Mapping[str, Any]) -> None:
         mine = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         unknown = [name for name in tensors if name not in mine]
         if unknown:
@@ -204,6 +204,10 @@ class TransformersEngine:
         for name, tensor in tensors.items():
             if mine[name].data_ptr() != tensor.data_ptr():
                 mine[name].copy_(tensor)
+        if weights.checksum and all(mine[name].dtype == tensor.dtype for name, tensor in tensors.items()):
+            held = checksum({name: mine[name] for name in tensors})
+            if held != weights.checksum:
+                raise EngineError("the weights changed while they were copied: publish between two learner steps")
 
 
 def _within(sampling: Sampling, room: int) -> Sampling:

@@ -1,0 +1,53 @@
+"""Publishes the learner's weights into an engine: within a time limit, checked, with an error that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from agentrl.errors import EngineError
+from agentrl.rollout.decoding import checksum
+from agentrl.rollout.engine import Engine, Weights
+
+
+class Publisher:
+    """Joins a learner's tensors to an engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tensors: Callable[[], Mapping[str, torch.Tensor]],
+        *,
+        shared: bool = False,
+        timeout_s: float = 900.0,
+    ) -> None:
+        """`tensors`: the policy by the names of a transformers folder, asked for at each publication.
+        `shared`: the engine samples from these very tensors, so that nothing travels."""
+        self.engine = engine
+        self.seconds = 0.0
+        """How long the last publication took."""
+        self._tensors = tensors
+        self._shared = shared
+        self._timeout_s = timeout_s
+
+    async def publish(self, version: int) -> None:
+        """Every token sampled after this returns carries `version`."""
+        began = time.perf_counter()
+        if self._shared:
+            weights = Weights(version=version)
+        else:
+            tensors = dict(self._tensors())
+            weights = Weights(version=version, tensors=tensors, checksum=await asyncio.to_thread(checksum, tensors))
+        try:
+            await asyncio.wait_for(self.engine.publish(weights), self._timeout_s)
+        except TimeoutError as error:
+            raise EngineError(
+                f"the engine did not take policy version {version} within {self._timeout_s:.0f} s; "
+                "it is stuck or dead, look at its log in the run folder"
+            ) from error
+        if self.engine.version != version:
+            raise EngineError(f"the engine reports policy version {self.engine.version} after {version} was published")
+        self.seconds = time.perf_counter() - began

@@ -1,0 +1,207 @@
+"""Any OpenAI-compatible endpoint: text in, text out, for evaluation and judges. It gives no token ids to train on."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from agentrl.errors import EngineError, UserError
+from agentrl.types import Finish, Message, ToolCall
+
+RETRIED = (408, 409, 429, 500, 502, 503, 504)
+"""Answers that another try may better; all others are our own mistake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One assistant message."""
+
+    message: Message
+    finish: Finish
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class OpenaiEngine:
+    """A chat endpoint with retries and a rate limit. Implements the judge's protocol (`ask`)."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key_variable: str = "OPENAI_API_KEY",
+        requests_per_minute: int | None = None,
+        retries: int = 4,
+        timeout_s: float = 600.0,
+        backoff_s: float = 0.5,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.model = model
+        self._key_variable = key_variable
+        self._retries = retries
+        self._backoff_s = backoff_s
+        self._spacing = 60.0 / requests_per_minute if requests_per_minute else 0.0
+        self._next = 0.0
+        self._timeout_s = timeout_s
+        self._http: httpx.AsyncClient | None = None
+        self._counts = {"requests": 0, "retries": 0, "prompt_tokens": 0, "tokens": 0}
+
+    async def start(self) -> None:
+        """Open the client; the endpoint is asked for its models, so that a wrong URL or key is told at once."""
+        key = os.environ.get(self._key_variable, "")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=self._timeout_s, limits=limits)
+        try:
+            response = await self._http.get("/models")
+        except httpx.HTTPError as error:
+            raise EngineError(f"no answer from {self.url} ({type(error).__name__}: {error}); check the URL") from error
+        if response.status_code in (401, 403):
+            raise UserError(f"{self.url} refuses the key; set the environment variable {self._key_variable}")
+
+    async def close(self) -> None:
+        """Let go of connections. Safe to call twice."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    async def ask(self, messages: Sequence[Message], *, seed: int, max_tokens: int) -> str:
+        """The judge's protocol: greedy, text only."""
+        return (await self.chat(messages, seed=seed, max_tokens=max_tokens, temperature=0.0)).message.content
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        stop: Sequence[str] = (),
+    ) -> Answer:
+        """One turn. `tools`: JSON schemas, as an environment gives them."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [_message(message) for message in messages],
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+        }
+        if seed is not None:
+            body["seed"] = seed & (1 << 31) - 1
+        if stop:
+            body["stop"] = list(stop)
+        if tools:
+            body["tools"] = [t if "function" in t else {"type": "function", "function": t} for t in tools]
+        return self._answer(await self._post("/chat/completions", body))
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters since the start."""
+        return dict(self._counts)
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self._http is None:
+            raise EngineError("the OpenAI engine is not running; call start() first")
+        self._counts["requests"] += 1
+        problem = ""
+        for attempt in range(self._retries + 1):
+            await self._turn()
+            wait = self._backoff_s * 2**attempt * (0.5 + random.random())
+            try:
+                response = await self._http.post(path, json=body)
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if response.status_code == 200:
+                    content = response.json()
+                    if isinstance(content, dict):
+                        return content
+                problem = f"{response.status_code}: {response.text[:500]}"
+                if response.status_code not in RETRIED:
+                    break
+                wait = max(wait, _asked(response))
+            if attempt < self._retries:
+                self._counts["retries"] += 1
+                await asyncio.sleep(min(wait, 60.0))
+        raise EngineError(f"{self.url}{path} gave no answer after {attempt + 1} tries; the last said {problem}")
+
+    async def _turn(self) -> None:
+        """Wait until the rate limit allows another request; requests take their turns in order."""
+        if self._spacing:
+            now = time.monotonic()
+            mine = max(self._next, now)
+            self._next = mine + self._spacing
+            await asyncio.sleep(mine - now)
+
+    def _answer(self, content: Mapping[str, Any]) -> Answer:
+        try:
+            choice = content["choices"][0]
+            said = choice["message"]
+            calls = tuple(_call(call) for call in said.get("tool_calls") or ())
+            finish: Finish = "length" if choice.get("finish_reason") == "length" else "stop"
+            usage = content.get("usage") or {}
+            answer = Answer(
+                message=Message(role="assistant", content=said.get("content") or "", tool_calls=calls),
+                finish=finish,
+                prompt_tokens=int(usage.get("prompt_tokens", 0)),
+                completion_tokens=int(usage.get("completion_tokens", 0)),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"{self.url} sent a reply that cannot be read ({error!r}): {str(content)[:300]}"
+            ) from error
+        self._counts["prompt_tokens"] += answer.prompt_tokens
+        self._counts["tokens"] += answer.completion_tokens
+        return answer
+
+
+def _message(message: Message) -> dict[str, Any]:
+    body: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {
+                "id": call.id or f"call_{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+            }
+            for index, call in enumerate(message.tool_calls)
+        ]
+    if message.role == "tool":
+        body["tool_call_id"] = message.tool_call_id or "call_0"
+    return body
+
+
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    """A call whose arguments are no JSON object is kept with its error, and never executed."""
+    name, identifier = str(call["function"]["name"]), str(call.get("id") or "")
+    try:
+        arguments = json.loads(call["function"].get("arguments") or "{}")
+    except ValueError as error:
+        return ToolCall(name=name, id=identifier, error=f"the arguments are not JSON: {error}")
+    if not isinstance(arguments, dict):
+        return ToolCall(name=name, id=identifier, error="the arguments must be a JSON object")
+    return ToolCall(name=name, arguments=arguments, id=identifier)
+
+
+def _asked(response: httpx.Response) -> float:
+    """Seconds the server asks us to wait (Retry-After: a number or a date)."""
+    value = response.headers.get("retry-after", "")
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,146 @@
+"""What agentrl says to one SGLang server: generation with token ids, and its controls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from agentrl.errors import EngineError
+from agentrl.rollout.engine import Sampling
+from agentrl.types import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What `/generate` sent back, checked."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: Finish
+    spans: list[tuple[str, int, int]]
+    """(weight version, first token, last token + 1); empty where the server is too old to say."""
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Client:
+    """An HTTP client of one server. `diagnose` explains a connection that broke."""
+
+    def __init__(self, url: str, *, diagnose: Callable[[], str] = lambda: "", timeout_s: float = 3600.0) -> None:
+        self.url = url.rstrip("/")
+        self.load = 0
+        """Requests under way."""
+        self._diagnose = diagnose
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=1024)
+        timeout = httpx.Timeout(timeout_s, connect=30.0, pool=None)
+        self._http = httpx.AsyncClient(base_url=self.url, limits=limits, timeout=timeout, trust_env=False)
+
+    async def close(self) -> None:
+        """Let go of its connections."""
+        await self._http.aclose()
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """A JSON object from the server."""
+        return await self._send("GET", path, None, 60.0)
+
+    async def call(self, path: str, body: Mapping[str, Any], timeout_s: float = 120.0) -> dict[str, Any]:
+        """One control call. An answer other than success raises EngineError with what the server said."""
+        return await self._send("POST", path, body, timeout_s)
+
+    async def knows(self, path: str) -> bool:
+        """Whether the server has an endpoint; older ones lack some."""
+        try:
+            response = await self._http.request("OPTIONS", path, timeout=30.0)
+        except httpx.HTTPError as error:
+            raise self._broken(path, error) from error
+        return response.status_code != 404
+
+    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        try:
+            response = await self._http.request(method, path, json=body, timeout=timeout_s)
+        except httpx.TimeoutException as error:
+            raise EngineError(f"SGLang at {self.url} did not answer {path} within {timeout_s:.0f} s") from error
+        except httpx.HTTPError as error:
+            raise self._broken(path, error) from error
+        try:
+            content = response.json()
+        except ValueError:
+            content = {"message": response.text[:500]}
+        content = content if isinstance(content, dict) else {"message": str(content)}
+        if response.status_code >= 400 or content.get("success") is False:
+            said = content.get("message") or content.get("error") or response.text[:500]
+            raise EngineError(f"SGLang at {self.url} refused {path} ({response.status_code}): {said}")
+        return content
+
+    def _broken(self, path: str, error: Exception) -> EngineError:
+        reason = f"the connection to SGLang at {self.url} broke during {path} ({type(error).__name__}: {error})"
+        return EngineError("\n".join(filter(None, [reason, self._diagnose()])))
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, request_id: str, *, adapter: str | None = None
+    ) -> Reply:
+        """Continue `token_ids`. Cancelling this aborts the request on the server."""
+        params: dict[str, Any] = {
+            "max_new_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+        if sampling.seed is not None:
+            params["sampling_seed"] = sampling.seed & (1 << 63) - 1
+        body: dict[str, Any] = {"input_ids": list(token_ids), "sampling_params": params, "rid": request_id}
+        body |= {"return_logprob": True, "logprob_start_len": -1}
+        if adapter is not None:
+            body["lora_path"] = adapter
+        self.load += 1
+        try:
+            response = await self._http.post("/generate", json=body)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.ensure_future(self._abort(request_id)))
+            raise
+        except httpx.HTTPError as error:
+            raise self._broken("/generate", error) from error
+        finally:
+            self.load -= 1
+        if response.status_code != 200:
+            raise EngineError(f"SGLang at {self.url} answered {response.status_code}: {response.text[:500]}")
+        return _reply(response.json())
+
+    async def _abort(self, request_id: str) -> None:
+        with suppress(httpx.HTTPError):  # a server that is gone has aborted it already
+            await self._http.post("/abort_request", json={"rid": request_id}, timeout=10.0)
+
+    async def abort_all(self) -> None:
+        """End every request; each answers with the tokens it has."""
+        await self._http.post("/abort_request", json={"abort_all": True, "rid": ""}, timeout=30.0)
+
+
+def _reply(content: dict[str, Any]) -> Reply:
+    try:
+        meta = content["meta_info"]
+        pairs = meta.get("output_token_logprobs") or []
+        kind = (meta.get("finish_reason") or {}).get("type", "abort")
+        spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in meta.get("weight_versions") or []]
+        reply = Reply(
+            token_ids=[int(pair[1]) for pair in pairs],
+            logprobs=[min(float(pair[0]), 0.0) for pair in pairs],
+            finish=kind if kind in ("stop", "length") else "abort",
+            spans=spans,
+            prompt_tokens=int(meta.get("prompt_tokens", 0)),
+            cached_tokens=int(meta.get("cached_tokens") or 0),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"SGLang sent a reply that cannot be read ({error!r}): {str(content)[:300]}") from error
+    ids = content.get("output_ids")
+    if ids is not None and len(ids) != len(reply.token_ids):
+        raise EngineError(f"SGLang sent {len(ids)} tokens with {len(reply.token_ids)} logprobs")
+    return reply

@@ -1,0 +1,286 @@
+"""The SGLang engine: launches a server or attaches to several, and keeps each token's version exact.
+
+generate() ── gate ── router ──> server 1..n   /generate, token ids in, token ids and logprobs out
+               ^
+publish() ─────┘ newer servers: pause (requests step back), update, continue; each reply says which version
+                 sampled which tokens
+                 older ones: the gate closes, requests are aborted and keep their tokens, update, the gate opens
+                 and each request sends its prefix again
+a server of ours that dies fails its requests with a diagnosis, is started again and gets the last weights
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl import seeds
+from agentrl.errors import EngineError
+from agentrl.rollout.engine import Sampling, Weights
+from agentrl.rollout.routing import Router
+from agentrl.rollout.sglang_client import Client, Reply
+from agentrl.rollout.sglang_server import Server
+from agentrl.types import Completion
+
+
+class SglangEngine:
+    """One launched server, or any number of running ones."""
+
+    def __init__(
+        self,
+        *,
+        server: Server | None = None,
+        urls: Sequence[str] = (),
+        sync: str = "auto",
+        version: int = 0,
+        vocabulary: int | None = None,
+        max_context: int | None = None,
+        release_memory: bool = False,
+        keep_copy: bool = False,
+        restarts: int = 3,
+        update_timeout_s: float = 300.0,
+    ) -> None:
+        """`release_memory`: give the key-value memory back while paused. `keep_copy`: the learner goes on changing the
+        tensors it published, so keep a copy for a server that must be started again."""
+        if (server is None) == (not urls):
+            raise ValueError("an SGLang engine has either a server to launch or URLs to attach to")
+        self.server = server
+        self.urls = list(urls)
+        self._way = sync
+        self._version = version
+        self._vocabulary = vocabulary
+        self._context = max_context
+        self._release_memory = release_memory
+        self._keep_copy = keep_copy
+        self._restarts_left = restarts
+        self._update_timeout_s = update_timeout_s
+        self._clients: list[Client] = []
+        self._router = Router(1)
+        self._sync: Any = None
+        self._spans = True
+        self._adapter: str | None = None
+        self._last: Weights | None = None
+        self._gate = asyncio.Event()
+        self._updating = asyncio.Lock()
+        self._reviving = asyncio.Lock()
+        self._revival: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
+        self._initial = version
+        self._under_way = 0
+        self._counts = {"requests": 0, "aborted": 0, "tokens": 0, "prompt_tokens": 0, "cached_tokens": 0, "restarts": 0}
+
+    @property
+    def version(self) -> int:
+        """The policy version that new tokens are sampled with."""
+        return self._version
+
+    async def start(self) -> None:
+        """Launch or attach, and learn what the server can do."""
+        if self.server is not None:
+            await self.server.start()
+        await self._connect()
+        self._gate.set()
+
+    async def _connect(self) -> None:
+        from agentrl.rollout.sglang_weights import Sync
+
+        for client in self._clients:
+            await client.close()
+        urls = [self.server.url] if self.server is not None else self.urls
+        diagnose = self.server.diagnosis if self.server is not None else (lambda: "")
+        self._clients = [Client(url, diagnose=diagnose) for url in urls]
+        self._router = Router(len(urls))
+        local = all(any(host in url for host in ("//127.0.0.1", "//localhost", "//[::1]")) for url in urls)
+        self._sync = Sync(self._clients, way=self._way, local=local, timeout_s=self._update_timeout_s)
+        for client in self._clients:
+            info = await client.get("/server_info")
+            self._limit(info)
+            probe = await client.generate([0], Sampling(max_tokens=1), f"agentrl-probe-{next(self._numbers)}")
+            self._spans = self._spans and bool(probe.spans)
+
+    def _limit(self, info: Mapping[str, Any]) -> None:
+        limits = [self._context, info.get("context_length"), info.get("max_req_input_len")]
+        known = [int(limit) for limit in limits if limit]
+        self._context = min(known) if known else None
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        """Continue `token_ids`; goes on under new weights when they arrive meanwhile."""
+        prompt = list(map(int, token_ids))
+        if not self._clients:
+            raise EngineError("the SGLang engine is not running; call start() first")
+        if not prompt:
+            raise EngineError("an empty prompt cannot be continued; send at least one token")
+        if min(prompt) < 0 or (self._vocabulary is not None and max(prompt) >= self._vocabulary):
+            raise EngineError(
+                f"prompt {request_id!r} holds a token id outside 0..{(self._vocabulary or 0) - 1}; "
+                "the tokenizer does not belong to this model"
+            )
+        room = sampling.max_tokens
+        if self._context is not None:
+            room = min(room, self._context - len(prompt))
+        if room <= 0:
+            return Completion(token_ids=(), logprobs=(), versions=(), finish="length")
+        self._counts["requests"] += 1
+        self._counts["prompt_tokens"] += len(prompt)
+        self._under_way += 1
+        try:
+            return await self._generate(prompt, replace(sampling, max_tokens=room), request_id)
+        except asyncio.CancelledError:
+            self._counts["aborted"] += 1
+            raise
+        finally:
+            self._under_way -= 1
+
+    async def _generate(self, prompt: list[int], sampling: Sampling, request_id: str) -> Completion:
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        while True:
+            await self._gate.wait()
+            client = self._clients[self._router.choose(prompt, [c.load for c in self._clients])]
+            version = self._version
+            rest = replace(sampling, max_tokens=sampling.max_tokens - len(tokens))
+            if tokens and sampling.seed is not None:
+                rest = replace(rest, seed=seeds.derive(sampling.seed, "resumed", len(tokens)))
+            name = f"{request_id or 'agentrl'}-{next(self._numbers)}"
+            try:
+                reply = await client.generate(prompt + tokens, rest, name, adapter=self._adapter)
+            except EngineError:
+                self._revive_later()
+                raise
+            tokens += reply.token_ids
+            logprobs += reply.logprobs
+            versions += self._versions(reply, version)
+            self._counts["tokens"] += len(reply.token_ids)
+            self._counts["cached_tokens"] += reply.cached_tokens
+            # An abort while the gate is closed, or has been since, is our own: go on under the new weights.
+            ours = reply.finish == "abort" and (not self._gate.is_set() or version != self._version)
+            if not ours or len(tokens) >= sampling.max_tokens:
+                return Completion(
+                    token_ids=tuple(tokens), logprobs=tuple(logprobs), versions=tuple(versions), finish=reply.finish
+                )
+
+    def _versions(self, reply: Reply, submitted: int) -> list[int]:
+        versions = [submitted] * len(reply.token_ids)
+        if self._adapter is None:
+            for name, start, end in reply.spans:
+                number = int(name) if name.lstrip("-").isdigit() else self._initial
+                versions[start:end] = [number] * (min(end, len(versions)) - start)
+        return versions
+
+    # Weights ----------------------------------------------------------------------------------------------------
+
+    async def publish(self, weights: Weights) -> None:
+        """Bring new weights to every server; requests under way go on with them."""
+        async with self._updating:
+            was_open = self._gate.is_set()
+            if weights.adapter is not None:
+                await self._publish_adapter(weights)
+            else:
+                await self._hold()
+                try:
+                    await self._sync.send(weights)
+                finally:
+                    if was_open:
+                        await self._release()
+            self._router.forget()
+            self._version = weights.version
+            self._last = _copied(weights) if self._keep_copy else weights
+            if was_open:
+                self._gate.set()
+
+    async def _publish_adapter(self, weights: Weights) -> None:
+        """A LoRA adapter goes beside the old one: requests under way finish with the adapter they began with."""
+        from agentrl.rollout.sglang_weights import adapter_body
+
+        name = f"policy-{weights.version}"
+        body = adapter_body(name, weights)
+        for client in self._clients:
+            await client.call("/load_lora_adapter_from_tensors", body, self._update_timeout_s)
+        old, self._adapter = self._adapter, name
+        if old is not None and old != name:
+            for client in self._clients:
+                await client.call("/unload_lora_adapter", {"lora_name": old}, self._update_timeout_s)
+
+    async def _hold(self) -> None:
+        """Stop sampling everywhere at a token border."""
+        if self._spans:
+            for client in self._clients:
+                await client.call("/pause_generation", {"mode": "retract"})
+            return
+        self._gate.clear()
+        while any(client.load for client in self._clients):
+            for client in self._clients:
+                await client.abort_all()
+            await asyncio.sleep(0.02)
+
+    async def _release(self) -> None:
+        if self._spans:
+            for client in self._clients:
+                await client.call("/continue_generation", {})
+
+    async def pause(self) -> None:
+        """Stop sampling; requests stay open and new ones wait."""
+        self._gate.clear()
+        await self._hold()
+        if self._release_memory and not self._under_way:
+            for client in self._clients:
+                await client.call("/flush_cache", {})
+                await client.call("/release_memory_occupation", {"tags": ["kv_cache"]})
+
+    async def resume(self) -> None:
+        """Go on."""
+        if self._release_memory and not self._under_way:
+            for client in self._clients:
+                await client.call("/resume_memory_occupation", {"tags": ["kv_cache"]})
+        await self._release()
+        self._gate.set()
+
+    # Life and death ---------------------------------------------------------------------------------------------
+
+    def _revive_later(self) -> None:
+        if self.server is not None and not self.server.alive and self._gate.is_set() and self._restarts_left > 0:
+            self._gate.clear()
+            self._revival = asyncio.get_running_loop().create_task(self._revive())
+
+    async def _revive(self) -> None:
+        async with self._reviving:
+            if self.server is None or self.server.alive:
+                self._gate.set()
+                return
+            self._restarts_left -= 1
+            self._counts["restarts"] += 1
+            try:
+                await self.server.start()
+                await self._connect()
+                if self._last is not None:
+                    await self._sync.send(self._last)
+            except Exception:
+                self._restarts_left = 0
+                await self.server.stop()
+            self._gate.set()  # after a failed restart requests fail at once, with the server's log
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters since the start."""
+        return dict(self._counts)
+
+    async def close(self) -> None:
+        """Let go of connections, the process group and a launched server."""
+        if self._revival is not None:
+            self._revival.cancel()
+        if self._sync is not None:
+            self._sync.close()
+        clients, self._clients = self._clients, []
+        for client in clients:
+            await client.close()
+        if self.server is not None:
+            await self.server.stop()
+
+
+def _copied(weights: Weights) -> Weights:
+    if weights.tensors is None:
+        return weights
+    return replace(weights, tensors={name: t.detach().cpu().clone() for name, t in weights.tensors.items()})
