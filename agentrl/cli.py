@@ -54,7 +54,7 @@ def train(
         raise typer.Exit(preflight(resolved))
     from agentrl.train import run
 
-    run(resolved, resume=resume)
+    raise typer.Exit(run(resolved, resume=resume))
 
 
 @model_app.command("get")
