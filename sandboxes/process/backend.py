@@ -269,7 +269,7 @@ class ProcessSandbox(Sandbox):
         (out, out_w), (err, err_w), (cmd_r, cmd), (rep, rep_w) = ends
         with open(os.devnull, "rb") as nothing:
             try:
-                redirect = f'exec "$@" 3<&{cmd_r} 4>&{rep_w}'
+                redirect = f'exec "$@" 3<&{cmd_r} 4>&{rep_w} {cmd_r}<&- {rep_w}>&-'
                 argv = ["bash", "-c", redirect, "bash", *ARGV]
                 process = self._start(argv, [nothing.fileno(), out_w, err_w], None, WORKSPACE, keep=(cmd_r, rep_w))
             finally:

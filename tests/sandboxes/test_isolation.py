@@ -1,0 +1,333 @@
+"""Real attempts to get out of a namespace box. Each must fail, and the host and a neighbour must go on working."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandboxes import Sandbox
+
+Make = Callable[..., Sandbox]
+SYSCALL = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *args):
+    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in args])
+    return os.strerror(ctypes.get_errno()) if result < 0 else "done"
+x86 = os.uname().machine == "x86_64"
+"""
+
+
+@pytest.fixture
+def pair(box: Make) -> Iterator[tuple[Sandbox, Sandbox]]:
+    """The box that attacks, and its neighbour, which must be found unharmed afterwards."""
+    attacker, neighbour = box(files={"mine": "attacker"}), box(files={"secret": "neighbour"})
+    before = neighbour.digest()
+    yield attacker, neighbour
+    assert neighbour.digest() == before
+    assert neighbour.python("print(open('secret').read())").stdout == b"neighbour\n"
+    assert neighbour.exec(["sh", "-c", "echo still here"]).stdout == b"still here\n"
+    assert subprocess.run(["true"], check=True).returncode == 0
+
+
+def attempt(pair: tuple[Sandbox, Sandbox], source: str) -> list[str]:
+    """What a program in the attacking box printed."""
+    result = pair[0].python(source, timeout=20)
+    assert result.exit_code == 0, result.text
+    return result.stdout.decode().splitlines()
+
+
+def test_host_files_cannot_be_seen(pair: tuple[Sandbox, Sandbox]) -> None:
+    with tempfile.NamedTemporaryFile(prefix="agentrl-host-") as secret:
+        os.chmod(secret.name, 0o644)
+        places = [secret.name, str(Path(__file__)), sys.executable, "/etc/shadow", "/root/.bashrc", "/etc/ssh"]
+        places += ["/sys", "/boot", "/usr/local/bin", "/var/lib", "/var/log", "/srv", "/opt", "/mnt", "/home/agent/.."]
+        found = attempt(
+            pair, f"import os\nfor p in {places!r}: print(os.listdir(p) if os.path.isdir(p) else os.path.exists(p))"
+        )
+    seen = [line for line in found if line not in ("False", "[]")]
+    inside = sys.executable.startswith("/usr/bin")
+    assert seen == (["True"] if inside else []) + ["['agent']"]
+
+
+def test_nothing_of_agentrl_or_any_package_can_be_imported(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = """
+import importlib.util, os, sys
+print([n for n in ("agentrl", "numpy", "yaml", "apt", "pip", "inner") if importlib.util.find_spec(n)])
+hits = []
+for top, folders, files in os.walk("/"):
+    folders[:] = [f for f in folders if os.path.join(top, f) not in ("/proc", "/usr/share/doc")]
+    if os.path.basename(top) in ("site-packages", "dist-packages") and (folders or files): hits.append(top)
+    hits += [os.path.join(top, n) for n in folders + files if "agentrl" in n]
+print(hits)
+"""
+    assert attempt(pair, source) == ["[]", "[]"]
+
+
+def test_nothing_outside_its_own_folders_can_be_written(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = """
+import os
+done = []
+for place in ("/", "/usr", "/usr/bin", "/etc", "/dev", "/proc", "/proc/sys/kernel", "/run", "/var/tmp", "/home", "/lib"):
+    try:
+        os.close(os.open(place + "/agentrl-escape", os.O_CREAT | os.O_WRONLY)); done.append(place)
+    except OSError: pass
+for path in ("/etc/passwd", "/usr/bin/true", "/etc/ld.so.cache", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger",
+             "/proc/1/oom_score_adj", "/proc/1/mem", "/dev/kmsg", "/proc/sys/kernel/hostname"):
+    try:
+        os.close(os.open(path, os.O_WRONLY)); done.append(path)
+    except OSError: pass
+print(done)
+"""
+    assert attempt(pair, source) == ["[]"]
+    assert not os.path.exists("/var/tmp/agentrl-escape") and not os.path.exists("/usr/bin/agentrl-escape")
+
+
+def test_only_its_own_processes_can_be_seen(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = """
+import os
+pids = sorted(int(n) for n in os.listdir("/proc") if n.isdigit())
+print(pids == [os.getpid()], os.getppid())
+for path in ("/proc/1/environ", "/proc/1/maps", "/proc/1/mem", "/proc/1/fd", "/proc/1/root", "/proc/1/cwd", "/proc/1/status"):
+    try: print(os.listdir(path) if path.endswith(("fd", "root", "cwd")) else open(path, "rb").read(10))
+    except OSError as error: print(type(error).__name__)
+"""
+    lines = attempt(pair, source)
+    assert lines[0] == "True 1"
+    assert set(lines[1:]) <= {"FileNotFoundError", "PermissionError"}
+
+
+def test_init_and_the_host_cannot_be_signalled(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = """
+import os, signal
+for target in (1, 0x7fff, %d):
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP):
+        try: os.kill(target, number); print("sent")
+        except OSError as error: print(type(error).__name__)
+""" % os.getpid()
+    assert set(attempt(pair, source)) <= {"PermissionError", "ProcessLookupError"}
+    assert pair[0].exec(["kill", "-9", "-1"]).exit_code in (0, 1, -9)
+    assert pair[0].exec(["echo", "alive"]).stdout == b"alive\n"
+
+
+def test_environment_arguments_and_memory_hold_nothing_of_the_host(
+    pair: tuple[Sandbox, Sandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_TEST_CANARY", "cafe" * 8)
+    here = str(Path(__file__).resolve().parents[2])
+    source = f"""
+import gc, os, sys
+needles = [{here!r}, {os.path.expanduser("~")!r} + "/", "AGENTRL_TEST_CANARY", "cafe" * 8]
+needles[3] = "cafe" * 8
+blob = repr(dict(os.environ)) + open("/proc/self/environ").read() + open("/proc/self/cmdline").read() + repr(sys.argv)
+blob += open("/proc/self/mountinfo").read() + open("/proc/self/maps").read() + open("/proc/mounts").read()
+print([n for n in needles[:3] if n in blob])
+frame, depth = sys._getframe(), 0
+while frame.f_back: frame, depth = frame.f_back, depth + 1
+print(depth <= 1, sorted(set(frame.f_globals) - {{"__builtins__"}})[:20])
+names = [getattr(c, "co_filename", "") for f in gc.get_objects() if callable(f) for c in [getattr(f, "__code__", None)] if c]
+print([n for n in set(names) if {here!r} in n])
+print(sorted(os.listdir("/proc/self/fd")))
+"""
+    lines = attempt(pair, source)
+    assert lines[0] == "[]" and lines[1].startswith("True ") and lines[2] == "[]"
+    assert lines[3] in ("['0', '1', '2', '3', '4', '5']", "['0', '1', '2', '3', '4']")
+
+
+def test_no_socket_leads_anywhere(pair: tuple[Sandbox, Sandbox]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        source = f"""
+import socket
+def attempt(family, kind, address):
+    try:
+        with socket.socket(family, kind) as s:
+            s.settimeout(1); s.connect(address); return "connected"
+    except OSError as error: return type(error).__name__
+print(attempt(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", {port})))
+print(attempt(socket.AF_INET, socket.SOCK_STREAM, ("1.1.1.1", 53)))
+print(attempt(socket.AF_INET, socket.SOCK_DGRAM, ("8.8.8.8", 53)))
+print(attempt(socket.AF_INET6, socket.SOCK_STREAM, ("2606:4700:4700::1111", 53)))
+for path in ("/var/run/docker.sock", "/run/docker.sock", "/run/systemd/private", "/run/dbus/system_bus_socket"):
+    print(attempt(socket.AF_UNIX, socket.SOCK_STREAM, path))
+for family, kind in ((socket.AF_NETLINK, socket.SOCK_RAW), (socket.AF_PACKET, socket.SOCK_RAW), (socket.AF_INET, socket.SOCK_RAW), (40, 1)):
+    try: socket.socket(family, kind); print("opened")
+    except OSError as error: print(type(error).__name__)
+with socket.create_server(("127.0.0.1", 0)) as s, socket.create_connection(s.getsockname()): print("own loopback works")
+"""
+        lines = attempt(pair, source)
+    assert lines[:4] == ["ConnectionRefusedError", "OSError", "OSError", "OSError"]
+    assert lines[4:8] == ["FileNotFoundError"] * 4
+    assert lines[8:12] == ["PermissionError"] * 4
+    assert lines[12] == "own loopback works"
+
+
+def test_abstract_sockets_of_the_host_are_out_of_reach(pair: tuple[Sandbox, Sandbox]) -> None:
+    name = f"\0agentrl-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen()
+        lines = attempt(
+            pair,
+            f"import socket\ntry: socket.socket(socket.AF_UNIX).connect({name!r}); print('in')\n"
+            "except OSError as e: print(type(e).__name__)",
+        )
+    assert lines == ["ConnectionRefusedError"]
+
+
+def test_capabilities_are_gone_and_do_not_come_back(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = """
+import os
+for line in open("/proc/self/status"):
+    if line.startswith(("Cap", "NoNewPrivs", "Seccomp:", "Uid", "Groups")): print(line.split(None, 1)[0], *line.split()[1:])
+for act in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]), lambda: os.chroot("/box"), lambda: os.chown("/box/mine", 0, 0)):
+    try: act(); print("done")
+    except OSError as error: print(type(error).__name__)
+"""
+    lines = attempt(pair, source)
+    none = "0000000000000000"
+    expected = ["Uid: 1000 1000 1000 1000", "Groups:"] + [
+        f"Cap{k}: {none}" for k in ("Inh", "Prm", "Eff", "Bnd", "Amb")
+    ]
+    assert [line for line in lines if line.startswith(("Uid", "Groups", "Cap"))] == expected
+    assert "NoNewPrivs: 1" in lines and "Seccomp: 2" in lines
+    assert lines[-5:] == ["PermissionError"] * 5
+
+
+def test_setuid_programs_give_nothing(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = """
+import os, shutil, subprocess
+shutil.copy("/usr/bin/id", "/box/id"); os.chmod("/box/id", 0o6755)
+print(subprocess.run(["/box/id", "-u"], capture_output=True, text=True).stdout.strip())
+print([m for m in open("/proc/mounts") if "nosuid" not in m.split()[3] and m.split()[2] != "devtmpfs"])
+"""
+    assert attempt(pair, source) == ["1000", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "x86", "arm", "arguments"),
+    [
+        ("ptrace", 101, 117, "16, 1, 0, 0"),
+        ("ptrace traceme", 101, 117, "0, 0, 0, 0"),
+        ("mount", 165, 40, "b'none', b'/tmp', b'tmpfs', 0, 0"),
+        ("bind mount", 165, 40, "b'/box', b'/tmp', 0, 4096, 0"),
+        ("umount2", 166, 39, "b'/proc', 2"),
+        ("unshare user", 272, 97, "0x10000000"),
+        ("unshare mount", 272, 97, "0x20000"),
+        ("clone new user namespace", 56, 220, "0x10000000 | 17, 0, 0, 0, 0"),
+        ("setns", 308, 268, "0, 0"),
+        ("pivot_root", 155, 41, "b'/box', b'/box'"),
+        ("bpf", 321, 280, "0, 0, 0"),
+        ("perf_event_open", 298, 241, "0, 0, -1, -1, 0"),
+        ("userfaultfd", 323, 282, "0"),
+        ("io_uring_setup", 425, 425, "1, 0"),
+        ("keyctl", 250, 219, "0, -3, 0"),
+        ("add_key", 248, 217, "b'user', b'a', b'b', 1, -3"),
+        ("init_module", 175, 105, "0, 0, b''"),
+        ("finit_module", 313, 273, "0, b'', 0"),
+        ("kexec_load", 246, 104, "0, 0, 0, 0"),
+        ("reboot", 169, 142, "0xfee1dead, 672274793, 0"),
+        ("open_by_handle_at", 304, 265, "0, 0, 0"),
+        ("process_vm_readv", 310, 270, "1, 0, 0, 0, 0, 0"),
+        ("sethostname", 170, 161, "b'x', 1"),
+        ("settimeofday", 164, 170, "0, 0"),
+        ("clock_settime", 227, 112, "0, 0"),
+        ("fsopen", 430, 430, "b'tmpfs', 0"),
+        ("open_tree", 428, 428, "-100, b'/', 1"),
+        ("mount_setattr", 442, 442, "-100, b'/', 0, 0, 0"),
+        ("swapon", 167, 224, "b'/box/mine', 0"),
+        ("acct", 163, 89, "b'/box/mine'"),
+        ("syslog", 103, 116, "3, 0, 0"),
+        ("pidfd_getfd", 438, 438, "0, 0, 0"),
+    ],
+)
+def test_forbidden_system_calls(pair: tuple[Sandbox, Sandbox], name: str, x86: int, arm: int, arguments: str) -> None:
+    lines = attempt(pair, f"{SYSCALL}\nprint(call({x86} if x86 else {arm}, {arguments}))")
+    assert lines == ["Operation not permitted"], name
+
+
+def test_clone3_and_unknown_calls_do_not_exist(pair: tuple[Sandbox, Sandbox]) -> None:
+    lines = attempt(pair, f"{SYSCALL}\nprint([call(n, 0, 0) for n in (435, 457, 467, 999)])")
+    assert lines == [str(["Function not implemented"] * 4)]
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the i386 and x32 entries exist on x86_64 only")
+def test_foreign_system_call_tables_are_closed(pair: tuple[Sandbox, Sandbox]) -> None:
+    assert attempt(pair, f"{SYSCALL}\nprint(call(0x40000000 | 39))") == ["Function not implemented"]
+    # mov eax, 20 (i386 getpid); int 0x80; ret
+    source = """
+import ctypes, mmap
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(bytes.fromhex("b814000000cd80c3"))
+print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())
+"""
+    result = pair[0].python(source)
+    assert (result.exit_code, result.stdout) == (-31, b"")  # SIGSYS
+
+
+def test_links_and_dots_lead_nowhere(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = """
+import os
+here = os.path.realpath("/box/" + "../" * 50 + "etc/hostname")
+print(here, open(here).read().strip())
+for path in ("/proc/self/root/../../..", "/proc/self/cwd/../../.."): print(sorted(os.listdir(path)) == sorted(os.listdir("/")))
+for number in range(3, 256):
+    try:
+        target = os.readlink(f"/proc/self/fd/{number}")
+        if not target.startswith("pipe:"): print(number, target)
+    except OSError: pass
+"""
+    assert attempt(pair, source) == ["/etc/hostname box", "True", "True"]
+
+
+def test_a_double_chroot_trick_has_no_chroot(pair: tuple[Sandbox, Sandbox]) -> None:
+    source = "import os\ntry: os.mkdir('x'); os.chroot('x'); print('in')\nexcept OSError as e: print(type(e).__name__)"
+    assert attempt(pair, source) == ["PermissionError"]
+
+
+def test_neighbours_share_no_memory_ipc_or_temporary_files(pair: tuple[Sandbox, Sandbox]) -> None:
+    leave = """
+import os
+from multiprocessing import shared_memory
+shared_memory.SharedMemory("agentrl_leak", create=True, size=16)
+open("/tmp/leak", "w").write("x"); open("/dev/shm/leak", "w").write("x"); open(os.path.expanduser("~/leak"), "w").write("x")
+"""
+    assert pair[0].python(leave).exit_code == 0
+    look = "import os; print(os.listdir('/tmp'), os.listdir('/dev/shm'), os.listdir(os.path.expanduser('~')))"
+    assert pair[1].python(look).stdout == b"[] [] []\n"
+    assert not os.path.exists("/dev/shm/agentrl_leak") and not os.path.exists("/dev/shm/leak")
+
+
+def test_the_reply_cannot_speak_for_init(pair: tuple[Sandbox, Sandbox]) -> None:
+    """A program that writes what init would write, on every descriptor it has, changes nothing but its own output."""
+    source = """
+import os, struct
+forged = struct.pack("<iidd", 0, 0, 0.0, 0.0)
+for number in range(1, 64):
+    try: os.write(number, forged)
+    except OSError: pass
+os._exit(9)
+"""
+    result = pair[0].python(source)
+    assert result.exit_code == 9
+
+
+def test_many_boxes_at_once_do_not_meet(box: Make) -> None:
+    boxes = [box(files={"n": str(n)}) for n in range(12)]
+    seen: dict[int, bytes] = {}
+
+    def look(n: int) -> None:
+        seen[n] = boxes[n].exec(["sh", "-c", "cat n; ps -e --no-headers | wc -l"]).stdout
+
+    threads = [threading.Thread(target=look, args=(n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {n: out.split()[0] for n, out in seen.items()} == {n: b"%d3" % n for n in range(12)}
