@@ -242,19 +242,20 @@ class Scheduler:
                 done, _ = await asyncio.wait(self._flights.tasks, return_when=asyncio.FIRST_COMPLETED)
                 for group in self._flights.land(done):
                     tray.put(group)
-                if not len(self._flights) and tray.kept and self.plan.tokens:
-                    wanted = max(wanted, len(tray.kept) + self._missing(tray))
+                if not len(self._flights):
+                    wanted = self._target(tray, wanted)
             if self.plan.tokens:
                 self._wanted = max(1, len(tray.kept))
             tray.kept.sort(key=lambda group: order[group.number])
             tray.dropped.sort(key=lambda group: order[group.number])
             yield tray
 
-    def _missing(self, tray: Tray) -> int:
-        """How many more groups a round sized by tokens needs, by the size of those it has."""
-        assert self.plan.tokens is not None
+    def _target(self, tray: Tray, wanted: int) -> int:
+        """How many groups the round needs, by the size of those it has; just `wanted` where tokens do not count."""
+        if self.plan.tokens is None or not tray.kept:
+            return wanted
         lacking = self.plan.tokens - tray.tokens
-        return math.ceil(lacking * len(tray.kept) / max(1, tray.tokens)) if lacking > 0 else 0
+        return max(wanted, len(tray.kept) + math.ceil(lacking * len(tray.kept) / max(1, tray.tokens)))
 
     # Asynchronous ----------------------------------------------------------------------------------------------
 
@@ -283,10 +284,12 @@ class Scheduler:
         while True:
             while self._may_start():
                 self._flights.start(sampler.next())
-            waker = asyncio.create_task(wake.wait())
             tasks = self._flights.tasks
-            done, _ = await asyncio.wait({waker, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-            waker.cancel()
+            waker = asyncio.create_task(wake.wait())
+            try:
+                done, _ = await asyncio.wait({waker, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waker.cancel()
             wake.clear()
             for group in self._flights.land(tasks & done):
                 self._tray.put(group)
@@ -296,12 +299,13 @@ class Scheduler:
         outstanding = len(self._flights) + len(self._tray.kept)
         if self._learner_waits and not len(self._flights) and not self._full():
             return True
-        return outstanding < self._wanted * (self.plan.max_staleness + self._learner_waits)
+        return outstanding < self._target(self._tray, self._wanted) * (self.plan.max_staleness + self._learner_waits)
 
     def _full(self) -> bool:
         """Whether a round can be handed out: it has its groups or tokens, or the gate allows no more draws."""
-        enough = self._tray.tokens >= self.plan.tokens if self.plan.tokens else len(self._tray.kept) >= self._wanted
-        return enough or not self.gate.may_refill(self._wanted, self._tray.landed)
+        tray = self._tray
+        enough = tray.tokens >= self.plan.tokens if self.plan.tokens else len(tray.kept) >= self._wanted
+        return enough or not self.gate.may_refill(self._target(tray, self._wanted), tray.landed)
 
     def _age(self) -> None:
         """Take out what is too old to be trained on now."""
