@@ -79,7 +79,7 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Launch or attach, and learn what the server can do."""
-        if self.server is not None:
+        if self.server is not None and not self.server.alive:
             await self.server.start()
         await self._connect()
         self._gate.set()
