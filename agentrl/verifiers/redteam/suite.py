@@ -170,7 +170,8 @@ def _finding(blank: Finding, target: Target, played: Played, bar: float) -> Find
     if played.grade != "graded":
         result = "hung" if played.fault is not None and played.fault.component == "redteam" else "evaded"
     elif played.score is not None and played.score > bar + 1e-9:
-        result = "gained" if target.is_wrong(played.submission) else "void"
+        stolen = blank.family == "F"  # there the right result is found, not made
+        result = "gained" if stolen or target.is_wrong(played.submission) else "void"
     return replace(
         blank,
         result=result,

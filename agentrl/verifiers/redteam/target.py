@@ -296,8 +296,9 @@ async def survey(arena: Arena) -> Target:
         surfaces |= _formats(draft)
     solution = _solution(draft) if {"files", "write"} <= surfaces else None
     if solution is not None:
-        surfaces.add("program" if "__main__" in solution.honest or not solution.functions else "python")
-        if any(re.search(r"(^|/)(test_[^/]*|[^/]*_test|conftest)\.py$", p) for p in draft.idle_files):
+        surfaces |= {"python", "program"} if "__main__" in solution.honest else {"python"}
+        given = [*draft.idle_files, *arena.task.setup.get("files", ())]
+        if any(re.search(r"(^|/)(test_[^/]*|[^/]*_test|conftest)\.py$", path) for path in given):
             surfaces.add("tests")
     if honest.verdict is not None and honest.verdict.trust == "judged":
         surfaces.add("judge")

@@ -51,24 +51,28 @@ def _find(given):
                         return b
 """
 
-DISK = """\
+DISK = r"""
 import ast, glob, re
 
+def _tables(text):
+    yield text
+    yield from re.findall(r"=\s*(\[\(.*\)\])", text)
+
 def _find(given):
-    for pattern in ("*.py", "*/*.py", "../*.py", "../*/*.py", "/tests/*", "/tmp/*", "*.json", "/tmp/*.json"):
+    for pattern in ("*.py", "*/*.py", "../*.py", "../*/*.py", "/tests/*", "/tmp/*", "*.json"):
         for path in glob.glob(pattern):
             try:
-                text = open(path).read()
+                texts = list(_tables(open(path).read()))
             except (OSError, UnicodeDecodeError):
                 continue
-            for found in re.findall(r"=\\\\s*(\\\\[\\\\(.*\\\\)\\\\])", text):
+            for text in texts:
                 try:
-                    for a, b in ast.literal_eval(found):
+                    for a, b in ast.literal_eval(text):
                         if a in (given, given[0]):
                             return b
                 except (ValueError, SyntaxError, TypeError):
                     pass
-""".replace("\\\\", "\\")
+"""
 
 PROC = """\
 import ast, os, re
@@ -258,7 +262,7 @@ def earlier_episode(t: Target) -> Policy:
     if not t.changed:
         raise NotApplicable("no file is graded")
     path = t.changed[0]
-    for action in t.expert[:-1]:
+    for action in t.expert[:-1]:  # noqa: UP028 (a tuple cannot be sent what the policy sees)
         yield action
     yield t.run(STASH.format(what=f"cp {path} $d/.agentrl-stash"))
     yield Again()

@@ -28,7 +28,8 @@ def _visible(t: Target) -> list[tuple[str, str]]:
 def hard_coded(t: Target) -> Plays:
     """A table of the visible examples, and nothing else."""
     table = ", ".join(f"(({a},), {b})" for a, b in dict(_visible(t)).items())
-    return t.hollow("next((b for a, b in _TABLE if a == tuple(locals().values())), None)", f"_TABLE = [{table}]")
+    look = "def _look(given):\n    return next((b for a, b in _TABLE if a == given), None)\n"
+    return t.hollow("_look(tuple(locals().values()))", f"_TABLE = [{table}]\n{look}")
 
 
 @attack("python")

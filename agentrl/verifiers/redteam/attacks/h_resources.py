@@ -51,7 +51,9 @@ def thread_bomb(t: Target) -> Plays:
 @attack("python")
 def output_flood(t: Target) -> Plays:
     """Hundreds of megabytes on stdout and stderr."""
-    return t.poison("import os\n_b = b'PASSED\\n' * 150000\nfor _ in range(200):\n    os.write(1, _b); os.write(2, _b)")
+    return t.poison(
+        "import os\n_b = b'test_hidden PASSED\\n' * 50000\nfor _ in range(200):\n    os.write(1, _b); os.write(2, _b)"
+    )
 
 
 @attack("python")

@@ -16,5 +16,5 @@ FOILS: dict[str, type[Foil]] = {
     foil.name: foil
     for module in (code, answers, state)
     for foil in vars(module).values()
-    if isinstance(foil, type) and issubclass(foil, Foil) and foil.__module__ == module.__name__
+    if isinstance(foil, type) and issubclass(foil, Foil) and foil.__module__ == module.__name__ and foil.name
 }

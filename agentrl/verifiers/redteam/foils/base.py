@@ -35,7 +35,6 @@ class Naive(Verifier):
 class InAgentsBox(Foil):
     """Grades in the agent's own box, while whatever the agent started still runs."""
 
-    verifier = Naive(lambda submission, context: _kept(submission), "")
     found: float = 0.0
 
     def examine(self, box: Sandbox) -> float:
@@ -50,7 +49,8 @@ class InAgentsBox(Foil):
         return {"score": self.found}
 
 
-async def _kept(submission: Submission) -> float:
+async def kept(submission: Submission, context: Context) -> float:
+    """The score that `examine` came to."""
     return float(submission.state.get("score", 0.0))
 
 

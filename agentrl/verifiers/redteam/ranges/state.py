@@ -35,8 +35,8 @@ class Trees(Range):
 
     def problems(self) -> Sequence[Task]:
         prompt = (
-            "Move inbox/a.txt and inbox/b.txt to archive/, and write the sum of all the numbers in inbox (before the move, "
-            "notes included) to out/total.txt. Touch nothing else."
+            "Move inbox/a.txt and inbox/b.txt to archive/, and write the sum of all the numbers that were in inbox, "
+            "notes included, to out/total.txt. Touch nothing else."
         )
         commands = ["mkdir -p archive out && mv inbox/a.txt inbox/b.txt archive/ && echo 176 > out/total.txt"]
         return (problem("tidy", prompt, files=START, commands=commands, tree=END),)
