@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.errors import StorageError
 from agentrl.learn.model import save_model
@@ -70,16 +71,16 @@ def save(
     *,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint below `folder`, then rotate. States are plain data: dicts, lists, tuples, numbers, text.
+    """Write a checkpoint below `folder`, then rotate. States are plain data: dicts, lists, tuples, numbers, text, arrays.
 
     Raises StorageError when it cannot be written; checkpoints that are there already stay as they are.
     """
     final = folder / f"step-{learner.steps:06d}"
     writing = folder / f".writing-{learner.steps:06d}"
     state = {
-        "sampler": sampler_state,
-        "scheduler": scheduler_state,
-        "metrics": metrics_state,
+        "sampler": _as_tensors(sampler_state),
+        "scheduler": _as_tensors(scheduler_state),
+        "metrics": _as_tensors(metrics_state),
         "recipe": learner.recipe.model_dump(mode="json", by_alias=True),
         "generators": _generators(),
     }
@@ -162,9 +163,9 @@ def load(folder: Path, *, warnings: tuple[str, ...] = ()) -> Checkpoint:
             folder=folder,
             step=marker["step"],
             learner=_read(folder / "learner.pt"),
-            sampler=state["sampler"],
-            scheduler=state["scheduler"],
-            metrics=state["metrics"],
+            sampler=_as_arrays(state["sampler"]),
+            scheduler=_as_arrays(state["scheduler"]),
+            metrics=_as_arrays(state["metrics"]),
             recipe=state["recipe"],
             generators=state["generators"],
             warnings=warnings,
@@ -198,6 +199,24 @@ def _generators() -> dict[str, Any]:
 
 def _newest_first(folder: Path) -> list[Path]:
     return sorted((p for p in folder.glob("step-*") if p.is_dir()), key=lambda p: int(p.name[5:]), reverse=True)
+
+
+def _as_tensors(value: Any) -> Any:
+    """numpy arrays as tensors, which a reader that runs no code can load."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, dict):
+        return {k: _as_tensors(v) for k, v in value.items()}
+    return type(value)(map(_as_tensors, value)) if isinstance(value, list | tuple) else value
+
+
+def _as_arrays(value: Any) -> Any:
+    """The way back."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {k: _as_arrays(v) for k, v in value.items()}
+    return type(value)(map(_as_arrays, value)) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path) -> Any:
