@@ -33,6 +33,8 @@ from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory,
 FORMAT = 1
 PATTERN = "trajectories-*.jsonl.gz"
 CHUNK = 1 << 20
+MEMBER = 1 << 20
+"""Text of one member, about: what a crash can cost at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Store:
         self.disk_bytes = disk_bytes
         self.part_bytes = max(1, min(part_bytes, disk_bytes // 4))
         self.dropped_bytes = 0
-        """Of old files that went to stay within the budget."""
+        """Of trajectories that went, or never came, to stay within the budget."""
         folder.mkdir(parents=True, exist_ok=True)
         found = parts(folder)
         for part in found[-1:]:
@@ -100,10 +102,22 @@ class Store:
                 return
 
     def _write(self, batch: list[tuple[Trajectory, str]]) -> None:
-        """Append one member; runs in a thread, one at a time."""
-        lines = "".join(_dump(row(trajectory, env)) + "\n" for trajectory, env in batch)
+        """Append members of bounded size; runs in a thread, one at a time."""
+        lines: list[bytes] = []
+        for trajectory, env in batch:
+            lines.append(_dump(row(trajectory, env)).encode("utf-8", "replace") + b"\n")
+            if sum(map(len, lines)) > min(MEMBER, self.part_bytes):
+                self._append(b"".join(lines))
+                lines = []
+        if lines:
+            self._append(b"".join(lines))
+
+    def _append(self, text: bytes) -> None:
         packer = zlib.compressobj(4, zlib.DEFLATED, 31)
-        member = packer.compress(lines.encode("utf-8", "replace")) + packer.flush()
+        member = packer.compress(text) + packer.flush()
+        if len(member) > self.disk_bytes:  # it alone would break the budget
+            self.dropped_bytes += len(member)
+            return
         path = self._path()
         if path.exists() and path.stat().st_size + len(member) > self.part_bytes:
             self._sync()
