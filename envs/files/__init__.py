@@ -24,7 +24,7 @@ _SINGLES = Shuffle(SINGLE, "files 1")
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What a task asks for, before its files are made."""
 
     chores: tuple[Chore, ...]
@@ -49,7 +49,7 @@ class _Plan:
         return before, after
 
 
-def _single(number: int) -> _Plan:
+def _single(number: int) -> Plan:
     """The level 1 task with that number; every number is another prompt."""
     rng = seeds.generator(0, "files 1", number)
     names = Names(rng)
@@ -63,10 +63,10 @@ def _single(number: int) -> _Plan:
         word, a = WORDS[pair // len(FILES)], names.take(FILES[pair % len(FILES)])
         content = rng.choice([w for w in WORDS if w != word])
         todo = (chores.write, chores.append)[kind](word, a, content)
-    return _Plan((todo,), names)
+    return Plan((todo,), names)
 
 
-def _several(level: int, rng: random.Random) -> _Plan:
+def _several(level: int, rng: random.Random) -> Plan:
     """A task of level 2 or more."""
     names = Names(rng)
     if level == 2:
@@ -81,7 +81,14 @@ def _several(level: int, rng: random.Random) -> _Plan:
         deep, wide = rng.sample(DEEP_CHORES, 2), rng.choice(MANY_CHORES[:4])
         todo = [make(names) for make in (*deep, wide)]
     rng.shuffle(todo)
-    return _Plan(tuple(todo), names)
+    return Plan(tuple(todo), names)
+
+
+def plan(split: Split, level: int, index: int) -> Plan:
+    """What the task with that number asks for."""
+    if level == 1:
+        return _single(_SINGLES.number(split, index))
+    return draw(split, level, index, env="files", make=lambda rng: _several(level, rng), content=Plan.content)
 
 
 class Files(Environment):
@@ -94,19 +101,16 @@ class Files(Environment):
     max_turns = 6
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        if level == 1:
-            plan = _single(_SINGLES.number(split, index))
-        else:
-            plan = draw(split, level, index, env="files", make=lambda rng: _several(level, rng), content=_Plan.content)
-        before, after = plan.trees()
+        made = plan(split, level, index)
+        before, after = made.trees()
         return Task(
             id=f"files/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=tuple(sorted({chore.tag for chore in plan.chores})),
-            prompt=" ".join(chore.text for chore in plan.chores),
+            tags=tuple(sorted({chore.tag for chore in made.chores})),
+            prompt=" ".join(chore.text for chore in made.chores),
             setup={"files": before},
-            secret={"tree": after, "commands": [chore.command for chore in plan.chores]},
+            secret={"tree": after, "commands": [chore.command for chore in made.chores]},
         )
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:

@@ -195,19 +195,19 @@ def merge(names: Names) -> Chore:
 
 
 def gather(names: Names) -> Chore:
-    folder, ending = names.folder(), names.rng.choice(("dat", "ini"))
+    folder, ending, gone = names.folder(), names.rng.choice(("dat", "ini", "cfg")), names.file("txt")
     wanted = [names.file(ending) for _ in range(3)]
-    others = {names.file("txt"): f"{names.word()}\n" for _ in range(2)}
 
     def effect(tree: Tree) -> None:
+        del tree[gone]
         for path in [p for p in tree if p.endswith("." + ending) and "/" not in p]:
             tree[f"{folder}/{path}"] = tree.pop(path)
 
     return Chore(
         tag="gather",
-        text=f"Make a folder {folder} and move every .{ending} file of this folder into it.",
-        command=f"mkdir {folder}; mv *.{ending} {folder}",
-        needs={**{path: f"{names.word()}\n" for path in wanted}, **others},
+        text=f"Delete {gone}. Make a folder {folder} and move every .{ending} file of this folder into it.",
+        command=f"rm {gone}; mkdir {folder}; mv *.{ending} {folder}",
+        needs={path: f"{names.word()}\n" for path in (*wanted, gone)},
         effect=effect,
     )
 

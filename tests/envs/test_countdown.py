@@ -1,0 +1,138 @@
+"""Countdown: exact arithmetic on hostile text, puzzles that can be solved, a verifier that takes nothing else."""
+
+import asyncio
+import contextlib
+import re
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.envs import load
+from agentrl.envs.countdown.arithmetic import ExpressionError, Value, evaluate
+from agentrl.envs.countdown.puzzles import combination, puzzle
+from agentrl.envs.script import Stage, play
+from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.verifiers.base import Context, Submission
+
+Countdown = load("countdown")
+
+trees = st.recursive(
+    st.integers(0, 99).map(str),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda t: f"({t[0]} {t[1]}{t[2]})"),
+    max_leaves=6,
+)
+
+
+def reference(text: str) -> Fraction:
+    """Python's own arithmetic, on text that this test made."""
+    return Fraction(eval(re.sub(r"(\d+)", r"Fraction(\1)", text), {"Fraction": Fraction}))
+
+
+@given(trees)
+def test_values_are_those_of_exact_arithmetic(text: str) -> None:
+    try:
+        wanted = reference(text)
+    except ZeroDivisionError:
+        with pytest.raises(ExpressionError, match="division by zero"):
+            evaluate(text)
+        return
+    assert evaluate(text).value == wanted
+
+
+def test_precedence_and_the_numbers_used() -> None:
+    assert evaluate("2+3*4-6/3") == Value(Fraction(12), (2, 3, 4, 6, 3))
+    assert evaluate(" 8 - 4 - 2 ") == Value(Fraction(2), (8, 4, 2))
+    assert evaluate("-(2 - 5)") == Value(Fraction(3), (2, 5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "1+", "(1", "1)", "1 2", "2**3", "9^9", "1//2", "0x10", "1e5", "1_0", "¹", "٣", "a", "1+\n2", "1;2",
+     "1=1", "__import__('os')", "1.5", "(" * 30 + "1" + ")" * 30, "9" * 16, "1+" * 150 + "1", "9999999999*9999999999"],
+)  # fmt: skip
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        evaluate(text)
+
+
+@given(st.text(max_size=250))
+def test_no_text_does_anything_else_than_give_a_value_or_an_expression_error(text: str) -> None:
+    with contextlib.suppress(ExpressionError):
+        assert isinstance(evaluate(text).value, Fraction)
+
+
+def test_every_set_of_numbers_has_its_place() -> None:
+    assert sorted(combination(number, 7, 3) for number in range(35)) == sorted(
+        (a, b, c) for a in range(1, 8) for b in range(a + 1, 8) for c in range(b + 1, 8)
+    )
+
+
+@pytest.mark.parametrize("level", Countdown.levels)
+def test_puzzles_are_solvable_and_do_not_repeat(level: int) -> None:
+    seen: dict[tuple[int, ...], str] = {}
+    for split in SPLITS:
+        for index in range(300):
+            made = puzzle(split, level, index)
+            found = evaluate(made.solution)
+            assert found.value == made.target and sorted(found.numbers) == sorted(made.numbers)
+            assert seen.setdefault(tuple(sorted(made.numbers)), split) == split
+    assert len(seen) == 900
+
+
+def test_levels_over_the_same_numbers_agree_on_the_split() -> None:
+    held = {tuple(sorted(puzzle("heldout", 2, index).numbers)) for index in range(2000)}
+    trained = {tuple(sorted(puzzle("train", 3, index).numbers)) for index in range(2000)}
+    assert not held & trained
+
+
+def test_the_tenthousandth_task_is_there() -> None:
+    environment = Countdown()
+    for split in SPLITS:
+        assert [environment.task(split, level, 9_999).id for level in Countdown.levels] == [
+            f"countdown/{split}/{level}/9999" for level in Countdown.levels
+        ]
+
+
+def score(answer: str) -> tuple[float, tuple[str, ...]]:
+    task = Task(id="x", split="train", level=1, prompt="", setup={"numbers": [3, 5, 5], "target": 25})
+    nothing: Any = None
+    verdict = asyncio.run(
+        Countdown.verifier.verify(Submission(task=task, answer=answer), Context(secret=b"", boxes=nothing))
+    )
+    return verdict.score, verdict.evidence
+
+
+@pytest.mark.parametrize("answer", ["5*5", " 5 * 5\n", "Answer: 5*5", "I multiply.\nanswer: (5*5)", "5*(5)"])
+def test_right_answers(answer: str) -> None:
+    assert score(answer) == (1.0, ("the expression reaches the target",))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("25", "not given, or used too often: [25]"),
+        ("5*5*3/3", "not given, or used too often: [3]"),
+        ("5+5", "the expression comes to 10"),
+        ("5*5 = 25", "the answer cannot be read: unexpected '=' in the expression"),
+        ("Answer: 5*5\nAnswer: 3", "the answer cannot be read: the message holds more than one answer"),
+        ("", "the answer cannot be read: the expression is empty"),
+        ("the answer is 5*5", "the answer cannot be read: unexpected 't' in the expression"),
+    ],
+)
+def test_wrong_answers(answer: str, why: str) -> None:
+    assert score(answer) == (0.0, (why,))
+
+
+def test_the_calculator_says_what_is_wrong(where: Stage) -> None:
+    environment = Countdown()
+    task = environment.task("train", 1, 0)
+    calls = [ToolCall(name="calculate", arguments={"expression": text}) for text in ("7/2", "1/0", "2**9")]
+    played = asyncio.run(play(environment, task, calls, where))
+    assert [m.content for m in played.messages if m.role == "tool"] == [
+        "<out>7/2</out>",
+        "<out>error: division by zero</out>",
+        "<out>error: unexpected '*' in the expression</out>",
+    ]

@@ -1,0 +1,284 @@
+"""The episode core: framing, permissions, timeouts, the ledger, and whose doing an error is."""
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.envs import Environment, Permissions, tool
+from agentrl.envs.episode import Episode
+from agentrl.envs.framing import frame
+from agentrl.envs.script import Action, Played, Stage, play
+from agentrl.errors import AgentError, AuthoringError, SandboxError
+from agentrl.sandboxes.base import SandboxSpec
+from agentrl.types import Done, Message, Observation, Split, Task, ToolCall, Verdict
+from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+
+
+class Anything(Verifier):
+    artifacts = (Artifact(),)
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        return Verdict(score=1.0 if submission.answer == "yes" else 0.0, evidence=(f"answer {submission.answer!r}",))
+
+
+class Bench(Environment):
+    """A tool for each way that things go."""
+
+    verifier = Anything()
+    system = "Go."
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        return Task(id=f"bench/{split}/{level}/{index}", split=split, level=level, prompt="Do it.", secret={"a": "b"})
+
+    def start(self) -> None:
+        self.log: list[str] = [f"rng {self.rng.random():.6f}"]
+
+    def state(self) -> Mapping[str, Any]:
+        return {"log": self.log}
+
+    def stop(self) -> None:
+        self.log.append("stopped")
+
+    def on_message(self, text: str) -> Observation | Done:
+        return Observation(content="go on", role="user") if text == "more" else Done(text)
+
+    @tool(output_limit=20)
+    def say(self, text: str) -> str:
+        """Say it back.
+
+        Args:
+            text: what
+        """
+        return text
+
+    @tool(irreversible=True)
+    def burn(self, what: str) -> str:
+        """Burn a thing.
+
+        Args:
+            what: the thing
+        """
+        self.log.append(f"burnt {what}")
+        return "ash"
+
+    @tool
+    def fail(self, how: str) -> str:
+        """Fail.
+
+        Args:
+            how: in which way
+        """
+        raise {"value": ValueError("</out> no"), "infra": SandboxError("gone"), "bug": RuntimeError("oops")}[how]
+
+    @tool(timeout_s=0.2)
+    async def doze(self) -> str:
+        """Sleep."""
+        await asyncio.sleep(30)
+        return ""
+
+    @tool(terminal=True)
+    def submit(self, answer: str) -> str:
+        """Hand in.
+
+        Args:
+            answer: the answer
+        """
+        return answer
+
+    @tool
+    def data(self) -> dict[str, list[int]]:
+        """Some data."""
+        return {"é": [1, 2]}
+
+
+class Boxed(Bench):
+    """The same with a box."""
+
+    def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
+        return SandboxSpec(files={"a.txt": f"{rng.random():.6f}\n"})
+
+    @tool(timeout_s=0.5)
+    def run(self, command: str) -> str:
+        """Run it.
+
+        Args:
+            command: what
+        """
+        return self.box.exec(["sh", "-c", command]).text
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, arguments=arguments)
+
+
+def played(where: Stage, *actions: Action, kind: type[Environment] = Bench, **options: Any) -> Played:
+    environment = kind()
+    return asyncio.run(play(environment, environment.task("train", 1, 0), list(actions), where, **options))
+
+
+def seen(result: Played) -> list[str]:
+    return [m.content for m in result.messages[2:] if m.role != "assistant"]
+
+
+def test_a_whole_episode(where: Stage) -> None:
+    result = played(where, call("say", text="hello"), "more", call("submit", answer="yes"))
+    assert [(m.role, m.content, m.name) for m in result.messages] == [
+        ("system", "Go.", ""),
+        ("user", "Do it.", ""),
+        ("assistant", "", ""),
+        ("tool", "<out>hello</out>", "say"),
+        ("assistant", "more", ""),
+        ("user", "go on", ""),
+        ("assistant", "", ""),
+    ]
+    assert (result.score, result.outcome.ending) == (1.0, "done")
+    assert result.ledger == {
+        "calls": 2,
+        "bad_calls": 0,
+        "tool_errors": 0,
+        "tool_timeouts": 0,
+        "bytes_seen": 21,
+        "denied": [],
+        "dry_runs": [],
+    }
+
+
+def test_bad_calls_are_answered_and_cost_a_turn(where: Stage) -> None:
+    bad = (call("nope"), call("say"), ToolCall(name="say", error="the call is not JSON"), call("start"))
+    result = played(where, *bad)
+    assert seen(result) == [
+        "error: there is no tool 'nope'; the tools are: say, burn, fail, doze, submit, data",
+        "error: say: text is missing",
+        "error: the call is not JSON",
+        "error: there is no tool 'start'; the tools are: say, burn, fail, doze, submit, data",
+    ]
+    assert (result.ledger["bad_calls"], result.outcome.ending, result.score) == (4, "turns", 0.0)
+
+
+def test_output_is_framed_cut_and_cannot_leave_its_frame(where: Stage) -> None:
+    result = played(where, call("say", text="</out> hi"), call("say", text="x" * 30), call("data"))
+    assert seen(result) == [
+        "<out><\\/out> hi</out>",
+        f"<out>{'x' * 20}</out> [cut: 20 of 30 characters]",
+        '<out>{"é": [1, 2]}</out>',
+    ]
+
+
+@given(st.text(alphabet=st.one_of(st.sampled_from("</out> OUT\n\r\x1b"), st.characters()), max_size=60))
+def test_nothing_closes_a_frame(text: str) -> None:
+    content, _ = frame(text, 1000)
+    inside = content.removeprefix("<out>").removesuffix("</out>")
+    assert content == f"<out>{inside}</out>"
+    assert re.search(r"<\s*/?\s*out\b", inside, re.IGNORECASE) is None
+    assert "\x1b" not in inside and "\r" not in inside
+    content.encode("utf-8")
+
+
+def test_a_tool_that_says_no_is_told_and_a_bug_is_not(where: Stage) -> None:
+    result = played(where, call("fail", how="value"))
+    assert seen(result) == ["<out>error: <\\/out> no</out>"]
+    assert result.ledger["tool_errors"] == 1
+    with pytest.raises(SandboxError, match="gone"):
+        played(where, call("fail", how="infra"))
+    with pytest.raises(RuntimeError, match="oops"):
+        played(where, call("fail", how="bug"))
+
+
+@pytest.mark.parametrize(
+    ("permissions", "answer", "ledger"),
+    [
+        (Permissions(), "<out>ash</out>", ([], [])),
+        (Permissions(irreversible="deny"), "permission denied", (["burn"], [])),
+        (Permissions(irreversible="dry_run"), "dry run: accepted, but not carried out", ([], ["burn"])),
+        (Permissions(irreversible="ask"), "permission denied", (["burn"], [])),
+        (Permissions(irreversible="ask", ask=lambda name, a: a == {"what": "x"}), "<out>ash</out>", ([], [])),
+        (Permissions(irreversible="deny", tools={"burn": "allow"}), "<out>ash</out>", ([], [])),
+    ],
+)
+def test_irreversible_tools_pass_the_policy(
+    where: Stage, permissions: Permissions, answer: str, ledger: tuple[list[str], list[str]]
+) -> None:
+    stage = Stage(boxes=where.boxes, permissions=permissions)
+    result = played(stage, call("burn", what="x"), call("say", text="still here"))
+    assert seen(result) == [answer, "<out>still here</out>"]
+    assert (result.ledger["denied"], result.ledger["dry_runs"]) == ledger
+
+
+def test_a_tool_that_hangs_on_the_host_ends_the_episode(where: Stage) -> None:
+    began = time.monotonic()
+    result = played(where, call("doze"))
+    assert time.monotonic() - began < 10
+    assert (result.outcome.ending, result.outcome.grade, result.score) == ("agent_error", "graded", 0.0)
+    assert result.outcome.fault is not None and result.outcome.fault.blame == "agent"
+
+
+def test_a_command_that_hangs_comes_back_with_what_it_wrote(where: Stage) -> None:
+    result = played(where, call("run", command="echo first; sleep 30"), call("run", command="echo next"), kind=Boxed)
+    assert seen(result) == ["<out>first\n[timed out]</out>", "<out>next</out>"]
+    assert result.ledger["timeouts"] == 1
+
+
+def test_the_box_ledger_is_merged(where: Stage) -> None:
+    result = played(where, call("run", command="rm a.txt; echo x > b.txt"), call("nope"), kind=Boxed)
+    wanted = ("created", "changed", "deleted", "execs", "calls", "bad_calls")
+    assert {key: result.ledger[key] for key in wanted} == {
+        "created": ["b.txt"],
+        "changed": [],
+        "deleted": ["a.txt"],
+        "execs": 1,
+        "calls": 2,
+        "bad_calls": 1,
+    }
+
+
+def test_the_seed_decides_the_episode(where: Stage) -> None:
+    async def opening(seed: int) -> tuple[str, list[str]]:
+        environment = Boxed()
+        episode = Episode(environment, environment.task("train", 1, 0), seed=seed, boxes=where.boxes)
+        try:
+            await episode.start()
+            return await episode.digest(), environment.log
+        finally:
+            await episode.close()
+
+    one, same, other = (asyncio.run(opening(seed)) for seed in (1, 1, 2))
+    assert one == same
+    assert one[0] != other[0] and one[1] != other[1]
+
+
+def test_the_secret_stays_outside_and_stop_is_called(where: Stage) -> None:
+    async def run() -> tuple[Bench, Submission]:
+        environment = Bench()
+        episode = Episode(environment, environment.task("train", 1, 0), seed=0, boxes=where.boxes)
+        await episode.start()
+        await episode.act(Message(role="assistant", content="yes"))
+        submission = await episode.finish()
+        with pytest.raises(AuthoringError, match="is over"):
+            await episode.act(Message(role="assistant", content="again"))
+        await episode.close()
+        return environment, submission
+
+    environment, submission = asyncio.run(run())
+    assert environment.given.secret == {} and submission.task.secret == {"a": "b"}
+    assert environment.log[1:] == ["stopped"]
+
+
+def test_a_dead_box_is_the_agents_doing(where: Stage) -> None:
+    class Dead(Boxed):
+        def on_message(self, text: str) -> Observation | Done:
+            raise AgentError("the box is gone")
+
+    result = played(where, "hello", kind=Dead)
+    assert (result.outcome.ending, result.outcome.grade, result.score) == ("agent_error", "graded", 0.0)
+
+
+def test_no_box_is_a_clear_error() -> None:
+    with pytest.raises(AuthoringError, match=r"Bench uses self.box, but its prepare\(\) returned no SandboxSpec"):
+        _ = Bench().box
