@@ -19,6 +19,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ MAX_DIGITS = 4_000
 
 
 _CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_OUTSIDE = re.compile(r"[^\[\]{}]+")
 
 
 class Malformed(ValueError):
@@ -65,15 +68,12 @@ def parse_json(data: bytes | str, *, max_bytes: int = 1 << 20, max_depth: int = 
 
 
 def _bounded(text: str, max_depth: int) -> None:
-    """Refuse deep nesting before the parser recurses into it. Brackets within strings only make this stricter."""
+    """Refuse deep nesting before the parser recurses into it. A tagged value nests twice a level."""
     depth = 0
-    for char in text:
-        if char in "[{":
-            depth += 1
-            if depth > max_depth * 2:
-                raise Malformed(f"nested deeper than {max_depth}")
-        elif char in "]}":
-            depth -= 1
+    for char in _OUTSIDE.sub("", _STRING.sub("", text)):
+        depth += 1 if char in "[{" else -1
+        if depth > max_depth * 3:
+            raise Malformed(f"nested deeper than {max_depth}")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

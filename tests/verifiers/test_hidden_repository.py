@@ -1,0 +1,150 @@
+"""Hidden pytest suites against whole repositories, in real boxes: proxied, and in one process with canaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentrl.errors import AuthoringError
+from agentrl.verifiers.base import Boxes
+from agentrl.verifiers.hidden_tests import RepositoryTests
+from agentrl.verifiers.hidden_tests.canaries import canaries
+
+SUITE = """
+import pytest
+import money.tools
+from money import BadCurrency, Money, RATES, apply, total
+
+@pytest.fixture
+def three():
+    return Money(3, "eur")
+
+def test_total():
+    assert total([1, 2, 3]) == 6
+
+def test_objects(three):
+    assert three.amount == 3 and str(three) == "3 eur" and len(three) == 3
+    assert isinstance(three, Money)
+    assert (three + Money(2, "eur")).amount == 5
+    assert list(money.tools.upto(3)) == [0, 1, 2]
+    assert RATES == {"eur": 1.5}
+
+def test_errors():
+    with pytest.raises(BadCurrency, match="usd"):
+        Money(1, "eur") + Money(1, "usd")
+    with pytest.raises(ValueError):
+        Money(1, "eur") + Money(1, "usd")
+
+def test_callbacks(monkeypatch):
+    assert apply(lambda x: total([x, 1]), 4) == 5
+    monkeypatch.setattr(money.tools, "FACTOR", 10)
+    assert money.tools.scaled(2) == 20
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_twice(n):
+    assert money.tools.scaled(n) == 2 * n
+"""
+NAMES = ["test_total", "test_objects", "test_errors", "test_callbacks", "test_twice[1]", "test_twice[2]"]
+IDS = [f"tests/test_money.py::{name}" for name in NAMES]
+MONEY = """
+RATES = {"eur": 1.5}
+class BadCurrency(ValueError): pass
+class Money:
+    def __init__(self, amount, currency): self.amount, self.currency = amount, currency
+    def __str__(self): return f"{self.amount} {self.currency}"
+    def __len__(self): return self.amount
+    def __add__(self, other):
+        if self.currency != other.currency:
+            raise BadCurrency(f"{other.currency} is not {self.currency}")
+        return Money(self.amount + other.amount, self.currency)
+def total(numbers): return sum(numbers)
+def apply(function, value): return function(value)
+"""
+TOOLS = "FACTOR = 2\ndef upto(n): yield from range(n)\ndef scaled(n): return FACTOR * n\n"
+REPOSITORY = {"money/__init__.py": MONEY, "money/tools.py": TOOLS, "README": "money"}
+EQUAL = "\nclass Equal:\n    def __eq__(self, other): return True\n"
+FORGED = """
+import _pytest.reports
+made = _pytest.reports.TestReport.from_item_and_call
+def forged(item, call):
+    call.excinfo = None
+    return made(item, call)
+_pytest.reports.TestReport.from_item_and_call = forged
+"""
+
+
+def suite(**options: Any) -> RepositoryTests:
+    ids = options.pop("ids", IDS)
+    return RepositoryTests({"tests/test_money.py": SUITE}, ids, packages=["money"], seconds=30.0, **options)
+
+
+def changed(old: str = "", new: str = "", **files: str) -> dict[str, str]:
+    return {**REPOSITORY, "money/__init__.py": MONEY.replace(old, new) if old else MONEY, **files}
+
+
+def test_an_honest_repository_passes_through_the_proxy(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:
+    outcome, verdict = graded(suite(), submit(files=REPOSITORY), boxes=boxes)
+    assert (outcome.score, verdict.trust) == (1.0, "proxied"), verdict
+    assert verdict.evidence == ("6 of 6 hidden tests passed",)
+
+
+def test_cheats_gain_nothing_through_the_proxy(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:
+    """One repository that cheats in each test's own way: only the test it does honestly may pass."""
+    repository = changed("return sum(numbers)", "return Equal()")
+    repository["money/__init__.py"] += EQUAL
+    repository["money/tools.py"] = (
+        "FACTOR = 2\nimport os\ndef upto(n): os._exit(0)\ndef scaled(n):\n    raise SystemExit(0)\n"
+    )
+    repository["conftest.py"] = repository["tests/conftest.py"] = "def pytest_runtest_makereport(): raise SystemExit\n"
+    repository["tests/test_money.py"] = "def test_total(): pass\n"
+    outcome, verdict = graded(suite(score="fraction"), submit(files=repository), boxes=boxes)
+    assert verdict.evidence[0] == "1 of 6 hidden tests passed", verdict
+    assert outcome.score == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys; sys.exit(0)",
+        "import pytest; pytest.skip('no', allow_module_level=True)",
+        "raise KeyboardInterrupt",
+        "import unittest\nraise unittest.SkipTest",
+    ],
+)
+def test_a_suite_that_cannot_be_collected_fails(
+    source: str, boxes: Boxes, score: Callable[..., float], submit: Any
+) -> None:
+    assert score(suite(), submit(files={"money/__init__.py": source}), boxes=boxes) == 0.0
+
+
+def test_one_process_with_canaries(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:
+    verifier = suite(mode="shared", ids=IDS[:1])
+    outcome, verdict = graded(verifier, submit(files=REPOSITORY), boxes=boxes)
+    assert (outcome.score, verdict.trust) == (1.0, "shared"), verdict
+    equal = changed("return sum(numbers)", "return Equal()")
+    equal["money/__init__.py"] += EQUAL
+    forged = changed("return sum(numbers)", "return 0")
+    forged["money/__init__.py"] += FORGED
+    exits = changed("return sum(numbers)", "import os; os._exit(0)")
+    hooked = changed("sum(numbers)", "0", **{"conftest.py": "def pytest_runtest_call(item): pass\n"})
+    found = [graded(verifier, submit(files=files), boxes=boxes)[0].score for files in (equal, forged, exits, hooked)]
+    assert found == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_canaries_change_the_first_assertion() -> None:
+    source = "class TestA:\n    def test_b(self):\n        assert f(1) == 2\n        assert g\ndef test_c():\n    h()\n"
+    first = dict(canaries(source, "TestA::test_b[x]", "nonce"))
+    assert "assert not f(1) == 2" in first["negated"]
+    assert "assert f(1) == 'nonce'" in first["compared with a nonce"]
+    assert "h()\n    assert False" in dict(canaries(source, "test_c", "nonce"))["negated"]
+    with pytest.raises(LookupError):
+        dict(canaries(source, "test_d", "nonce"))
+
+
+def test_authors_mistakes_are_told() -> None:
+    with pytest.raises(AuthoringError, match="each once"):
+        suite(ids=[])
+    with pytest.raises(AuthoringError, match="no test file"):
+        suite(ids=["other.py::test"])
