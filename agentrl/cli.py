@@ -183,6 +183,19 @@ def engine_install(
     install.sglang(cpu=cpu, to=to, say=typer.echo)
 
 
+@app.command()
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Say what works on this machine, what is missing, and the command that gets it."""
+    import json
+
+    from agentrl import doctor as examination
+
+    report = examination.examine()
+    typer.echo(json.dumps(examination.as_json(report)) if json_ else examination.as_text(report))
+
+
 for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app)):
     app.add_typer(group, name=name)
 
