@@ -93,6 +93,9 @@ class Running:
                 os.close(descriptor)
         self.pipes, self.status = [], -1
 
+    def __del__(self) -> None:
+        self.__exit__()  # a shell that nobody closed
+
 
 class NamespaceSandbox(Sandbox):
     def __init__(

@@ -10,7 +10,11 @@ from agentrl.errors import AgentError, AuthoringError, SandboxError
 from agentrl.sandboxes import Backend, Entry, Limits, Sandbox, SandboxSpec
 
 Make = Callable[..., Sandbox]
-FILES = {"a/b.txt": "hello", "run.sh": Entry(content=b"echo hi\n", mode=0o755), "to": Entry("link", b"a/b.txt")}
+FILES: dict[str, Entry | bytes | str] = {
+    "a/b.txt": "hello",
+    "run.sh": Entry(content=b"echo hi\n", mode=0o755),
+    "to": Entry("link", b"a/b.txt"),
+}
 
 
 def test_exec_gives_output_code_and_input(make: Make) -> None:

@@ -1,0 +1,131 @@
+"""Nothing stays behind: no process, mount, cgroup, temporary folder or descriptor, however the parent ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandboxes import Backend, SandboxSpec
+
+PROGRAM = """
+import sys, time
+from agentrl import sandboxes
+from agentrl.sandboxes import SandboxSpec
+from agentrl.sandboxes.pool import Pool
+backend = sandboxes.load("namespace")()
+pool = Pool(backend, limit=8, ahead=2)
+spec = SandboxSpec(files={"a": "b"})
+taken = [pool.take(spec) for _ in range(3)]
+boxes = [one.__enter__() for one in taken]
+for box in boxes:
+    box.exec(["sh", "-c", "(setsid sleep 98765 &); sleep 98765 & echo x > /dev/shm/x"])
+print(backend.zygote()._process.pid, flush=True)
+END
+"""
+ENDINGS = {
+    "kill -9": ("boxes[0].exec(['sleep', '60'], timeout=60)", signal.SIGKILL),
+    "Ctrl-C": ("boxes[0].exec(['sleep', '60'], timeout=60)", signal.SIGINT),
+    "an exception": ("raise ValueError('on purpose')", None),
+    "os._exit": ("import os; os._exit(3)", None),
+}
+
+
+def cgroups(zygote: int) -> list[str]:
+    return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/agentrl-{zygote}-*")]
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process that descends from one, the zygote's boxes and all that runs in them."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = {pid}
+    while True:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def gone(pids: set[int]) -> bool:
+    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_outlives_the_parent(namespace: Backend, ending: str) -> None:
+    last, number = ENDINGS[ending]
+    mounts = Path("/proc/self/mounts").read_text().count("\n")
+    folders = set(Path(tempfile.gettempdir()).glob("agentrl-*"))
+    program = PROGRAM.replace("END", last)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        zygote = int(parent.stdout.readline())
+        family = descendants(zygote)
+        if number is not None:
+            assert len(family) >= 1 + 3 * 3  # the zygote; in each of three boxes an init and two sleepers
+            parent.send_signal(number)
+        parent.wait(30)
+    assert within(10, lambda: gone(family)), f"still there: {[pid for pid in family if not gone({pid})]}"
+    assert within(5, lambda: cgroups(zygote) == [])
+    assert Path("/proc/self/mounts").read_text().count("\n") == mounts
+    assert {path for path in Path(tempfile.gettempdir()).glob("agentrl-*") if "process" not in path.name} <= folders
+
+
+def test_a_killed_zygote_takes_its_boxes_along_and_is_replaced(namespace: Backend) -> None:
+    from agentrl.errors import SandboxError
+    from agentrl.sandboxes.namespace import NamespaceBackend
+
+    backend = NamespaceBackend()
+    box = backend.create(SandboxSpec())
+    zygote = backend.zygote()._process.pid
+    family = descendants(zygote)
+    os.kill(zygote, signal.SIGKILL)
+    with pytest.raises(SandboxError):
+        for _ in range(1000):
+            box.exec(["true"])
+    backend.zygote()._process.poll()
+    assert within(5, lambda: gone(family - {zygote}))
+    with backend.create(SandboxSpec()) as second:  # a new zygote, which sweeps what the dead one left
+        assert second.exec(["echo", "again"]).stdout == b"again\n"
+        assert cgroups(zygote) == []
+    box.close()
+    backend.close()
+
+
+def test_boxes_leave_no_descriptors_processes_or_groups(namespace: Backend) -> None:
+    zygote = namespace.zygote()._process.pid  # type: ignore[attr-defined]
+    with namespace.create(SandboxSpec()) as box:
+        box.exec(["true"])
+    before = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote}/fd")), cgroups(zygote)
+    for n in range(40):
+        with namespace.create(SandboxSpec(files={"a": str(n)})) as box:
+            shell = box.shell()
+            shell.run("sleep 1000 &")
+            box.python("print(1)")
+            if n % 2:
+                shell.close()
+            else:
+                box.kill_all()
+    del shell, box
+    assert descendants(zygote) == {zygote}
+    after = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote}/fd")), cgroups(zygote)
+    assert after == before

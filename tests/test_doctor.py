@@ -1,0 +1,27 @@
+"""The doctor tries what it reports."""
+
+import json
+
+from agentrl import doctor
+
+
+def test_it_lists_every_backend_with_what_it_isolates() -> None:
+    report = doctor.examine()
+    found = {finding.name: finding for finding in report["sandboxes"]}
+    assert {"namespace", "process"} <= set(found)
+    assert found["process"].works and found["process"].gives == ("nothing is isolated",)
+    assert found["namespace"].works != bool(found["namespace"].missing and not found["namespace"].gives)
+    plain = json.loads(json.dumps(doctor.as_json(report)))
+    assert {key for entry in plain["sandboxes"] for key in entry} == {"name", "works", "gives", "missing", "fix"}
+
+
+def test_text_names_the_missing_part_and_the_command() -> None:
+    finding = doctor.Finding(
+        name="docker", works=False, missing=("no daemon answers",), fix="apt-get install docker.io"
+    )
+    assert doctor.as_text({"sandboxes": [finding]}).splitlines() == [
+        "sandboxes",
+        "  docker: does not work here",
+        "    - no daemon answers",
+        "    fix: apt-get install docker.io",
+    ]
