@@ -14,7 +14,11 @@ WORDS = tuple(_WORDS.split())
 ENDINGS = ("txt", "csv", "log", "md")
 FILES = tuple(f"{word}.{ending}" for word in WORDS for ending in ENDINGS)
 """The 256 file names of the low levels."""
-FOLDERS = ("src", "doc", "data", "lib", "tmp", "out", "old", "new", "bin", "etc", "work", "home")
+_FOLDERS = """
+src doc data lib tmp out old new bin etc work home web app api img css bak raw misc
+temp main core util test demo mail user team plan room shop
+"""
+FOLDERS = tuple(_FOLDERS.split())
 
 
 class Names:

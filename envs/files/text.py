@@ -216,7 +216,7 @@ def gather(names: Names) -> Chore:
 
 
 def prune(names: Names) -> Chore:
-    top, inner, ending = names.folder(), names.folder(), names.rng.choice(("log", "md"))
+    top, inner, ending = names.folder(), names.folder(), names.rng.choice(("log", "md", "tmp", "bak"))
     paths = [
         f"{top}/{names.file(ending)}",
         f"{top}/{inner}/{names.file(ending)}",
@@ -238,7 +238,7 @@ def prune(names: Names) -> Chore:
 
 
 def lock(names: Names) -> Chore:
-    top, inner, mode = names.folder(), names.folder(), names.rng.choice((0o600, 0o640, 0o444))
+    top, inner, mode = names.folder(), names.folder(), names.rng.choice((0o600, 0o640, 0o444, 0o664, 0o660))
     paths = [f"{top}/{names.file()}", f"{top}/{inner}/{names.file()}", f"{top}/{inner}/{names.file()}"]
     texts = {path: f"{names.word()}\n" for path in paths}
 
