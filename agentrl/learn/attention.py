@@ -9,9 +9,11 @@ Any transformers model whose layers hand their keyword arguments down to the att
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -38,12 +40,21 @@ class Packing:
 
 def choose(asked: str, device: torch.device, dtype: torch.dtype) -> Kind:
     """The attention for a recipe's `attention`, device and precision."""
-    fits = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    fits = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _has_varlen()
     if asked == "varlen" and not fits:
         raise RecipeError(
-            f"model.attention: varlen needs a GPU and bfloat16, this is {device.type} and {dtype}; use auto"
+            f"model.attention: varlen needs a GPU, bfloat16 and torch 2.11 or later; this is {device.type}, {dtype}, "
+            f"torch {torch.__version__}; use auto"
         )
     return "varlen" if fits and asked in ("auto", "varlen") else "sdpa"
+
+
+def _has_varlen() -> bool:
+    try:
+        _varlen_kernel()
+    except ImportError:
+        return False
+    return True
 
 
 @contextmanager
@@ -104,9 +115,12 @@ def _one(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, windo
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    output = varlen_attn(
+    kernel, shares_keys = _varlen_kernel()
+    groups = query.shape[1] // key.shape[1]
+    options: dict[str, Any] = {"enable_gqa": groups > 1} if shares_keys else {}
+    if groups > 1 and not shares_keys:
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+    output: Tensor = kernel(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
@@ -116,10 +130,20 @@ def _varlen(
         packing.longest,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **options,
     )
-    assert isinstance(output, Tensor)
     return output[None]
+
+
+@cache
+def _varlen_kernel() -> tuple[Any, bool]:
+    """torch's kernel, and whether it lets several query heads share a key head."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    parameters = inspect.signature(varlen_attn).parameters
+    if "window_size" not in parameters:
+        raise ImportError("torch.nn.attention.varlen is of an older kind")
+    return varlen_attn, "enable_gqa" in parameters
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
