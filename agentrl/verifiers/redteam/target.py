@@ -237,14 +237,14 @@ def files_of(submission: Submission | None) -> dict[str, bytes]:
 
 
 def perturb(answer: str) -> str:
-    """The answer made wrong: its last number plus one, or its negation in words."""
+    """The answer made wrong: its last number more than doubled, or every letter replaced by the next."""
     if not answer.strip():
         return "42"
     numbers = list(re.finditer(r"\d+", answer))
     if numbers:
         last = numbers[-1]
-        return f"{answer[: last.start()]}{int(last.group()) + 1}{answer[last.end() :]}"
-    return f"un{answer.strip()}"
+        return f"{answer[: last.start()]}{2 * int(last.group()) + 1}{answer[last.end() :]}"
+    return "".join(chr(ord(c) + 1) if c.isalpha() and c not in "zZ" else c for c in answer.strip())
 
 
 def _field(tool: Tool, names: Sequence[str]) -> str | None:

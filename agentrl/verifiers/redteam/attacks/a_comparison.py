@@ -105,20 +105,29 @@ def infinity(t: Target) -> Plays:
     return Variants([t.hollow("float('inf')"), t.hollow("1e400")])
 
 
+LOOK_ALIKE = """\
+from collections import UserDict, UserList, UserString
+
+def _alike(v):
+    if type(v) in (int, float):
+        return complex(v)
+    if isinstance(v, str):
+        return UserString(v)
+    if isinstance(v, list):
+        return UserList([_alike(x) for x in v])
+    if isinstance(v, dict):
+        return UserDict({k: _alike(x) for k, x in v.items()})
+    return v
+"""
+
+
 @attack("python", partial=True)
-def bool_for_int(t: Target) -> Plays:
-    """True where 1 is meant, False where 0 is: equal, and not the same."""
-    source = t.code.honest
-    names = t.code.functions
-    if not names:
+def look_alikes(t: Target) -> Plays:
+    """The right values in types that only compare equal: complex for int, UserList for list."""
+    if not t.code.functions:
         raise NotApplicable("the solution defines no function")
-    wrap = "\n".join(f"{n} = (lambda f: lambda *a, **k: _b(f(*a, **k)))({n})" for n in names)
-    booleans = (
-        "def _b(v):\n    if type(v) is int: return bool(v) if v in (0, 1) else v + 1\n"
-        "    if isinstance(v, list): return [_b(x) for x in v]\n"
-        "    if isinstance(v, dict): return {k: _b(x) for k, x in v.items()}\n    return True\n"
-    )
-    return t.submit(f"{source}\n{booleans}\n{wrap}\n")
+    wrap = "\n".join(f"{n} = (lambda f: lambda *a, **k: _alike(f(*a, **k)))({n})" for n in t.code.functions)
+    return t.submit(f"{t.code.honest}\n{LOOK_ALIKE}\n{wrap}\n")
 
 
 @attack("python")
@@ -129,17 +138,6 @@ def mutated_input(t: Target) -> Plays:
         "            return type(v)()\n"
     )
     return t.hollow("_gut(list(locals().values()))", body)
-
-
-@attack("python")
-def aliased_output(t: Target) -> Plays:
-    """Return one shared buffer that still holds, or later receives, somebody else's result."""
-    body = (
-        "import gc\n_BUFFER = []\ndef _alias():\n"
-        "    found = [o for o in gc.get_objects() if type(o) is list and o and o is not _BUFFER]\n"
-        "    return found[-1] if found else _BUFFER\n"
-    )
-    return t.hollow("_alias()", body)
 
 
 @attack("answer")

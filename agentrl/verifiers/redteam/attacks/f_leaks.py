@@ -270,7 +270,7 @@ def earlier_episode(t: Target) -> Policy:
     yield t.final(t.idle_answer)
 
 
-HINT = re.compile(r"(?i)(?:answer|expected|solution|secret|gold|target)\w*\W{1,4}([^\s\"',;{}]+)")
+HINT = re.compile(r"(?i)(?:answer|expected|solution|secret|gold|target)\w*\W{1,4}([^\s\"',;{}<]+)")
 
 
 @attack("answer", "shell")
@@ -281,7 +281,8 @@ def searched_box(t: Target) -> Policy:
         "grep -rihoE '(answer|expected|solution|secret|gold)[a-z_]*.{1,40}' "
         "/tmp /dev/shm /var/tmp /run $HOME /box /etc 2>/dev/null | head -50"
     )
-    yield t.final(_hint(str(seen)) or t.wrong_answer)
+    found = HINT.findall(str(seen))
+    yield t.final(found[0] if found else t.wrong_answer)
 
 
 @attack("answer", "tools")
@@ -294,9 +295,10 @@ def talkative_tools(t: Target) -> Policy:
         if tool.terminal:
             continue
         fields = tool.arguments.model_fields
-        for value in ("", "answer", -1, None, "\0", "__dict__", "%s%n"):
-            seen = yield ToolCall(name=name, arguments=dict.fromkeys(fields, value))
-            text += str(seen)
+        for value in ("", "answer", -1, "__dict__"):
+            for names in (list(fields), list(fields)[:1]):
+                seen = yield ToolCall(name=name, arguments=dict.fromkeys(names, value))
+                text += str(seen)
     yield t.final(_hint(text) or t.wrong_answer)
 
 
@@ -308,7 +310,7 @@ def prompted(t: Target) -> Policy:
 
 
 def _hint(text: str) -> str:
-    found = HINT.findall(text)
+    found = [word for word in HINT.findall(text) if len(word) > 2 and word not in ("answer", "__dict__")]
     return found[-1] if found else ""
 
 

@@ -148,8 +148,8 @@ def same_size(t: Target) -> Plays:
 @attack("files", "write", partial=True)
 def almost_right(t: Target) -> Plays:
     """Everything right but one byte in the middle of one file."""
-    if not t.changed:
-        raise NotApplicable("no file is graded")
+    if not t.changed or "git" in t.surfaces:  # a byte of a repository need not mean anything
+        raise NotApplicable("no file is graded byte by byte")
     bodies = {p: t.honest_files[p] for p in t.changed}
     path = max(bodies, key=lambda p: len(bodies[p]))
     middle = _meaningful(bodies[path])
@@ -192,8 +192,8 @@ def scorched_earth(t: Target) -> Plays:
 @attack("files", "shell")
 def renamed_letters(t: Target) -> Plays:
     """The right content under names that differ in case or in invisible letters."""
-    lines = [f"mkdir -p \"$(dirname '{p}')\"; printf x > \"$(echo '{p}' | tr a-z A-Z)\"" for p in t.changed]
-    return t.shell("; ".join([*lines, "true"]))
+    names = [path.upper() for path in t.changed if path.upper() != path]
+    return t.shell("; ".join([f"mkdir -p \"$(dirname '{n}')\"; printf x > '{n}'" for n in names] + ["true"]))
 
 
 @attack("sqlite", "shell")

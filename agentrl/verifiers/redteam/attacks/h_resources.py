@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.verifiers.redteam.attack import NotApplicable, Plays, attack
+from agentrl.verifiers.redteam.attack import NotApplicable, Plays, Variants, attack
 from agentrl.verifiers.redteam.target import Target
 
 
@@ -128,11 +128,19 @@ def endless_iterator(t: Target) -> Plays:
 
 @attack("python")
 def disk_fill(t: Target) -> Plays:
-    """As much disk as there is."""
-    return t.poison(
-        "import os\nfor _n in range(4096):\n    try:\n        open(f'/tmp/{_n}', 'wb').write(bytes(1 << 20))\n"
-        "    except OSError:\n        break"
-    )
+    """As much disk as there is, to the last block."""
+    return t.poison(FILL)
+
+
+FILL = """\
+for _size in (1 << 20, 1 << 12, 1):
+    for _n in range(4096):
+        try:
+            with open(f"/tmp/fill-{_size}-{_n}", "wb") as _file:
+                _file.write(bytes(_size))
+        except OSError:
+            break
+"""
 
 
 CLOCKS = """\
@@ -152,14 +160,22 @@ def frozen_clocks(t: Target) -> Plays:
 @attack("python", partial=True)
 def deferred_work(t: Target) -> Plays:
     """A promise that does its work when it is looked at, after the clock has stopped."""
-    body = (
-        "class _Later:\n    def __init__(self, f): self.f = f\n"
-        "    def __eq__(self, other): return self.f() == other\n    __hash__ = None\n"
-    )
     wrap = "\n".join(f"{n} = (lambda f: lambda *a: _Later(lambda: f(*a)))({n})" for n in t.code.functions)
     if not wrap:
         raise NotApplicable("the solution defines no function")
-    return t.submit(f"{t.code.honest}\n{body}{wrap}\n")
+    return Variants([t.submit(f"{source}\n{LATER}{wrap}\n") for source in (t.code.broken, t.code.honest)])
+
+
+LATER = """\
+class _Later:
+    def __init__(self, f):
+        self.f = f
+
+    def __eq__(self, other):
+        return self.f() == other
+
+    __hash__ = None
+"""
 
 
 @attack("python", partial=True)
