@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,28 +16,35 @@ class Span:
     """A run of tokens that nobody sampled, and where each came from."""
 
     token_ids: tuple[int, ...]
-    sources: tuple[int, ...]
+    sources: bytes
     """TEMPLATE or OBSERVATION for each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Three characters that occur in no text of a conversation: where outside text begins and ends, and cuts."""
+    """Characters that occur in no text of a conversation."""
 
     open: str = "\ue000"
+    """Text from outside begins."""
     close: str = "\ue001"
+    """It ends."""
     cut: str = "\ue002"
+    """The text on both sides is tokenised apart."""
+    turn: str = "\ue003"
+    """Stands for a turn."""
+    slot: str = "\ue004"
+    """Stands for an observation's text."""
 
     @staticmethod
     def absent_from(texts: Sequence[str]) -> Marks:
         """Marks that none of the texts holds; private-use characters, of which there are 137,468."""
-        if not any("\ue000" <= c <= "\ue002" for text in texts for c in set(text)):
+        if not any("\ue000" <= c <= "\ue004" for text in texts for c in set(text)):
             return Marks()
         used = set().union(*texts)
         free: Iterator[str] = (
             chr(c) for span in (range(0xE000, 0xF900), range(0xF0000, 0x10FFFE)) for c in span if chr(c) not in used
         )
-        return Marks(next(free), next(free), next(free))
+        return Marks(*(next(free) for _ in range(5)))
 
     def around(self, text: str) -> str:
         """Outside text between marks, inside its white space, so that a template may still trim it."""
@@ -94,16 +102,12 @@ class Encoder:
         """Marked text as tokens. Outside text yields no control token, whatever it spells."""
         text, outside, cuts = unmark(marked, marks)
         for match in self.control.finditer(text):
-            end = match.start() + len(match.group(1))
-            if any(a < end and match.start() < b for a, b in outside):
+            if _touch(outside, match.start(), match.start() + len(match.group(1))):
                 cuts.add(match.start() + 1)
         while True:
             ids, places = self._pieces(text, sorted(cuts))
-            forged = [
-                (a, b)
-                for i, (a, b) in zip(ids, places, strict=True)
-                if i in self.control_ids and any(x < b and a < y for x, y in outside)
-            ]
+            control = [place for i, place in zip(ids, places, strict=True) if i in self.control_ids]
+            forged = [place for place in control if _touch(outside, *place)]
             if not forged:
                 break
             for a, b in forged:  # one that a normaliser made out of other characters
@@ -111,7 +115,7 @@ class Encoder:
                     cuts.add(a + 1)
                 else:
                     text = text[:a] + "\ufffd" * (b - a) + text[b:]
-        return Span(tuple(ids), tuple(_sources(places, outside)))
+        return Span(tuple(ids), _sources(places, outside))
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokens of the text, tokenised apart at each cut, and the characters each covers."""
@@ -143,15 +147,17 @@ def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[i
     return "".join(parts), outside, cuts
 
 
-def _sources(places: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """OBSERVATION for each token that carries a character from outside. Both sequences run left to right."""
-    ranges = iter(outside)
-    current = next(ranges, None)
-    reached = 0
-    for a, b in places:
-        low, high = min(a, reached), max(b, a)  # some tokenizers leave white space out of a token's offsets
-        reached = max(reached, high)
-        while current is not None and current[1] <= low:
-            current = next(ranges, None)
-        inside = current is not None and low < current[1] and current[0] < max(high, low + 1)
-        yield int(Source.OBSERVATION if inside else Source.TEMPLATE)
+def _touch(outside: Sequence[tuple[int, int]], a: int, b: int) -> bool:
+    """Whether the characters from a to b hold any from outside; the ranges are in order and apart."""
+    place = bisect_right(outside, a, key=lambda found: found[1])
+    return place < len(outside) and outside[place][0] < b
+
+
+def _sources(places: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bytes:
+    """OBSERVATION for each token that carries a character from outside; tokens run left to right."""
+    found = bytearray(len(places))
+    starts, ends = [a for a, _ in places], [b for _, b in places]
+    for a, b in outside:
+        first, last = bisect_right(ends, a), bisect_left(starts, b)
+        found[first:last] = bytes([Source.OBSERVATION]) * (last - first)
+    return bytes(found)

@@ -142,8 +142,9 @@ class Renderer:
         self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = (), generate: bool = True
     ) -> tuple[str, Marks]:
         """The template's text with the marks still in it."""
-        calls = [dump([[c.name, dict(c.arguments)] for c in m.tool_calls]) for m in messages if m.tool_calls]
-        marks = Marks.absent_from([*(m.content + m.thinking for m in messages), *calls, dump(list(schemas))])
+        calls = [dump([[c.name, c.id, dict(c.arguments)] for c in m.tool_calls]) for m in messages if m.tool_calls]
+        texts = [m.content + m.thinking + m.name + m.tool_call_id for m in messages]
+        marks = Marks.absent_from([*texts, *calls, dump(list(schemas))])
         tools = None
         if schemas and self.native:
             tools = [self.encoder.harmless(schema, marks) for schema in schemas]
@@ -155,7 +156,7 @@ class Renderer:
         The template runs once for each shape of observations; after that their text is put into the frame it made.
         """
         texts = [neutral(m.content) for m in observations]
-        marks = Marks.absent_from(texts)
+        marks = Marks.absent_from([*texts, *(m.name + m.tool_call_id for m in observations)])
         cores = [text.strip() for text in texts]
         shape = tuple(
             (m.role, *(text.split(core, 1) if core else (text, None)), m.name, m.tool_call_id)
@@ -176,7 +177,7 @@ class Renderer:
 
     def _frame(self, observations: Sequence[Message], shape: tuple[tuple[Any, ...], ...]) -> list[str] | None:
         """The bridge around the observations' text; None when the template does more than set it in place."""
-        slot = "\ue003"
+        slot = Marks().slot
         held = [
             replace(m, content=lead if trail is None else lead + slot + trail)
             for m, (_, lead, trail, _, _) in zip(observations, shape, strict=True)
@@ -189,14 +190,14 @@ class Renderer:
         if role not in self._setting:
             probe = "a \"b\" \\ 'c'\n\td é <x> {{ y }} & 🙂"
             marked = self._after_turn([Message(role=role, content=probe)], Marks())
-            inside = marked.partition("\ue000")[2].partition("\ue001")[0]
+            inside = marked.partition(Marks().open)[2].partition(Marks().close)[0]
             self._setting[role] = {probe: "plain", dump(probe)[1:-1]: "json"}.get(inside, "")
         setting = self._setting[role]
         return core if setting == "plain" else dump(core)[1:-1] if setting == "json" else None
 
     def _after_turn(self, observations: Sequence[Message], marks: Marks) -> str:
         """The template's own text after the end of a turn that these observations follow."""
-        said = marks.cut
+        said = marks.turn
         calls = tuple(
             ToolCall(name=said, id=m.tool_call_id or "call00000", arguments={})
             for m in observations
@@ -238,8 +239,10 @@ class Renderer:
             elif message.role == "user":
                 add("user", content)
             elif message.role == "tool":
-                entry = _plain("tool", content) | {"tool_call_id": message.tool_call_id or "call00000"}
-                out.append(entry | ({"name": message.name} if message.name else {}))
+                # Names and ids are the policy's own words: they too must not turn into control tokens here.
+                name, identifier = (self.encoder.cut(text, marks) for text in (message.name, message.tool_call_id))
+                entry = _plain("tool", content) | {"tool_call_id": identifier or "call00000"}
+                out.append(entry | ({"name": name} if name else {}))
             else:
                 # A turn whose calls could not be read has none that a template could show results of.
                 plain = any(call.error is not None for call in message.tool_calls)
@@ -263,17 +266,21 @@ class Renderer:
         said = message.content
         if message.tool_calls and readable and not structured:
             said = self.dialect.write(said, message.tool_calls)
-        entry = _plain("assistant", marks.around(said) if said != marks.cut else said)
+        entry = _plain("assistant", marks.around(said) if said != marks.turn else said)
         if message.thinking and self._fields:
             entry["reasoning_content"] = marks.around(message.thinking)
         elif message.thinking:
             entry["content"] = f"<think>\n{marks.around(message.thinking)}\n</think>\n\n{entry['content']}"
         if structured:
+            cut = self.encoder.cut
             entry["tool_calls"] = [
                 {
                     "type": "function",
-                    "id": call.id or "call00000",
-                    "function": {"name": call.name, "arguments": self.encoder.harmless(dict(call.arguments), marks)},
+                    "id": cut(call.id, marks) or "call00000",
+                    "function": {
+                        "name": cut(call.name, marks),
+                        "arguments": self.encoder.harmless(dict(call.arguments), marks),
+                    },
                 }
                 for call in message.tool_calls
             ]

@@ -412,12 +412,12 @@ def completion(*tokens: int) -> Completion:
 
 def test_the_tape_holds_what_was_laid_and_sampled() -> None:
     tape = Tape()
-    tape.lay(Span((1, 2), (0, 1)))
+    tape.lay(Span((1, 2), b"\0\1"))
     tape.take(tape.prompt(), completion(3, 4))
-    tape.lay(Span((5,), (0,)))
+    tape.lay(Span((5,), b"\0"))
     tape.take(tape.prompt(), completion(6))
     tape.cut()
-    tape.lay(Span((7,), (0,)))
+    tape.lay(Span((7,), b"\0"))
     first, second = [*tape.segments, *tape.finished()][0], tape.segments[1]
     assert first.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert first.sources.tolist() == [0, 1, 2, 2, 0, 2]
@@ -429,7 +429,7 @@ def test_the_tape_holds_what_was_laid_and_sampled() -> None:
 
 def test_the_tape_refuses_tokens_the_engine_did_not_see() -> None:
     tape = Tape()
-    tape.lay(Span((1, 2), (0, 0)))
+    tape.lay(Span((1, 2), b"\0\0"))
     with pytest.raises(AssertionError, match="other tokens than the trajectory"):
         tape.take([1, 9], completion(3))
     tape.take([1, 2], completion(3))
