@@ -96,7 +96,7 @@ DOCUMENT = {"total": 3, "rate": 0.5, "items": [{"id": 1, "ok": True}], "at": "no
     ],
 )
 def test_documents(content: str, expected: float, score: Score, submit: Any) -> None:
-    verifier = JsonState(lambda task: DOCUMENT, path="out.json", allow=["/at"])  # type: ignore[arg-type,return-value]
+    verifier = JsonState(lambda task: DOCUMENT, path="out.json", allow=["/at"])
     assert score(verifier, submit(files={"": content}, at="out.json")) == expected
 
 

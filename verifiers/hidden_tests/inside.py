@@ -71,6 +71,7 @@ def lay_out(files: dict[str, str]) -> None:
         with open(path, "wb") as file:
             file.write(base64.b64decode(content))
     sys.path.insert(0, os.getcwd())
+    sys.dont_write_bytecode = True  # the box lives for one run
 
 
 def resolve(target: Any, module: str, results: list[Any]) -> Any:

@@ -134,7 +134,8 @@ class ProgramTests(Verifier):
         )
 
     async def _case(self, case: Run, files: Mapping[str, Entry], context: Context) -> str:
-        spec = SandboxSpec(image=self.image, files={**files, **case.files}, limits=self.limits)
+        kept = {path: entry for path, entry in files.items() if not any(_collide(path, ours) for ours in case.files)}
+        spec = SandboxSpec(image=self.image, files={**kept, **case.files}, limits=self.limits)
         try:
             async with context.boxes.box(spec) as box:
                 ran = await self._exec(case, box)
@@ -171,6 +172,11 @@ class ProgramTests(Verifier):
             return "" if case.check is None or case.check(ran) is True else "wrong"
         except Exception as error:  # a check may stumble over what the program wrote: that is no pass
             return f"its check could not read the result ({type(error).__name__})"
+
+
+def _collide(theirs: str, ours: str) -> bool:
+    """Whether one path is the other, or lies below it."""
+    return theirs == ours or theirs.startswith(ours + "/") or ours.startswith(theirs + "/")
 
 
 def _shape(output: bytes, text: Text) -> object:
