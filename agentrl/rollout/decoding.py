@@ -118,12 +118,15 @@ def twin(model: Any, *, own: bool = False, dtype: torch.dtype | None = None) -> 
     """A second module for inference whose parameters and buffers are the first one's own tensors.
 
     The two have their own configuration, mode and hooks, so the learner may train with another attention while the
-    engine samples. With `own`, or a `dtype` that differs, the twin gets tensors of its own instead.
+    engine samples. With `own` the twin gets tensors of its own instead, in `dtype`, and LoRA merged into them: it is
+    the plain model that published weights fit.
     """
     memo: dict[int, Any] = {}
     if not own:
         memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     other = copy.deepcopy(model, memo)
+    if own and hasattr(other, "merge_and_unload"):
+        other = other.merge_and_unload()
     if own and dtype is not None:
         other.to(dtype)
     other.eval()

@@ -75,6 +75,7 @@ def _sglang(
     version: int,
 ) -> SglangEngine:
     from agentrl.rollout import install
+    from agentrl.rollout.decoding import twin
     from agentrl.rollout.sglang_engine import SglangEngine
     from agentrl.rollout.sglang_server import Server
 
@@ -98,7 +99,7 @@ def _sglang(
             flags.append("--enable-memory-saver")
         if model_path is None:
             model_path = folder / "engine" / "initial"
-            model.save_pretrained(model_path)
+            twin(model, own=True).save_pretrained(model_path)
             flags.append("--skip-tokenizer-init")
         server = Server(
             model_path,

@@ -9,7 +9,7 @@ BLOCK = 64
 """Prefixes are remembered in steps of this many tokens."""
 REMEMBERED = 100_000
 """Blocks remembered for each server, the longest unused forgotten first."""
-PATIENCE = 256
+PATIENCE = 32
 """Prefix tokens that one more waiting request is worth."""
 
 

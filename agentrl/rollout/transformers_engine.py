@@ -188,12 +188,10 @@ class TransformersEngine:
 
     def _publish(self, weights: Weights) -> None:
         with self._computing, torch.no_grad():
-            if weights.tensors is not None:
+            if not self._shared:
+                if weights.tensors is None:
+                    raise EngineError("this transformers engine has weights of its own: publish needs their tensors")
                 self._copy(weights, weights.tensors)
-            elif weights.folder is not None:
-                raise EngineError("the transformers engine takes weights as tensors, not from a folder")
-            elif not self._shared:
-                raise EngineError("this transformers engine has weights of its own: publish needs their tensors")
             self._batch.renew(weights.version)
 
     def _copy(self, weights: Weights, tensors: Mapping[str, Any]) -> None:
