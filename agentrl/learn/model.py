@@ -150,6 +150,7 @@ def scratch_model(section: ScratchModel, tokenizer: Any) -> Any:
         num_attention_heads=section.heads,
         num_key_value_heads=section.heads,
         max_position_embeddings=section.context,
+        initializer_range=section.width**-0.5,  # the usual 0.02 keeps a narrow model from learning to copy for ages
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
