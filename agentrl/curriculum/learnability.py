@@ -31,14 +31,15 @@ Floats = NDArray[np.float64]
 
 SEEN_VARIANCE = 0.3
 """Variance of a seen task's own part, where a whole bin is judged at once."""
-ENOUGH = 16
-"""Tasks in the band that make a stratum's seen tasks as attractive as their learnability; fewer would be drawn over and
+ENOUGH = 64
+"""Seen tasks in the band that make drawing from them as attractive as their learnability; fewer would be drawn over and
 over."""
+SHARPNESS = 6.0
+"""How strongly the better of two strata, or of new and seen tasks, is preferred; equals come equally often."""
 PROBE = 4
 """Tasks of each level looked at before the first draw, to learn which tags there are."""
 SHELVED = 64
 """New tasks kept aside for each stratum of an endless level while another stratum's was looked for."""
-SWEEP = 8
 
 
 class Learnability:
@@ -74,14 +75,17 @@ class Learnability:
         counts = self._shelf.counts[stratum]
         if self._has_new(stratum) and (not counts.any() or rng.random() < 0.5):
             return self._new(stratum)
-        rows = self._shelf.pick(stratum, counts.astype(np.float64), self._recipe.candidates, rng)
+        weights = np.zeros(self._shelf.counts.shape)
+        weights[stratum] = counts
+        rows = self._shelf.pick(weights, self._recipe.candidates, rng)
         if not rows:
             return self._any(rng)
         known = self._posterior.rows
         return self._seen(min(rows, key=lambda row: (bool(known[row]["flying"]), int(known[row]["drawn"]), row)))
 
     def _promising(self, rng: np.random.Generator) -> Choice:
-        logits = self._posterior.strata.sample(rng)
+        means, variances = self._posterior.strata.beliefs()
+        logits = means + np.sqrt(variances) * rng.standard_normal(len(means))
         spread = self._posterior.strata.spread
         alive = spread[:, 0] / spread[:, 1]
         new = self._worth(logits, self._posterior.apart) * alive
@@ -91,35 +95,27 @@ class Learnability:
         low, high = self._recipe.band
         inside = self._shelf.counts * ((rates >= low) & (rates <= high))
         weights = inside * self._worth(where, SEEN_VARIANCE) * alive[:, None]
-        numbers = inside.sum(1)
-        seen = weights.sum(1) / np.maximum(1, numbers) * np.minimum(1.0, numbers / ENOUGH)
-        value = np.maximum(new, seen)
-        best = float(value.max())
-        if best <= 0.0:
-            return self._any(rng)
-        # Strata within the band's own margin of the best are all worth a visit: variety costs little there.
-        edge = low * (1.0 - low) / 0.25 if self._recipe.objective == "variance" else 0.5
-        near = np.flatnonzero(value >= edge * best)
-        chances = value[near] / value[near].sum()
-        stratum = int(near[min(len(near) - 1, int(np.searchsorted(np.cumsum(chances), rng.random())))])
-        if rng.random() * (new[stratum] + seen[stratum]) < new[stratum]:
-            return self._new(stratum)
-        return self._compare(stratum, float(logits[stratum]), weights[stratum], rng)
+        number = int(inside.sum())
+        seen = float(weights.sum()) / max(1, number) * min(1.0, number / ENOUGH)
+        best = float(new.max())
+        odds = (best / max(seen, 1e-12)) ** SHARPNESS
+        if best > 0.0 and rng.random() * (1.0 + odds) < odds:
+            chances = np.cumsum((new / best) ** SHARPNESS)
+            return self._new(min(len(new) - 1, int(np.searchsorted(chances, rng.random() * chances[-1], side="right"))))
+        return self._compare(logits, weights, rng)
 
-    def _compare(self, stratum: int, logit: float, weights: Floats, rng: np.random.Generator) -> Choice:
-        picked = self._shelf.pick(stratum, weights, self._recipe.candidates, rng)
-        clock, known = self._posterior.clock, self._posterior.rows
+    def _compare(self, logits: Floats, weights: Floats, rng: np.random.Generator) -> Choice:
+        rows = np.array(self._shelf.pick(weights, self._recipe.candidates, rng), dtype=np.int64)
+        known = self._posterior.rows
+        rows = rows[~known["flying"][rows]]
         # The same task twice under one policy teaches little: others first.
-        rows = [row for row in picked if not known[row]["flying"] and int(known[row]["version"]) < clock] or [
-            row for row in picked if not known[row]["flying"]
-        ]
-        if not rows:
-            return self._new(stratum) if self._has_new(stratum) else self._any(rng)
-        own = [self._posterior.own(row) for row in rows]
-        means, variances = np.array([mean for mean, _ in own]), np.array([variance for _, variance in own])
-        samples = logit + means + np.sqrt(variances) * rng.standard_normal(len(rows))
-        worth = self._worth(samples, 0.0) * np.array([self._posterior.liveliness(row) for row in rows])
-        return self._seen(rows[int(np.argmax(worth))])
+        rested = rows[known["version"][rows] < self._posterior.clock]
+        rows = rested if len(rested) else rows
+        if not len(rows):
+            return self._any(rng)
+        means, variances, lively = self._posterior.many(rows)
+        worth = self._worth(logits[known["stratum"][rows]] + means, variances) * lively
+        return self._seen(int(rows[np.argmax(worth)]))
 
     def _any(self, rng: np.random.Generator) -> Choice:
         """Nothing stands out: a new task if there is one, else whatever was drawn longest ago of a few."""
@@ -164,14 +160,18 @@ class Learnability:
             return None
         index = self._tasks.nth(level, self._positions[level])
         self._positions[level] += 1
-        stratum = self._posterior.strata.number(level, self._tasks.task(level, index).tags)
+        stratum = self._stratum(level, self._tasks.task(level, index).tags)
+        waiting = self._waiting[stratum]
+        if self._tasks.size is not None or len(waiting) < SHELVED:
+            waiting.append(index)
+        return stratum
+
+    def _stratum(self, level: int, tags: tuple[str, ...]) -> int:
+        stratum = self._posterior.strata.number(level, tags)
         while len(self._last) <= stratum:
             self._waiting[len(self._last)] = deque()
             self._last.append(-1)
         self._shelf.grow()
-        waiting = self._waiting[stratum]
-        if self._tasks.size is not None or len(waiting) < SHELVED:
-            waiting.append(index)
         return stratum
 
     def _new(self, stratum: int) -> Choice:
@@ -201,18 +201,16 @@ class Learnability:
         row = self._posterior.row(seen.level, seen.index)
         new = row is None
         if row is None:
-            stratum = self._posterior.strata.number(seen.level, seen.tags)
-            row = self._posterior.open(seen.level, seen.index, stratum)
+            row = self._posterior.open(seen.level, seen.index, self._stratum(seen.level, seen.tags))
             self._posterior.rows[row]["drawn"] = self._draws
         self._posterior.rows[row]["flying"] = False
         if seen.count:
             self._posterior.learn(row, seen)
         self._shelf.file(row, new=new)
-        self._shelf.sweep(SWEEP)
 
     def metrics(self) -> dict[str, float | list[float]]:
         """Beliefs about the tasks seen: how many are in the band, solved or hopeless, and how p is spread."""
-        logits = self._posterior.strata.means()
+        logits = self._posterior.strata.beliefs()[0]
         rates = 1.0 / (1.0 + np.exp(-(logits[:, None] + CENTRES)))
         counts = self._shelf.counts
         low, high = self._recipe.band
@@ -243,7 +241,6 @@ class Learnability:
         """Everything, as JSON values and numpy arrays."""
         return {
             "posterior": self._posterior.state(),
-            "hand": self._shelf.hand,
             "positions": [[level, position] for level, position in self._positions.items()],
             "waiting": [np.array(self._waiting[s], dtype=np.int64) for s in range(len(self._last))],
             "last": list(self._last),
@@ -255,7 +252,7 @@ class Learnability:
         self._posterior = Posterior(self._tasks.levels, self._recipe.decay, self._recipe.task_decay)
         self._posterior.restore(state["posterior"])
         self._shelf = Shelf(self._posterior)
-        self._shelf.restore(int(state["hand"]))
+        self._shelf.restore()
         self._positions = {int(level): int(position) for level, position in state["positions"]}
         self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}
         self._last = [int(draw) for draw in state["last"]]

@@ -11,8 +11,8 @@ variance. So a surprise in a well-known stratum is put down to the task, one in 
 gets better everywhere, the shared parts move and every task moves with them, without being touched; and a task that was
 never seen starts from its stratum. Reported as a Beta distribution (`beta`), because p lives in [0, 1].
 
-Evidence is kept in natural parameters beside its prior (precision λ, and λ × mean = η), so fading is exact:
-after a policy version both shrink by `decay`, and what has faded away leaves the prior, not a stale guess.
+With every policy version certainty fades by `decay` towards the prior's, while the last guess stays: a stale task is
+uncertain again, and any new group moves it far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentrl.curriculum.view import Seen
 
 Floats = NDArray[np.float64]
 
-MAX_STRATA = 1024
+MAX_STRATA = 256
 """Combinations of tags beyond this share their level's last stratum: an author who tags every task apart loses the
 pooling, not the run."""
 MAX_TAGS = 6
@@ -38,6 +38,8 @@ LIMIT = 12.0
 PRIOR_ENVIRONMENT, PRIOR_SLOPE, PRIOR_LEVEL, PRIOR_TAG, PRIOR_STRATUM = 2.0, 2.0, 0.5, 0.5, 0.25
 """Variances, in squared logits. Harder levels are expected to be harder: the slope's prior mean is SLOPE."""
 SLOPE = -1.0
+PRIOR_MOMENTS = (10.0, 16.0)
+"""Tasks of one stratum are first thought to lie one logit apart; four groups of eight weigh as much."""
 
 
 def sigmoid(x: float) -> float:
@@ -78,28 +80,32 @@ def settle(prior: float, variance: float, count: float, total: float) -> tuple[f
         slope = (x - prior) / variance - (total - count * rate)
         low, high = (low, x) if slope > 0 else (x, high)
         step = slope / (1.0 / variance + count * rate * (1.0 - rate))
-        x = x - step if low < x - step < high else 0.5 * (low + high)
         if abs(step) < 1e-9 or high - low < 1e-9:
             break
+        x = x - step if low < x - step < high else 0.5 * (low + high)
     rate = sigmoid(x)
     return x, 1.0 / (1.0 / variance + count * rate * (1.0 - rate))
 
 
 class Strata:
-    """The shared parts: a few weights for each level, tag and stratum. All of it is small; it is never per task."""
+    """The shared parts: a Gaussian over a few weights for each level, tag and stratum, with its whole covariance.
+
+    Between policy versions the covariance goes back towards the prior's, the means stay: `decay` is what certainty
+    a version keeps. (Means that went back too would make every old success look like a new one, and the strata
+    would be believed ever easier.)
+    """
 
     def __init__(self, levels: tuple[int, ...], decay: float) -> None:
         self._levels = levels
         self._decay = decay
         self._features: dict[str, int] = {}
-        self._prior_mean = np.zeros(0)
-        self._prior_precision = np.zeros(0)
-        self.eta = np.zeros(0)
-        self.precision = np.zeros(0)
+        self._prior_mean, self._prior_variance = np.zeros(0), np.zeros(0)
+        self._mean, self._covariance = np.zeros(0), np.zeros((0, 0))
         self.names: list[tuple[int, tuple[str, ...]]] = []
         self._numbers: dict[tuple[int, tuple[str, ...]], int] = {}
-        self.ids = np.zeros((0, 4 + MAX_TAGS), dtype=np.int64)
-        self.values = np.zeros((0, 4 + MAX_TAGS))
+        self._ids = np.zeros((0, 4 + MAX_TAGS), dtype=np.int64)
+        self._values = np.zeros((0, 4 + MAX_TAGS))
+        self._beliefs: tuple[Floats, Floats] | None = None
         self.spread = np.zeros((0, 2))
         """For each stratum: variance seen within groups, and the most that the same mean scores would allow."""
 
@@ -131,65 +137,60 @@ class Strata:
         ids, values = np.zeros((1, 4 + MAX_TAGS), dtype=np.int64), np.zeros((1, 4 + MAX_TAGS))
         for column, (name, value, mean, variance) in enumerate(parts):
             ids[0, column], values[0, column] = self._feature(name, mean, variance), value
-        self.ids, self.values = np.concatenate([self.ids, ids]), np.concatenate([self.values, values])
+        self._ids, self._values = np.concatenate([self._ids, ids]), np.concatenate([self._values, values])
         self.spread = np.concatenate([self.spread, np.full((1, 2), 0.5)])
         self._numbers[key] = len(self.names)
         self.names.append(key)
+        self._beliefs = None
         return self._numbers[key]
 
     def _feature(self, name: str, mean: float, variance: float) -> int:
         if name not in self._features:
-            self._features[name] = len(self._features)
+            size = len(self._features)
+            self._features[name] = size
             self._prior_mean = np.append(self._prior_mean, mean)
-            self._prior_precision = np.append(self._prior_precision, 1.0 / variance)
-            self.eta, self.precision = np.append(self.eta, 0.0), np.append(self.precision, 0.0)
+            self._prior_variance = np.append(self._prior_variance, variance)
+            self._mean = np.append(self._mean, mean)
+            covariance = np.zeros((size + 1, size + 1))
+            covariance[:size, :size], covariance[size, size] = self._covariance, variance
+            self._covariance = covariance
         return self._features[name]
 
     def fade(self, versions: int) -> None:
         """The policy moved on."""
         keep = self._decay**versions
-        self.eta *= keep
-        self.precision *= keep
+        self._covariance *= keep * keep
+        self._covariance[np.diag_indices_from(self._covariance)] += (1.0 - keep * keep) * self._prior_variance
         self.spread = 0.5 + (self.spread - 0.5) * keep
+        self._beliefs = None
 
     def believe(self, stratum: int) -> tuple[float, float]:
         """Mean and variance of the stratum's logit."""
-        ids, values = self.ids[stratum], self.values[stratum]
-        variance = 1.0 / (self._prior_precision[ids] + self.precision[ids])
-        mean = self._prior_mean[ids] + self.eta[ids] * variance
-        return _clip(float(values @ mean)), float((values * values) @ variance)
+        means, variances = self.beliefs()
+        return float(means[stratum]), float(variances[stratum])
 
-    def means(self) -> Floats:
-        """The logit of every stratum."""
-        weights = self._prior_mean + self.eta / (self._prior_precision + self.precision)
-        found: Floats = np.clip((self.values * weights[self.ids]).sum(1), -LIMIT, LIMIT)
-        return found
-
-    def sample(self, rng: np.random.Generator) -> Floats:
-        """Thompson's draw: one set of weights from the posterior, so that strata which share a part move together."""
-        variance = 1.0 / (self._prior_precision + self.precision)
-        weights = self._prior_mean + self.eta * variance + np.sqrt(variance) * rng.standard_normal(len(variance))
-        found: Floats = np.clip((self.values * weights[self.ids]).sum(1), -LIMIT, LIMIT)
-        return found
+    def beliefs(self) -> tuple[Floats, Floats]:
+        """Means and variances of all strata."""
+        if self._beliefs is None:
+            means = np.clip((self._values * self._mean[self._ids]).sum(1), -LIMIT, LIMIT)
+            inner = self._covariance[self._ids[:, :, None], self._ids[:, None, :]]
+            variances = np.einsum("si,sij,sj->s", self._values, inner, self._values)
+            self._beliefs = means, np.maximum(variances, 1e-6)
+        return self._beliefs
 
     def shift(self, stratum: int, gradient: float, shrink: float) -> None:
-        """Move each part by its variance × gradient, and take variance² × shrink from its variance."""
-        ids, values = self.ids[stratum], self.values[stratum]
-        used = values != 0.0
-        ids, values = ids[used], values[used]
-        prior = self._prior_precision[ids]
-        variance = 1.0 / (prior + self.precision[ids])
-        mean = self.eta[ids] * variance + values * variance * gradient
-        left = variance - np.square(values * variance) * shrink
-        self.precision[ids] = 1.0 / left - prior
-        self.eta[ids] = mean / left
+        """Move the weights along their covariance with the stratum, and take what was learnt from the covariance."""
+        along: Floats = self._covariance[:, self._ids[stratum]] @ self._values[stratum]
+        self._mean += gradient * along
+        self._covariance -= shrink * np.outer(along, along)
+        self._beliefs = None
 
     def state(self) -> dict[str, Any]:
         """The weights, and the strata in the order they were met."""
         return {
             "names": [[level, list(tags)] for level, tags in self.names],
-            "eta": self.eta.copy(),
-            "precision": self.precision.copy(),
+            "mean": self._mean.copy(),
+            "covariance": self._covariance.copy(),
             "spread": self.spread.copy(),
         }
 
@@ -198,14 +199,15 @@ class Strata:
         assert not self.names, "restore into strata that are still empty"
         for level, tags in state["names"]:
             self._open((int(level), tuple(str(tag) for tag in tags)))
-        self.eta = np.array(state["eta"], dtype=np.float64)
-        self.precision = np.array(state["precision"], dtype=np.float64)
+        self._mean = np.array(state["mean"], dtype=np.float64)
+        self._covariance = np.array(state["covariance"], dtype=np.float64).reshape(len(self._mean), -1)
         self.spread = np.array(state["spread"], dtype=np.float64).reshape(-1, 2)
+        self._beliefs = None
 
 
 ROW = np.dtype([
     ("index", np.int64), ("level", np.int32), ("stratum", np.int32),
-    ("eta", np.float32), ("precision", np.float32), ("spread", np.float32), ("ceiling", np.float32),
+    ("mean", np.float32), ("precision", np.float32), ("spread", np.float32), ("ceiling", np.float32),
     ("version", np.int32), ("visits", np.int32), ("drawn", np.int32),
     ("bin", np.int8), ("flying", np.bool_), ("place", np.int32),
 ])  # fmt: skip
@@ -224,9 +226,7 @@ class Posterior:
         self.rows = np.zeros(64, dtype=ROW)
         self.count = 0
         self._find: dict[int, int] = {}
-        # How far tasks of one stratum lie apart (variance of their own part), from first visits: moments, with a
-        # prior worth four groups that says 1.
-        self._moments = [16.0, 16.0]
+        self._moments = list(PRIOR_MOMENTS)
 
     def row(self, level: int, index: int) -> int | None:
         """Where a task's evidence lies, if it was seen."""
@@ -245,15 +245,19 @@ class Posterior:
 
     @property
     def apart(self) -> float:
-        """Variance of the tasks' own parts within a stratum."""
-        return min(9.0, max(0.05, self._moments[0] / self._moments[1]))
+        """Variance of the tasks' own parts within a stratum, from how first visits scatter.
+
+        The moments give the variance of p over p²(1-p)²; that saturates as tasks lie further apart, which is undone
+        with the same approximation of E[p(1-p)] as above, at p = 1/2.
+        """
+        ratio = min(3.2, max(0.0, self._moments[0] / self._moments[1]))
+        return min(9.0, max(0.05, 1.0 / (2.0 * math.pi * (0.25 - ratio / 16.0) ** 2) - 8.0 / math.pi))
 
     def own(self, row: int) -> tuple[float, float]:
         """Mean and variance of a task's own part, faded to the present."""
         entry = self.rows[row]
         keep = self._task_decay ** max(0, self.clock - int(entry["version"]))
-        variance = 1.0 / (1.0 / self.apart + keep * float(entry["precision"]))
-        return keep * float(entry["eta"]) * variance, variance
+        return float(entry["mean"]), 1.0 / (1.0 / self.apart + keep * float(entry["precision"]))
 
     def believe(self, row: int) -> tuple[float, float]:
         """Mean and variance of the logit of a task's pass rate."""
@@ -265,21 +269,27 @@ class Posterior:
         """The same as a Beta distribution of p: equal mean, equal E[p(1-p)]."""
         return as_beta(*self.believe(row))
 
-    def liveliness(self, row: int) -> float:
-        """Variance within its groups relative to p(1-p): 1 for scores of 0 and 1, less for fractional ones.
+    def many(self, rows: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
+        """For many tasks at once: mean and variance of their own part, and how lively they are.
 
-        A task that always scores one half has p(1-p) = 0.25 and nothing to teach.
+        Liveliness is the variance within a task's groups relative to p(1-p): 1 for scores of 0 and 1, less for
+        fractional ones. A task that always scores one half has p(1-p) = 0.25 and nothing to teach.
         """
-        entry = self.rows[row]
-        spread, ceiling = self.strata.spread[int(entry["stratum"])]
-        return float((float(entry["spread"]) + 0.25 * spread / ceiling) / (float(entry["ceiling"]) + 0.25))
+        entries = self.rows[rows]
+        keep = self._task_decay ** np.maximum(0, self.clock - entries["version"]).astype(np.float64)
+        variance = 1.0 / (1.0 / self.apart + keep * entries["precision"])
+        shared = self.strata.spread[entries["stratum"]]
+        lively = (entries["spread"] + 0.25 * shared[:, 0] / shared[:, 1]) / (entries["ceiling"] + 0.25)
+        return entries["mean"].astype(np.float64), variance, lively
 
     def advance(self, version: int) -> None:
         """Let evidence fade up to this policy version."""
         if version > self.clock:
             self.strata.fade(version - self.clock)
-            for place in (0, 1):
-                self._moments[place] = 16.0 + (self._moments[place] - 16.0) * self._task_decay ** (version - self.clock)
+            keep = self._task_decay ** (version - self.clock)
+            self._moments = [
+                prior + (moment - prior) * keep for prior, moment in zip(PRIOR_MOMENTS, self._moments, strict=True)
+            ]
             self.clock = version
 
     def learn(self, row: int, seen: Seen) -> None:
@@ -293,7 +303,7 @@ class Posterior:
         shared, uncertain = self.strata.believe(stratum)
         mean, variance = self.own(row)
         prior, width = _clip(shared + mean), uncertain + variance
-        if entry["visits"] == 0 and not seen.censored:
+        if entry["visits"] == 0 and not seen.censored and uncertain < 0.5:
             self._measure(sigmoid(prior), uncertain, count, total)
         x, left = settle(prior, width, count, total)
         gradient, shrink = (x - prior) / width, (1.0 - left / width) / width
@@ -304,7 +314,7 @@ class Posterior:
         entry = self.rows[row]
         keep = self._task_decay ** max(0, self.clock - int(entry["version"]))
         entry["precision"] = max(0.0, 1.0 / variance - 1.0 / self.apart)
-        entry["eta"] = mean / variance
+        entry["mean"] = _clip(mean)
         if seen.count > 1:
             ceiling = (seen.mean * (1.0 - seen.mean) + seen.spread / seen.count) * trust
             entry["spread"] = keep * float(entry["spread"]) + seen.spread * trust

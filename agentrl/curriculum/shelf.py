@@ -23,7 +23,6 @@ class Shelf:
         self._posterior = posterior
         self._cells: list[list[list[int]]] = []
         self.counts = np.zeros((0, BINS), dtype=np.int64)
-        self._hand = 0
 
     def grow(self) -> None:
         """Make room for strata met since."""
@@ -35,46 +34,38 @@ class Shelf:
     def file(self, row: int, new: bool = False) -> None:
         """Put a task where its belief says, out of where it was."""
         entry = self._posterior.rows[row]
-        stratum = int(entry["stratum"])
-        mean, _ = self._posterior.own(row)
-        target = min(BINS - 1, max(0, round(mean / WIDTH) + HALF))
+        stratum, now = int(entry["stratum"]), int(entry["bin"])
+        target = min(BINS - 1, max(0, round(float(entry["mean"]) / WIDTH) + HALF))
         if not new:
-            if target == int(entry["bin"]):
+            if target == now:
                 return
-            old = self._cells[stratum][int(entry["bin"])]
+            place, old = int(entry["place"]), self._cells[stratum][now]
             last = old.pop()
             if last != row:
-                old[int(entry["place"])] = last
-                self._posterior.rows[last]["place"] = entry["place"]
-            self.counts[stratum, int(entry["bin"])] -= 1
+                old[place] = last
+                self._posterior.rows[last]["place"] = place
+            self.counts[stratum, now] -= 1
         cell = self._cells[stratum][target]
         entry["bin"], entry["place"] = target, len(cell)
         cell.append(row)
         self.counts[stratum, target] += 1
 
-    def sweep(self, steps: int) -> None:
-        """Re-file a few tasks whose evidence has faded meanwhile; the hand goes round all of them."""
-        for _ in range(min(steps, self._posterior.count)):
-            self._hand = (self._hand + 1) % self._posterior.count
-            self.file(self._hand)
-
-    def pick(self, stratum: int, weights: NDArray[np.float64], number: int, rng: np.random.Generator) -> list[int]:
-        """Up to `number` different tasks of a stratum, bins by weight and equal within a bin."""
+    def pick(self, weights: NDArray[np.float64], number: int, rng: np.random.Generator) -> list[int]:
+        """Up to `number` different tasks: bins by weight (strata × bins), tasks of a bin all alike."""
         total = np.cumsum(weights)
         if not total[-1] > 0:
             return []
-        bins = np.searchsorted(total, rng.random(number) * total[-1], side="right")
-        luck = rng.random(number)
-        cells = self._cells[stratum]
-        picked = [cells[min(b, BINS - 1)] for b in bins.tolist()]
-        return list(
-            dict.fromkeys(cell[int(u * len(cell))] for cell, u in zip(picked, luck.tolist(), strict=True) if cell)
-        )
+        bins = np.searchsorted(total, rng.random(number) * total[-1], side="right").tolist()
+        found: dict[int, None] = {}
+        for at, luck in zip(bins, rng.random(number).tolist(), strict=True):
+            cell = self._cells[at // BINS][at % BINS] if at < len(total) else []
+            if cell:
+                found[cell[int(luck * len(cell))]] = None
+        return list(found)
 
-    def restore(self, hand: int) -> None:
+    def restore(self) -> None:
         """Fill the cells again from the posterior's rows, every task at its old place."""
         self.grow()
-        self._hand = hand
         rows = self._posterior.rows[: self._posterior.count]
         self.counts[:] = 0
         np.add.at(self.counts, (rows["stratum"], rows["bin"]), 1)
@@ -84,8 +75,3 @@ class Shelf:
         places = zip(rows["stratum"].tolist(), rows["bin"].tolist(), rows["place"].tolist(), strict=True)
         for row, (stratum, number, place) in enumerate(places):
             self._cells[stratum][number][place] = row
-
-    @property
-    def hand(self) -> int:
-        """Where the sweep stands."""
-        return self._hand

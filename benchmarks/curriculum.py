@@ -1,0 +1,375 @@
+"""Rollouts a simulated learner needs to reach a target, under our curriculum and others.
+
+    python benchmarks/curriculum.py [--seeds 20] [--json] [--figure docs/curriculum.png]
+
+The learner has one skill (a logit) for each cluster of tasks; a task is passed with probability
+sigmoid(skill of its cluster - its difficulty). Skills move by the policy gradient alone: sampled binary rewards,
+advantages from agentrl.learn.advantage, one plain gradient step a round with a constant divisor, so that no method
+gains a larger learning rate by dropping groups. Every rollout counts as spent, whether or not a gate discards it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.curriculum import gates
+from agentrl.curriculum.learnability import Learnability
+from agentrl.curriculum.plain import Pools, Uniform
+from agentrl.curriculum.sampler import Chooser
+from agentrl.curriculum.tasks import Source, Tasks
+from agentrl.curriculum.view import Seen
+from agentrl.envs.base import Environment
+from agentrl.learn.advantage import estimate
+from agentrl.recipe import BandCurriculum, GatesSection, PoolsCurriculum
+from agentrl.types import Split, Task
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+GROUP, ROUND, CLUSTERS = 8, 32, 16
+RATE = 0.025
+LIMIT = 40_000
+"""Groups after which a run is given up; it then counts as that many."""
+METHODS = ("ours", "uniform", "dynamic_sampling", "pools", "oracle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A task set and how it behaves."""
+
+    name: str
+    tasks: int = 1000
+    cluster_sd: float = 2.5
+    """How far clusters lie apart, in logits."""
+    task_sd: float = 2.5
+    """How far tasks of a cluster lie apart."""
+    heavy: bool = False
+    """Difficulty within a cluster is Student's t with 1.5 degrees of freedom."""
+    hidden: bool = False
+    """The curriculum is not told the clusters."""
+    levels: bool = False
+    """Clusters are levels of an endless generator."""
+    transfer: float = 0.0
+    """A skill that all clusters share learns too, at this fraction of the rate."""
+    drift: float = 0.0
+    """Each round skills move by noise of this size, tasks by half of it."""
+    noise: float = 0.0
+    """The verifier flips each verdict with this probability."""
+    start: float = -2.5
+    """Mean logit in the beginning."""
+    target: float = 0.55
+    """Mean pass rate over the task set that counts as done."""
+
+
+WORLDS = (
+    World(name="clustered"),
+    World(name="hidden features", hidden=True),
+    World(name="drifting", drift=0.05),
+    World(name="heavy-tailed", heavy=True, task_sd=1.5),
+    World(name="noisy verifier 5 %", noise=0.05),
+    World(name="noisy verifier 15 %", noise=0.15),
+    World(name="levels, endless", levels=True, task_sd=1.0, cluster_sd=4.0, transfer=0.05),
+)
+
+
+class Learner:
+    """Skills by cluster, moved by the policy gradient through our own advantages."""
+
+    def __init__(self, world: World, rng: np.random.Generator) -> None:
+        self._world, self._rng = world, rng
+        n = world.tasks
+        self.cluster: Ints = np.arange(n) * CLUSTERS // n if world.levels else rng.integers(CLUSTERS, size=n)
+        offset = rng.standard_normal(CLUSTERS)
+        if world.levels:
+            offset = -np.linspace(-1.0, 1.0, CLUSTERS)
+        self.skill: Floats = world.start + world.cluster_sd * offset
+        own = rng.standard_t(1.5, size=n) if world.heavy else rng.standard_normal(n)
+        self.difficulty: Floats = world.task_sd * own
+        # A group's advantages depend on how many of it passed: one call of the library for each possible count.
+        self._passed, self._failed = np.zeros(GROUP + 1), np.zeros(GROUP + 1)
+        for k in range(1, GROUP):
+            scores = [np.array([1.0])] * k + [np.array([0.0])] * (GROUP - k)
+            values = estimate("group", [scores])[0]
+            self._passed[k], self._failed[k] = float(values[0][0]), float(values[-1][0])
+
+    def rates(self) -> Floats:
+        """The true pass rate of every task."""
+        return _sigmoid(self.skill[self.cluster] - self.difficulty)
+
+    def roll_out(self, tasks: Ints) -> Rollouts:
+        """A group of every task."""
+        p = self.rates()[tasks]
+        right = self._rng.binomial(GROUP, p)
+        lost = self._rng.binomial(right, self._world.noise) if self._world.noise else np.zeros_like(right)
+        found = self._rng.binomial(GROUP - right, self._world.noise) if self._world.noise else lost
+        score = right - lost + found
+        good, bad = self._passed[score], self._failed[score]
+        # Σ advantage · ∂ log π, with ∂ log π = 1 - p for a right answer and -p for a wrong one.
+        gradient = good * ((right - lost) * (1 - p) - found * p) + bad * (lost * (1 - p) - (GROUP - right - found) * p)
+        return Rollouts(tasks, score, gradient)
+
+    def step(self, kept: Sequence[Rollouts]) -> None:
+        """One gradient step, and the world's own drift."""
+        for groups in kept:
+            np.add.at(self.skill, self.cluster[groups.tasks], RATE * groups.gradient / GROUP)
+            self.skill += self._world.transfer * RATE * groups.gradient.sum() / GROUP
+        if self._world.drift:
+            self.skill += self._world.drift * self._rng.standard_normal(CLUSTERS)
+            self.difficulty += 0.5 * self._world.drift * self._rng.standard_normal(len(self.difficulty))
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Groups: their tasks, how many rollouts passed, and the gradient each gives its cluster's skill."""
+
+    tasks: Ints
+    score: Ints
+    gradient: Floats
+
+    @property
+    def informative(self) -> NDArray[np.bool_]:
+        return (self.score > 0) & (self.score < GROUP)
+
+
+class Simulated(Environment):
+    """The task set as the curriculum sees it."""
+
+    def __init__(self, world: World, cluster: Ints) -> None:
+        super().__init__()
+        self._cluster, self._world = cluster, world
+        self.__dict__["levels"] = range(1, CLUSTERS + 1) if world.levels else range(1, 2)
+        self.__dict__["size"] = None if world.levels else world.tasks
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        return Task(id=f"{level}/{index}", split=split, level=level, tags=self.tags(index), prompt="")
+
+    def tags(self, index: int) -> tuple[str, ...]:
+        """What the curriculum is told beside the level."""
+        shown = not (self._world.hidden or self._world.levels)
+        return (f"cluster {self._cluster[index]}",) if shown else ()
+
+
+class Method:
+    """A chooser behind the array interface of the simulation."""
+
+    def __init__(self, name: str, world: World, learner: Learner, seed: int) -> None:
+        self._environment = Simulated(world, learner.cluster)
+        tasks = Tasks(Source(name="simulated", environment=self._environment), seed)
+        self._levels = world.levels
+        self._per_level = world.tasks // CLUSTERS
+        self._rng = np.random.default_rng([seed, 1])
+        self._learner = learner
+        self._chooser: Chooser | None = None
+        if name in ("uniform", "dynamic_sampling"):
+            self._chooser = Uniform(tasks)
+        elif name == "pools":
+            self._chooser = Pools(PoolsCurriculum(type="pools"), tasks)
+        elif name == "ours":
+            self._chooser = Learnability(BandCurriculum(), tasks)
+        dynamic = name in ("ours", "dynamic_sampling")
+        self.gate = gates.make(GatesSection(dynamic_sampling=dynamic), max_tokens=1024)
+        self.dynamic = dynamic
+        self._keys: list[tuple[int, int]] = []
+
+    def draw(self, number: int, taken: Sequence[int]) -> Ints:
+        """That many tasks."""
+        if self._chooser is None:
+            return self._best(number, taken)
+        choices = [self._chooser.choose(self._rng) for _ in range(number)]
+        self._keys = [(choice.level, choice.index) for choice in choices]
+        if not self._levels:
+            return np.array([index for _, index in self._keys])
+        return np.array([(level - 1) * self._per_level + index % self._per_level for level, index in self._keys])
+
+    def _best(self, number: int, taken: Sequence[int]) -> Ints:
+        p = self._learner.rates()
+        worth = p * (1 - p) + 1e-9 * self._rng.random(len(p))
+        worth[list(taken)] = -1.0
+        return np.argpartition(-worth, number)[:number]
+
+    def observe(self, groups: Rollouts, version: int) -> None:
+        """What came of the last draw."""
+        if self._chooser is None:
+            return
+        for (level, index), task, score in zip(self._keys, groups.tasks.tolist(), groups.score.tolist(), strict=True):
+            mean = score / GROUP
+            seen = Seen(
+                level=level, index=index, tags=self._environment.tags(task), count=GROUP, total=float(score), censored=False,
+                spread=mean * (1 - mean) * GROUP / (GROUP - 1), informative=0 < score < GROUP, version=version,
+                predicted=None,
+            )  # fmt: skip
+            self._chooser.learn(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one method."""
+
+    rollouts: int
+    reached: bool
+    informative: float
+    """Share of drawn groups whose scores differ, after the first fifth of the run."""
+    curve: list[tuple[int, float]]
+
+
+def run(world: World, method: str, seed: int) -> Run:
+    """Train until the target is reached."""
+    # The same world and luck of the draw for every method.
+    learner = Learner(world, np.random.default_rng([seed, 0]))
+    chooser = Method(method, world, learner, seed)
+    spent, version = 0, 0
+    shares: list[tuple[int, int]] = []
+    curve: list[tuple[int, float]] = []
+    while True:
+        success = float(learner.rates().mean())
+        curve.append((spent * GROUP, success))
+        if success >= world.target or spent >= LIMIT:
+            break
+        kept: list[Rollouts] = []
+        number, drawn, informative = 0, 0, 0
+        taken: list[int] = []
+        while number < ROUND and (drawn == 0 or chooser.gate.may_refill(ROUND, drawn)):
+            groups = learner.roll_out(chooser.draw(ROUND - number, taken))
+            chooser.observe(groups, version)
+            drawn += len(groups.tasks)
+            informative += int(groups.informative.sum())
+            taken += groups.tasks.tolist()
+            keep = groups.informative if chooser.dynamic else np.ones(len(groups.tasks), dtype=bool)
+            kept.append(Rollouts(groups.tasks[keep], groups.score[keep], groups.gradient[keep]))
+            number += int(keep.sum())
+        learner.step(kept)
+        spent += drawn
+        version += 1
+        shares.append((informative, drawn))
+    late = shares[len(shares) // 5 :]
+    fraction = sum(a for a, _ in late) / max(1, sum(b for _, b in late))
+    return Run(spent * GROUP, spent < LIMIT, fraction, curve)
+
+
+def _sigmoid(x: Floats) -> Floats:
+    found: Floats = 1.0 / (1.0 + np.exp(-np.clip(x, -60.0, 60.0)))
+    return found
+
+
+def _job(job: tuple[int, str, int]) -> Run:
+    world, method, seed = job
+    return run(WORLDS[world], method, seed)
+
+
+def interval(logs: Floats, rng: np.random.Generator) -> dict[str, float]:
+    """Geometric mean with a 95 % bootstrap interval over seeds; rows are seeds, columns worlds."""
+    seeds = logs.mean(axis=1)
+    again = seeds[rng.integers(len(seeds), size=(4000, len(seeds)))].mean(axis=1)
+    low, high = np.quantile(again, [0.025, 0.975])
+    return {"mean": math.exp(seeds.mean()), "low": math.exp(low), "high": math.exp(high)}
+
+
+def summarise(rollouts: dict[str, Floats], informative: Floats) -> dict[str, Any]:
+    """Ratios of rollouts over seeds (rows) and worlds (columns). Above 1 ours needs fewer; vs_oracle: what it needs."""
+    rng = np.random.default_rng(0)
+    logs = {method: np.log(values) for method, values in rollouts.items()}
+    found: dict[str, Any] = {
+        f"vs_{method}": interval(logs[method] - logs["ours"], rng)
+        for method in ("uniform", "dynamic_sampling", "pools")
+    }
+    found["vs_oracle"] = interval(logs["ours"] - logs["oracle"], rng)
+    found["informative_fraction"] = interval(np.log(informative), rng)
+    return found
+
+
+def measure(seeds: int, processes: int) -> dict[str, Any]:
+    """Every method in every world."""
+    began = time.monotonic()
+    jobs = [(world, method, seed) for world in range(len(WORLDS)) for seed in range(seeds) for method in METHODS]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        runs = dict(zip(jobs, pool.map(_job, jobs, chunksize=5), strict=True))
+    rollouts = {
+        method: np.array(
+            [[float(runs[world, method, seed].rollouts) for world in range(len(WORLDS))] for seed in range(seeds)]
+        )
+        for method in METHODS
+    }
+    informative = np.array(
+        [[runs[world, "ours", seed].informative for world in range(len(WORLDS))] for seed in range(seeds)]
+    )
+    found = summarise(rollouts, informative)
+    found["worlds"] = {
+        world.name: {
+            **summarise({m: v[:, [number]] for m, v in rollouts.items()}, informative[:, [number]]),
+            "rollouts": {m: float(v[:, number].mean()) for m, v in rollouts.items()},
+            "informative": {
+                m: float(np.mean([runs[number, m, seed].informative for seed in range(seeds)])) for m in METHODS
+            },
+        }
+        for number, world in enumerate(WORLDS)
+    }
+    found["unreached"] = sum(not r.reached for r in runs.values())
+    found["seeds"], found["seconds"] = seeds, time.monotonic() - began
+    found["curves"] = {
+        world.name: {m: runs[number, m, 0].curve[:: max(1, len(runs[number, m, 0].curve) // 60)] for m in METHODS}
+        for number, world in enumerate(WORLDS)
+    }
+    return found
+
+
+def draw_figure(found: dict[str, Any], path: str) -> None:
+    """Success against rollouts in every world (one seed)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 4, figsize=(13, 5.5), sharey=True)
+    for axis, (name, curves) in zip(axes.flat, found["curves"].items(), strict=False):
+        for method, curve in curves.items():
+            axis.plot(*zip(*curve, strict=True), label=method.replace("_", " "), lw=2 if method == "ours" else 1)
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("rollouts")
+    axes[0, 0].set_ylabel("mean pass rate")
+    axes[1, 3].axis("off")
+    axes[1, 3].legend(*axes[0, 0].get_legend_handles_labels(), loc="center")
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+
+    def cell(value: dict[str, float]) -> str:
+        return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+    keys = ("vs_uniform", "vs_dynamic_sampling", "vs_pools", "vs_oracle", "informative_fraction")
+    lines = ["| world | " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * (len(keys) + 1) + "|"]
+    for name, row in [*found["worlds"].items(), ("**all**", found)]:
+        lines.append(f"| {name} | " + " | ".join(cell(row[key]) for key in keys) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--figure", help="write the curves to this file")
+    options = parser.parse_args()
+    found = measure(options.seeds, options.processes)
+    if options.figure:
+        draw_figure(found, options.figure)
+    del found["curves"]
+    sys.stdout.write((json.dumps(found, indent=1) if options.json else table(found)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Decisions after the rollouts, against numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agentrl.curriculum import Draw
+from agentrl.curriculum.gates import Decision, all_agree, closeness, make, overlong_penalty, wasted_tokens
+from agentrl.envs.base import Environment
+from agentrl.learn.advantage import advantages
+from agentrl.recipe import AlgorithmSection, GatesSection
+from agentrl.types import Ending, Group, Segment
+
+MakeGroup = Callable[..., Group]
+
+
+@pytest.fixture
+def draw(ladder: Environment) -> Draw:
+    return Draw(env="ladder", task=ladder.task("train", 1, 0), group=3, predicted=0.5)
+
+
+def longer(group: Group, lengths: list[int], endings: list[Ending] | None = None) -> Group:
+    """The group with that many sampled tokens in each rollout."""
+    trajectories = []
+    last: list[Ending] = endings or ["done" for _ in lengths]
+    for trajectory, length, ending in zip(group.trajectories, lengths, last, strict=True):
+        n = length + 1
+        sampled = np.arange(n) > 0
+        segment = Segment(
+            np.ones(n, dtype=np.int32),
+            np.where(sampled, -1.0, 0.0).astype(np.float32),
+            np.where(sampled, 0, -1).astype(np.int32),
+            np.where(sampled, 2, 0).astype(np.uint8),
+        )
+        outcome = replace(trajectory.outcome, ending=ending)
+        trajectories.append(replace(trajectory, segments=(segment,), outcome=outcome))
+    return replace(group, trajectories=tuple(trajectories))
+
+
+def test_what_is_kept(draw: Draw, group_of: MakeGroup) -> None:
+    gate = make(GatesSection(), max_tokens=100)
+    assert gate.judge(group_of(draw, [0, 1, 1])) == Decision(True)
+    assert gate.judge(group_of(draw, [0.5, 0.25])) == Decision(True)
+    assert gate.judge(group_of(draw, [1, 1, 1])) == Decision(False, "no signal")
+    assert gate.judge(group_of(draw, [0, 0, None])) == Decision(False, "no signal")
+    assert gate.judge(group_of(draw, [1, None, None])) == Decision(False, "ungraded")
+    assert gate.judge(group_of(draw, [0, 0], censored=True)) == Decision(False, "stopped")
+    plain = make(GatesSection(dynamic_sampling=False), max_tokens=100)
+    assert plain.judge(group_of(draw, [1, 1, 1])) == Decision(True)
+    assert plain.judge(group_of(draw, [None, None])) == Decision(False, "ungraded")
+
+
+def test_refilling_has_a_cap() -> None:
+    gate = make(GatesSection(max_extra=1.5), max_tokens=100)
+    assert [drawn for drawn in range(30) if gate.may_refill(8, drawn)] == list(range(20))
+    off = make(GatesSection(dynamic_sampling=False), max_tokens=100)
+    assert [drawn for drawn in range(30) if off.may_refill(8, drawn)] == list(range(8))
+
+
+def test_stopping_early() -> None:
+    certain = make(GatesSection(early_stop=1.0), max_tokens=100)
+    assert certain.may_stop([], 1) and certain.may_stop([1.0], 0)
+    assert not certain.may_stop([0.0] * 7, 1, predicted=0.001)
+    likely = make(GatesSection(early_stop=0.9), max_tokens=100)
+    assert likely.may_stop([0.0] * 6, 2, predicted=0.05)
+    assert not likely.may_stop([0.0] * 6, 2, predicted=0.5)
+    assert not likely.may_stop([0.0, 1.0, 0.0, 0.0, 0.0, 0.0], 2, predicted=0.05)
+    assert not likely.may_stop([0.3] * 6, 2, predicted=0.05), "equal fractions foretell nothing"
+    assert not make(GatesSection(), max_tokens=100).may_stop([], 1)
+
+
+def test_foretelling_by_hand() -> None:
+    """Prior Beta(2, 2) at p = 1/2, three failures: the next two fail with 5/7 · 6/8."""
+    assert all_agree(0.0, 3, 2, 0.5) == pytest.approx(5 / 7 * 6 / 8)
+    assert all_agree(1.0, 3, 2, 0.5) == pytest.approx(5 / 7 * 6 / 8)
+
+
+def test_overlong_penalty_is_dapos() -> None:
+    assert [overlong_penalty(n, 100, 20) for n in (10, 80, 85, 90, 100, 130)] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+
+
+def test_shaping_changes_scores_and_finds_signal_in_length(draw: Draw, group_of: MakeGroup) -> None:
+    gate = make(GatesSection(overlong="shape", overlong_buffer=20), max_tokens=100)
+    group = longer(group_of(draw, [1, 1, 0]), [10, 90, 100])
+    assert gate.scores([group]) == {(3, 1): 0.5, (3, 2): -1.0}
+    assert gate.judge(longer(group_of(draw, [1, 1]), [10, 90])) == Decision(True)
+    assert gate.judge(longer(group_of(draw, [1, 1]), [10, 20])) == Decision(False, "no signal")
+    assert make(GatesSection(), max_tokens=100).scores([group]) == {}
+
+
+def test_masking_leaves_truncated_rollouts_out_of_the_loss_only(draw: Draw, group_of: MakeGroup) -> None:
+    gate = make(GatesSection(overlong="mask"), max_tokens=100)
+    group = longer(group_of(draw, [1, 0, 0]), [10, 100, 20], ["done", "tokens", "turns"])
+    weights = gate.weights([group])
+    assert weights == {(3, 1): 0.0}
+    samples = advantages([group], AlgorithmSection(type="dr_grpo"), weights=weights)
+    assert [(s.weight, round(float(s.advantages.max()), 4)) for s in samples[:1]] == [(1.0, 0.6667)]
+    assert [s.weight for s in samples] == [1.0, 0.0, 1.0]
+
+
+def test_closeness_by_hand(draw: Draw, group_of: MakeGroup) -> None:
+    assert closeness(0.5, 2.0) == 1.0
+    assert closeness(0.0, 2.0) == closeness(1.0, 2.0) == pytest.approx(0.25)
+    expected = math.exp(-1.0 * (0.25 * math.log(0.5) + 0.75 * math.log(1.5)))
+    gate = make(GatesSection(closeness=1.0), max_tokens=100)
+    assert gate.weights([group_of(draw, [1, 0, 0, 0])]) == pytest.approx({(3, i): expected for i in range(4)})
+    assert gate.weights([group_of(draw, [1, 0, 0, 1])]) == {}
+
+
+def test_small_advantages_are_left_out(draw: Draw, group_of: MakeGroup) -> None:
+    samples = advantages([group_of(draw, [1, 0, 0, 0])], AlgorithmSection(type="dr_grpo"))
+    assert [s.weight for s in make(GatesSection(min_advantage=0.5), max_tokens=9).filter(samples)] == [
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
+    assert make(GatesSection(), max_tokens=9).filter(samples) == samples
+
+
+def test_wasted_tokens_by_reason(draw: Draw, group_of: MakeGroup) -> None:
+    group = longer(group_of(draw, [1, 1]), [10, 20])
+    assert wasted_tokens([group], {3: "no signal"}) == {"no signal": 30}
+    assert wasted_tokens([group], {}) == {}
