@@ -3,7 +3,8 @@
     take, box ── place free? ─> prepared box of that kind, or a fresh one ──> files laid out ─> the block ─> destroyed
                       │ no                       ▲
                       └─ waits in line           │ keeper thread: fills up what was asked for lately
-                         (no thread is held)     └─ never more than `limit` boxes, prepared ones included
+                         (no thread is held)     └─ at most `limit` boxes, prepared ones included,
+                                                    and one more that is being made
 
 A box is used by one episode or one grading and then destroyed; nothing is ever handed out twice. A box's kind is its
 image, user and limits: prepared boxes are empty, a spec's files are laid out when it is handed out.
@@ -122,8 +123,14 @@ class Pool:
                 self._live[memory] = self._live.get(memory, 0) + 1
                 place.set_result(None)
 
-    def _fits(self, memory: int) -> bool:
-        return self._memory_mb is None or sum(m * n for m, n in self._live.items()) + memory <= self._memory_mb
+    def _fits(self, memory: int, *, prepared: bool = False) -> bool:
+        """Whether one more box of that memory limit stays within the bound; prepared ones count when said so."""
+        if self._memory_mb is None:
+            return True
+        total = sum(limit * count for limit, count in self._live.items()) + memory
+        if prepared:
+            total += sum(kind[2].memory_mb * len(shelf) for kind, shelf in self._shelf.items())
+        return total <= self._memory_mb
 
     def _leave(self, place: Future[None], spec: SandboxSpec) -> None:
         """Give up waiting; a place that was granted in that moment goes to the next in line."""
@@ -159,8 +166,7 @@ class Pool:
                     box = found
                 else:
                     stale.append(found)
-            if box is None:
-                stale += self._make_room()
+            stale += self._make_room()
             self._work.notify_all()
         for gone in stale:
             gone.close()
@@ -193,7 +199,7 @@ class Pool:
         """Prepared boxes that must go, so that a fresh one stays within the limit. Called with the lock held."""
         out: list[Sandbox] = []
         for shelf in self._shelf.values():
-            while shelf and self._places + self._prepared() > self.limit:
+            while shelf and (self._places + self._prepared() > self.limit or not self._fits(0, prepared=True)):
                 out.append(shelf.popleft())
         return out
 
@@ -205,7 +211,7 @@ class Pool:
         if self._places + self._prepared() >= self.limit:
             return None
         for kind in reversed(self._shelf):
-            if len(self._shelf[kind]) < self._ahead and self._fits(kind[2].memory_mb):
+            if len(self._shelf[kind]) < self._ahead and self._fits(kind[2].memory_mb, prepared=True):
                 return kind
         return None
 
@@ -227,7 +233,8 @@ class Pool:
                 if box is None:
                     self._ahead, self._keeper = 0, None
                     return
-                if not self._closed and kind in self._shelf:
+                fits = self._places + self._prepared() < self.limit and self._fits(kind[2].memory_mb, prepared=True)
+                if fits and not self._closed and kind in self._shelf:
                     self._shelf[kind].append(box)
                     continue
             box.close()

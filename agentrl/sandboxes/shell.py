@@ -1,24 +1,27 @@
 """A persistent shell over pipes: commands go in on descriptor 3, exit codes come back on descriptor 4.
 
 The shell reads a command up to a NUL byte, evaluates it in itself (so that its directory, variables and jobs last)
-and answers with the exit code. What a command prints travels on its own pipes and is never searched for markers.
+and answers with the call's number and the exit code. What a command prints travels on its own pipes and is never
+searched for markers.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from agentrl.sandboxes.base import ExecResult, Shell, Usage
 from agentrl.sandboxes.streams import Output, pump
 
-BASH = r"""while IFS= read -r -d '' -u 3 c; do eval "$c" 3<&- 4>&-; printf '%d ' "$?" >&4; done"""
-PLAIN = r"""while IFS= read -r l <&3; do c=$(printf '%b.' "$l"); eval "${c%.}" 3<&- 4>&-; printf '%d ' "$?" >&4; done"""
+BASH = r"""while IFS= read -r -d '' -u 3 _id && IFS= read -r -d '' -u 3 _do; do
+eval "$_do" 3<&- 4>&-; printf '%s:%d ' "$_id" "$?" >&4; done"""
+PLAIN = r"""while IFS= read -r _id <&3 && IFS= read -r _do <&3; do _do=$(printf '%b.' "$_do")
+eval "${_do%.}" 3<&- 4>&-; printf '%s:%d ' "$_id" "$?" >&4; done"""
 """For a box without bash: commands come on one line, with newlines and backslashes as octal escapes."""
 CHOOSE = 'if command -v bash >/dev/null; then printf "b " >&4; exec bash --norc --noprofile -c "$0"; '
 CHOOSE += 'else printf "s " >&4; exec sh -c "$1"; fi'
@@ -58,7 +61,7 @@ class PipeShell(Shell):
         """`note` is told of every result; `limit` and `seconds` are the box's."""
         self._start, self._limit, self._seconds, self._note = start, limit, seconds, note
         self._session: Session | None = None
-        self._bash = True
+        self._bash, self._calls = True, 0
         self._lock = threading.Lock()
         self._closed = False
         self._open()
@@ -90,31 +93,39 @@ class PipeShell(Shell):
 
     def _one(self, session: Session, command: str, timeout: float) -> ExecResult:
         since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-        stdout, stderr, reply = Output(self._limit), Output(self._limit), Output(64)
-        outputs = {session.stdout: stdout, session.stderr: stderr}
-        _empty(session.replies)
-        payload = command.encode() + b"\0" if self._bash else _one_line(command)
-        inputs = {os.dup(session.commands): payload}
-        pumped = pump(
-            session.replies, inputs, outputs, timeout, lambda: session.kill(spare=True, since=since), grace=GRACE
-        )
-        if pumped.finished:
-            with suppress(BlockingIOError):
-                reply.add(os.read(session.replies, 64))
-        words = bytes(reply.data).split()
-        code = int(words[-1]) if words and words[-1].isdigit() else -1
-        if not words:  # it ended, or has to
-            if not pumped.finished:
+        start = time.monotonic()
+        outputs = {session.stdout: Output(self._limit), session.stderr: Output(self._limit)}
+        self._calls += 1
+        number, end = b"%d" % self._calls, b"\0" if self._bash else b"\n"
+        inputs = {
+            os.dup(session.commands): number + end + (command.encode() if self._bash else _one_line(command)) + end
+        }
+        code: int | None = None
+        alive = True
+        while True:
+            left = max(start + timeout - time.monotonic(), 0.0)
+            kill = functools.partial(session.kill, spare=True, since=since)
+            pumped = pump(session.replies, inputs, outputs, left, kill, grace=GRACE)
+            inputs = {}
+            if pumped.finished:
+                reply = os.read(session.replies, 4096)
+                alive = reply != b""
+                code = next((int(word[1]) for word in _answers(reply) if word[0] == number), None)
+            if code is not None or not alive or pumped.timed_out:
+                break
+        if code is None:  # it ended, or does not answer and has to
+            if alive:
                 session.kill(spare=False, since=0)
             self._session = None
             code = session.end()
+        stdout, stderr = outputs.values()
         return ExecResult(
             exit_code=code,
             stdout=bytes(stdout.data),
             stderr=bytes(stderr.data),
             timed_out=pumped.timed_out,
             truncated=bool(stdout.dropped or stderr.dropped),
-            usage=Usage(wall_s=pumped.wall_s),
+            usage=Usage(wall_s=time.monotonic() - start),
         )
 
     def close(self) -> None:
@@ -128,14 +139,12 @@ class PipeShell(Shell):
                 self._session = None
 
 
+def _answers(reply: bytes) -> list[tuple[bytes, bytes]]:
+    """Call number and exit code of each answer; commands can write here too, so anything else is passed over."""
+    pairs = [word.split(b":") for word in reply.split()]
+    return [(pair[0], pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit() and len(pair[1]) < 4]
+
+
 def _one_line(command: str) -> bytes:
     escaped = {byte: b"\\0%03o" % byte for byte in b"\\\n\r"}
-    return b"".join(escaped.get(byte, bytes([byte])) for byte in command.encode()) + b"\n"
-
-
-def _empty(descriptor: int) -> None:
-    """Throw away what a command may have written where only the shell should."""
-    os.set_blocking(descriptor, False)
-    with suppress(BlockingIOError):
-        while os.read(descriptor, 4096):
-            pass
+    return b"".join(escaped.get(byte, bytes([byte])) for byte in command.encode())

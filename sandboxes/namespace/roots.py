@@ -20,6 +20,8 @@ from typing import Any
 from agentrl.errors import AuthoringError
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
+HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "sched_debug", "timer_list", "kmsg", "sysrq-trigger")
+"""Files of /proc that tell of the host or act on it."""
 MASKED_NAMES = ("site-packages", "dist-packages")
 SYSTEM_PYTHON = "/usr/bin/python3"
 STAGES = ("/sys/kernel", "/sys/fs", "/mnt", "/srv", "/media", "/tmp")
@@ -106,31 +108,35 @@ def find(image: str, user: int) -> Root:
     where = str(folder.resolve())
     lines: list[bytes] = []
     _listing(where, lines, [], ())
-    plan = {"image": where, "links": {}, "binds": [], "masks": [], "texts": {}, "stage": _stage()}
+    plan = {"image": where, **_common()}
     # a path in the image: its links must be read as the box will read them, so only a plain file counts
     inside = _fingerprint(os.path.join(where, os.path.realpath(SYSTEM_PYTHON).lstrip("/")))
     return Root(plan, _hash(lines), inside != "" and inside == _fingerprint(interpreter()))
 
 
-def _stage() -> str:
-    return next(folder for folder in STAGES if os.path.isdir(folder))
+def _common() -> dict[str, Any]:
+    """What the builder needs for any root: where to build it, and what to hide of /proc."""
+    stage = next(folder for folder in STAGES if os.path.isdir(folder))
+    return {"stage": stage, "hidden": [name for name in HIDDEN if os.path.exists(f"/proc/{name}")]}
 
 
 def _host(user: int) -> Root:
     lines: list[bytes] = []
     masks: list[str] = []
     links: dict[str, str] = {}
-    binds: list[str] = []
+    binds: list[tuple[str, bool]] = []
     for top in SYSTEM:
         if os.path.islink(top):
             links[top] = os.readlink(top)
         elif os.path.isdir(top):
-            binds.append(top)
+            binds.append((top, True))
             _listing(top, lines, masks, ("/usr/local",))
-    binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
+    for path in ("/etc/alternatives", "/etc/ld.so.cache"):
+        if os.path.exists(path):
+            binds.append((path, os.path.isdir(path)))
     texts = _texts(user)
     links.update({"/etc/os-release": "../usr/lib/os-release"} if os.path.exists("/usr/lib/os-release") else {})
     lines += [os.fsencode(f"{name}\0{target}") for name, target in links.items()]
     lines += [os.fsencode(f"{name}\0{text}") for name, text in texts.items()]
-    plan = {"image": None, "links": links, "binds": binds, "masks": sorted(masks), "texts": texts, "stage": _stage()}
+    plan = {"image": None, "links": links, "binds": binds, "masks": sorted(masks), "texts": texts, **_common()}
     return Root(plan, _hash(lines), interpreter() == SYSTEM_PYTHON)

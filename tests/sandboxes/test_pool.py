@@ -171,7 +171,7 @@ def test_bounds(borrowed: Any) -> None:
         for thread in threads:
             thread.join()
         assert sorted(order) == [0, 1, 2, 3, 4]
-    assert borrowed.peak <= 4
+    assert borrowed.peak <= 3  # two fit, and one more may be in the making
 
 
 def test_closing_ends_waiters_and_boxes(borrowed: Any) -> None:

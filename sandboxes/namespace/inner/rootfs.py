@@ -30,48 +30,66 @@ from .kernel import (
 )
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
-HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "sched_debug", "timer_list", "kmsg", "sysrq-trigger")
+FOLDERS = (("box", 0o755), ("tmp", 0o1777), ("home", 0o755), ("shm", 0o1777))
+"""The folders of the tmpfs that the box may write, and the modes they start with."""
 FIXED = 946684800
 
 
 def build(plan: dict[str, Any]) -> int:
     """Mount everything, make it `/`, and return a descriptor of the writable tmpfs for the host to read through."""
+    image, user = plan["image"], plan["user"]
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     os.chdir(plan["stage"])
-    options = "size={},nr_inodes={},mode=755".format(plan["disk"], plan["inodes"])
-    mount("box", ".", "tmpfs", MS_NOSUID | MS_NODEV, options)
+    os.umask(0)
+    mount("box", ".", "tmpfs", MS_NOSUID | MS_NODEV, f"size={plan['disk']},nr_inodes={plan['inodes']},mode=755")
     os.chdir(plan["stage"])
-    for name, mode in (("root", 0o755), ("box", 0o755), ("tmp", 0o1777), ("home", 0o755), ("shm", 0o1777)):
-        os.mkdir(name)
-        os.chmod(name, mode)
-    os.mkdir("empty")
-    os.chmod("empty", 0o555)
-    for name in ("box", "tmp", "home", "shm"):
-        os.chown(name, plan["user"], plan["user"])
-    if plan["image"] is None:
+    for name, mode in FOLDERS:
+        os.mkdir(name, mode)
+        os.chown(name, user, user)
+    os.mkdir("root", 0o755)
+    if image is None:
         mount("root", "root", None, MS_BIND)
+        _skeleton("root/")
         _host(plan)
     else:
-        _overlay(plan)
+        os.mkdir("upper", 0o755)
+        _skeleton("upper/")
+        _overlay(image)
     os.chdir("root")
-    for name in ("proc", "dev", "dev/shm", "tmp", "box", "home", "home/agent"):
-        if not os.path.isdir(name):
-            os.mkdir(name, 0o755)
-    _devices()
+    for name in DEVICES:
+        mount("/dev/" + name, "dev/" + name, None, MS_BIND)
     for source, target in (("box", "box"), ("tmp", "tmp"), ("home", "home/agent"), ("shm", "dev/shm")):
         mount("../" + source, target, None, MS_BIND)
     # nobody in the box sees init; init, in group 0 where there is one, sees everybody
     mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2" + (",gid=0" if plan["switch"] else ""))
-    _proc()
-    for name in ("box", "tmp", "home", "shm"):
+    for name in plan["hidden"]:
+        mount("/dev/null", "proc/" + name, None, MS_BIND)
+    mount("proc/sys", "proc/sys", None, MS_BIND | MS_REC)
+    read_only("proc/sys")
+    for name, _ in FOLDERS:
         os.utime("../" + name, (FIXED, FIXED))
     keep = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    if plan["image"] is None:
+    if image is None:
         mount("none", ".", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     pivot_root(".", ".")
     umount(".", MNT_DETACH)
     os.chdir("/")
+    os.umask(0o022)
     return keep
+
+
+def _skeleton(top: str) -> None:
+    """Where things get mounted. For an image they lie in the upper layer: its own folders belong to nobody here."""
+    for name in ("proc", "dev", "dev/shm", "tmp", "box", "home", "home/agent"):
+        os.mkdir(top + name, 0o755)
+    for name in DEVICES:
+        _empty_file(top + "dev/" + name)
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(target, top + "dev/" + name)
+
+
+def _empty_file(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
 def _host(plan: dict[str, Any]) -> None:
@@ -81,49 +99,32 @@ def _host(plan: dict[str, Any]) -> None:
     for name, target in plan["links"].items():
         os.symlink(target, "root" + name)
     for path, content in plan["texts"].items():
-        with open("root" + path, "w") as file:
-            file.write(content)
-    for path in plan["binds"]:
+        descriptor = os.open("root" + path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        os.write(descriptor, content.encode())
+        os.close(descriptor)
+    for path, is_folder in plan["binds"]:
         target = "root" + path
-        if os.path.isdir(path):
-            os.makedirs(target, 0o755, exist_ok=True)
+        if is_folder:
+            os.mkdir(target, 0o755)
         else:
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            _empty_file(target)
         mount(path, target, None, MS_BIND | MS_REC)
         read_only(target)
+    os.mkdir("empty", 0o555)
+    mount("empty", "empty", None, MS_BIND)
+    read_only("empty")
     for path in plan["masks"]:
-        mount("empty", "root" + path, None, MS_BIND)
-        read_only("root" + path)
+        mount("empty", "root" + path, None, MS_BIND)  # read-only, as what it is bound from
 
 
-def _overlay(plan: dict[str, Any]) -> None:
+def _overlay(image: str) -> None:
     """An unpacked image, read-only, below an upper layer in memory. Names stay relative: the box can read them."""
-    for name in ("lower", "upper", "work"):
-        os.mkdir(name)
-    mount(plan["image"], "lower", None, MS_BIND | MS_REC)
-    read_only("lower")
+    for name in ("lower", "work"):
+        os.mkdir(name, 0o755)
+    mount(image, "lower", None, MS_BIND | MS_REC)
     layers = "lowerdir=lower,upperdir=upper,workdir=work"
     try:
         mount("root", "root", "overlay", MS_NOSUID | MS_NODEV, layers + ",userxattr")
-    except OSError:
+    except OSError:  # before Linux 5.11
         mount("root", "root", "overlay", MS_NOSUID | MS_NODEV, layers)
     umount("lower", MNT_DETACH)
-
-
-def _devices() -> None:
-    for name in DEVICES:
-        path = "dev/" + name
-        if not os.path.exists(path):
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-        mount("/dev/" + name, path, None, MS_BIND)
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        if not os.path.lexists("dev/" + name):
-            os.symlink(target, "dev/" + name)
-
-
-def _proc() -> None:
-    for name in HIDDEN:
-        if os.path.exists("proc/" + name):
-            mount("/dev/null", "proc/" + name, None, MS_BIND)
-    mount("proc/sys", "proc/sys", None, MS_BIND | MS_REC)
-    read_only("proc/sys")

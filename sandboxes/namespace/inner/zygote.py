@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -190,8 +191,6 @@ def be_box(zygote: Zygote, birth: Birth) -> Init:
 
 
 def loopback_up() -> None:
-    import fcntl
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH22x", b"lo", 0x1 | 0x40))
 
