@@ -1,0 +1,50 @@
+"""The authoring guide: every piece of its code runs, in order, as a newcomer would run it."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUIDE = Path(__file__).parents[2] / "docs" / "authoring.md"
+
+
+def test_the_guide_runs(member: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 7
+    namespace: dict[str, Any] = {"__name__": "guide"}
+    tests = []
+    for block in blocks:
+        named = re.match(r"# ((?:envs|tests)/\S+)\n", block)
+        if named is None:
+            exec(compile(block, str(GUIDE), "exec"), namespace)
+        elif named[1].startswith("envs/"):
+            member(named[1].split("/")[1], block)
+        else:
+            path = tmp_path / named[1]
+            path.parent.mkdir(parents=True)
+            path.write_text(block)
+            tests.append(path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+def test_the_commands_in_the_guide_exist() -> None:
+    from typer.testing import CliRunner
+
+    from agentrl.cli import app
+
+    lines = re.findall(r"^\$ agentrl (\w+) (\w+)", GUIDE.read_text(), re.MULTILINE)
+    assert len(lines) >= 5
+    for group, command in dict.fromkeys(lines):
+        assert CliRunner().invoke(app, [group, command, "--help"]).exit_code == 0
