@@ -57,6 +57,31 @@ def train(
     raise typer.Exit(run(resolved, resume=resume))
 
 
+@app.command("eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(help="A recipe, run, checkpoint, transformers folder or server URL.")],
+    k: Annotated[str, typer.Option(help="Which pass@k, e.g. 1,8.")] = "1",
+    compare: Annotated[
+        str | None, typer.Option(help="Another policy on the same tasks; gives a paired interval.")
+    ] = None,
+    on: Annotated[str | None, typer.Option(help="The recipe or run whose tasks a folder or URL is tried on.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="How many tasks; by default the recipe's.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="By default the recipe's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Try a policy on held-out tasks: pass@k with intervals, alone or against another."""
+    from agentrl import evaluating
+
+    ks = evaluating.parse_ks(k)
+    base = evaluating.find(on).recipe if on else None
+    first = evaluating.find(target, recipe=base)
+    second = evaluating.find(compare, recipe=first.recipe) if compare else None
+    found = evaluating.run(
+        first, second, ks=ks, tasks=tasks, temperature=temperature, say=lambda text: typer.echo(text, err=True)
+    )
+    typer.echo(evaluating.dump(found) if as_json else evaluating.table(found, ks))
+
+
 @model_app.command("get")
 def model_get(
     name: Annotated[str, typer.Argument(help="Which model: smollm2.")],
@@ -168,6 +193,26 @@ def env_replay(
     raise typer.Exit(commands.replay(trajectory, group=group, index=index, limit=limit, sandbox=sandbox, options=found))
 
 
+@env_app.command("profile")
+def env_profile(
+    name: Annotated[str, typer.Argument(help="The environment.")],
+    recipe: Annotated[Path, typer.Option(help="Model, budgets and group size come from here.")],
+    model: Annotated[Path | None, typer.Option(help="A model folder instead of the recipe's model.")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 32,
+    samples: Annotated[int | None, typer.Option(min=2, help="Rollouts a task; by default the group size.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the histograms to this picture.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    set_: Overrides = None,
+) -> None:
+    """Run a model over an environment and show where it could learn: pass rates level by level."""
+    from agentrl import recipe as recipes
+    from agentrl.curriculum import profile
+
+    resolved = recipes.load(recipe, set_ or [])
+    code = profile.run(resolved, name, model=model, tasks=tasks, samples=samples, plot=plot, as_json=as_json)
+    raise typer.Exit(code)
+
+
 @engine_app.command("install")
 def engine_install(
     engine: Annotated[str, typer.Argument(help="Which engine: sglang.")],
@@ -194,6 +239,56 @@ def doctor(
 
     report = examination.examine()
     typer.echo(json.dumps(examination.as_json(report)) if json_ else examination.as_text(report))
+
+
+@app.command()
+def redteam(
+    target: Annotated[str, typer.Argument(help="An environment, a verifier, a foil, or a Harbor task folder.")] = "",
+    family: Annotated[list[str] | None, typer.Option(help="Only this family, A to J; may be given again.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
+    backend: Annotated[str, typer.Option(help="The backend the boxes come from.")] = "namespace",
+    level: Annotated[list[int] | None, typer.Option(help="Only this level; may be given again.")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 1,
+    scorer: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="A plain scoring function instead.")] = "",
+    honest: Annotated[str, typer.Option(help="For --scorer: a right submission, as text or @file.")] = "",
+    wrong: Annotated[str, typer.Option(help="For --scorer: a wrong submission, as text or @file.")] = "",
+    quality: Annotated[bool, typer.Option("--quality", help="Also mutation score, flakes, alternatives, cost.")] = False,
+    search: Annotated[float, typer.Option(metavar="SECONDS", help="Also search for new attacks so long.")] = 0.0,
+    baseline: Annotated[Path | None, typer.Option(help="A file of known, accepted findings.")] = None,
+    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Accept what was found.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="Write SARIF.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List every attack and stop.")] = False,
+    parallel: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Try to cheat a verifier; exits with 1 when any attack gains or a control fails."""
+    from agentrl.errors import UserError
+    from agentrl.verifiers.redteam import command
+
+    if list_:
+        typer.echo(command.listing())
+        return
+    if not target and not scorer:
+        raise UserError("say what to attack: an environment, a verifier, a Harbor folder, or --scorer module:function")
+    request = command.Request(
+        target=target,
+        families=tuple(family or ()),
+        attack=tuple(attack or ()),
+        backend=backend,
+        levels=tuple(level or ()),
+        tasks=tasks,
+        scorer=scorer,
+        honest=honest,
+        wrong=wrong,
+        baseline=baseline,
+        quality=quality,
+        search_s=search,
+        parallel=parallel,
+    )
+    saved = {"html": html, "junit": junit, "sarif": sarif}
+    raise typer.Exit(command.run(request, as_json=as_json, update_baseline=update_baseline, **saved))
 
 
 for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app)):
