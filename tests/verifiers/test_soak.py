@@ -17,12 +17,12 @@ from agentrl.verifiers.hidden_tests import HiddenTests, example
 
 COUNT = 10_000 if os.environ.get("AGENTRL_FULL") else 24
 HOSTILE = [
-    "import os, time\nfor _ in range(5):\n  if os.fork() == 0:\n    os.setsid(); time.sleep(600)\ndef solve(n): return 0",
-    "import os\nfor i in range(200): open(f'/tmp/{i}', 'w').write('x')\nos.symlink('/', '/tmp/r')\ndef solve(n): return 1",
+    "import os, time\nfor _ in range(5):\n  if os.fork() == 0:\n    os.setsid(); time.sleep(600)\nsolve = abs",
+    "import os\nfor i in range(200): open(f'/tmp/{i}', 'w').write('x')\nos.symlink('/', '/tmp/r')\nsolve = abs",
     "import socket\nkeep = [socket.socket() for _ in range(100)]\ndef solve(n): return n",
     "import os\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)",
     "import os\nos.write(4, b'{' * 100000)\nos._exit(0)",
-    "import threading, time\nfor _ in range(20): threading.Thread(target=time.sleep, args=(600,)).start()\nsolve = print",
+    "import threading, time\nfor _ in range(20): threading.Thread(target=time.sleep, args=(9,)).start()\nsolve = abs",
     "def solve(n): return 'x' * (1 << 31)",
     "import ctypes\nctypes.string_at(0)",
 ]  # fmt: skip
