@@ -252,7 +252,7 @@ def redteam(
     scorer: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="A plain scoring function instead.")] = "",
     honest: Annotated[str, typer.Option(help="For --scorer: a right submission, as text or @file.")] = "",
     wrong: Annotated[str, typer.Option(help="For --scorer: a wrong submission, as text or @file.")] = "",
-    quality: Annotated[bool, typer.Option("--quality", help="Also mutation score, flakes, alternatives, cost.")] = False,
+    quality: Annotated[bool, typer.Option("--quality", help="Also mutations, flakes, alternatives, cost.")] = False,
     search: Annotated[float, typer.Option(metavar="SECONDS", help="Also search for new attacks so long.")] = 0.0,
     baseline: Annotated[Path | None, typer.Option(help="A file of known, accepted findings.")] = None,
     update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Accept what was found.")] = False,

@@ -1,1 +1,96 @@
-"""A pytest plugin: `pytest --agentrl-env NAME` runs one test for each attack and control."""
+"""A pytest plugin: `pytest --agentrl-env NAME` runs one test for each control and attack.
+
+Nothing heavy is imported unless the option is given: this module is loaded by every pytest run on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from agentrl.verifiers.redteam.report import Control, Finding, Report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("agentrl", "agentrl: the red team")
+    group.addoption("--agentrl-env", action="append", default=[], metavar="NAME", help="attack this environment")
+    group.addoption("--agentrl-family", action="append", default=[], metavar="F", help="only this family of attacks")
+    group.addoption("--agentrl-backend", default="namespace", metavar="NAME", help="where the boxes come from")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    if session.config.getoption("--agentrl-env") and session.config.args == session.config.getini("testpaths"):
+        session.config.args[:] = []  # only the red team was asked for
+
+
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    for name in session.config.getoption("--agentrl-env"):
+        items.extend(RedTeam.from_parent(session, name=f"redteam[{name}]", target=name).collect())
+
+
+class RedTeam(pytest.Collector):
+    """One environment: its suite runs once, when the first of its tests does."""
+
+    def __init__(self, *, target: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.target = target
+        self._report: Report | None = None
+
+    def collect(self) -> Iterator[pytest.Item]:
+        from agentrl.verifiers.redteam.command import chosen
+
+        for control in ("oracle", "no-op", "empty", "garbage"):
+            yield Check.from_parent(self, name=f"control {control}")
+        for attack in chosen(self.config.getoption("--agentrl-family"), ()):
+            yield Check.from_parent(self, name=attack.id)
+
+    @property
+    def report(self) -> Report:
+        if self._report is None:
+            from agentrl.verifiers.redteam.command import Request, reports
+
+            request = Request(
+                target=self.target,
+                families=tuple(self.config.getoption("--agentrl-family")),
+                backend=self.config.getoption("--agentrl-backend"),
+            )
+            (self._report,) = reports(request)
+        return self._report
+
+
+class Check(pytest.Item):
+    """One control or attack."""
+
+    def runtest(self) -> None:
+        assert isinstance(self.parent, RedTeam)
+        report = self.parent.report
+        if self.name.startswith("control "):
+            for control in report.controls:
+                if control.name == self.name.removeprefix("control ") and not control.ok:
+                    raise Breach(control)
+            return
+        finding = next(f for f in report.findings if f.id == self.name)
+        if finding.succeeded:
+            raise Breach(finding)
+        if not finding.tried:
+            pytest.skip("; ".join(finding.evidence) or finding.result)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        return str(excinfo.value) if isinstance(excinfo.value, Breach) else super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[str, int, str]:
+        return f"redteam {self.parent.name if self.parent else ''}", 0, self.name
+
+
+class Breach(Exception):
+    """A control that failed, or an attack that did not."""
+
+    def __init__(self, found: Control | Finding) -> None:
+        lines = [f"{found.task}: score {found.score}", *found.evidence]
+        title = getattr(found, "title", "")
+        if title:
+            lines = [title, *lines, f"fix: {getattr(found, 'fix', '')}"]
+        super().__init__("\n".join(lines))

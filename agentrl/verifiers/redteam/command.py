@@ -1,0 +1,182 @@
+"""What `agentrl redteam` does: find the target, run the suite, show and save what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress as Bar
+
+from agentrl import envs, sandboxes
+from agentrl.catalogue import members
+from agentrl.errors import CatalogueError, UserError
+from agentrl.sandboxes.pool import Pool
+from agentrl.verifiers.redteam import formats, suite
+from agentrl.verifiers.redteam.adapters import harbor, scorer
+from agentrl.verifiers.redteam.attack import FAMILIES, Attack, attacks
+from agentrl.verifiers.redteam.foils import FOILS
+from agentrl.verifiers.redteam.ranges import RANGES, ScriptedExaminer
+from agentrl.verifiers.redteam.report import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for."""
+
+    target: str
+    families: tuple[str, ...] = ()
+    attack: tuple[str, ...] = ()
+    backend: str = "namespace"
+    levels: tuple[int, ...] = ()
+    tasks: int = 1
+    """Tasks of each level."""
+    scorer: str = ""
+    honest: str = ""
+    wrong: str = ""
+    baseline: Path | None = None
+    quality: bool = False
+    search_s: float = 0.0
+    parallel: int = 4
+
+
+def chosen(families: Sequence[str], ids: Sequence[str]) -> list[Attack]:
+    """The attacks of these families, or with these ids or names; all of them when nothing is named."""
+    corpus = attacks()
+    strange = [f for f in families if f.upper() not in FAMILIES]
+    if strange:
+        raise UserError(f"no family {strange[0]!r}; the families are {', '.join(FAMILIES)}")
+    unknown = [i for i in ids if not any(i in (a, a.split(".")[1]) for a in corpus)]
+    if unknown:
+        raise UserError(f"no attack {unknown[0]!r}; `agentrl redteam --list` shows all of them")
+    if not families and not ids:
+        return list(corpus.values())
+    wanted = {f.upper() for f in families}
+    return [a for a in corpus.values() if a.family in wanted or a.id in ids or a.id.split(".")[1] in ids]
+
+
+def marks(request: Request) -> list[suite.Mark]:
+    """What the target's name stands for: a scorer, a Harbor folder, an environment, a verifier, or a foil."""
+    if request.scorer:
+        return [_all_tasks(request.scorer, scorer(request.scorer, _text(request.honest), _text(request.wrong)))]
+    path = Path(request.target)
+    if (path / "task.toml").is_file():
+        return [_all_tasks(path.name, harbor(path))]
+    if request.target in RANGES:
+        return [_all_tasks(f"{request.target}/{r.__name__.lower()}", r) for r in RANGES[request.target]]
+    if request.target in FOILS:
+        return [_all_tasks(request.target, FOILS[request.target])]
+    try:
+        environment = envs.load(request.target)
+    except CatalogueError as error:
+        known = ", ".join([*members("envs"), *RANGES])
+        raise UserError(f"{error}\n  known environments and verifiers: {known}") from None
+    levels = request.levels or None
+    mark = suite.mark(request.target, environment, levels=levels, per_level=request.tasks, judge=ScriptedExaminer())
+    return [mark]
+
+
+def _all_tasks(name: str, environment: type) -> suite.Mark:
+    count = len({task.id for task in environment().problems()})
+    return suite.mark(name, environment, per_level=count, judge=ScriptedExaminer())
+
+
+def _text(given: str) -> str:
+    """The text itself, or `@file` for a file's content."""
+    if given.startswith("@"):
+        try:
+            return Path(given[1:]).read_text()
+        except OSError as error:
+            raise UserError(f"cannot read {given[1:]}: {error.strerror}") from None
+    if not given:
+        raise UserError("--scorer needs --honest and --wrong: one right and one wrong submission, as text or @file")
+    return given
+
+
+def accepted(report: Report, baseline: Path | None) -> Report:
+    """The report with the findings of the baseline file marked as accepted."""
+    if baseline is None or not baseline.is_file():
+        return report
+    known = set(json.loads(baseline.read_text()).get(report.target, []))
+    return replace(report, findings=tuple(replace(f, accepted=f.id in known) for f in report.findings))
+
+
+def write_baseline(reports: Sequence[Report], path: Path) -> None:
+    """Every breach of these reports, as accepted from now on."""
+    found = {r.target: sorted(f.id for f in r.findings if f.result in ("gained", "evaded", "hung")) for r in reports}
+    path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+async def _run(request: Request, bar: Bar | None) -> list[Report]:
+    backend = sandboxes.load(request.backend)()
+    pool = Pool(backend)
+    corpus = chosen(request.families, request.attack)
+    reports = []
+    try:
+        for mark in marks(request):
+            line = bar.add_task(mark.name, total=None) if bar is not None else None
+
+            def tell(text: str, done: int, total: int, line: object = line) -> None:
+                if bar is not None and line is not None:
+                    bar.update(line, completed=done, total=total, description=f"{mark.name}  {text}")  # type: ignore[arg-type] # noqa: B023
+
+            report = await suite.run(
+                mark, pool, backend=request.backend, chosen=corpus, parallel=request.parallel, progress=tell
+            )
+            if request.quality:
+                from agentrl.verifiers.redteam.quality import quality
+
+                report = replace(report, quality=await quality(mark, pool))
+            if request.search_s > 0:
+                from agentrl.verifiers.redteam.search import search
+
+                report = await search(mark, pool, report, seconds=request.search_s)
+            reports.append(accepted(report, request.baseline))
+    finally:
+        pool.close()
+    return reports
+
+
+def reports(request: Request) -> list[Report]:
+    """Run a request without showing anything."""
+    return asyncio.run(_run(request, None))
+
+
+def run(
+    request: Request,
+    *,
+    as_json: bool = False,
+    html: Path | None = None,
+    junit: Path | None = None,
+    sarif: Path | None = None,
+    update_baseline: bool = False,
+) -> int:
+    """Carry the request out; 0 when every control is right and no attack succeeds, else 1."""
+    console = Console(stderr=as_json)
+    with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        found = asyncio.run(_run(request, bar))
+    if update_baseline and request.baseline is not None:
+        write_baseline(found, request.baseline)
+        found = [accepted(report, request.baseline) for report in found]
+    for report in found:
+        suffix = "" if len(found) == 1 else f".{report.target.replace('/', '-')}"
+        writers = ((html, formats.html_page), (junit, formats.junit), (sarif, formats.sarif_text))
+        for path, write in writers:
+            if path is not None:
+                path.with_name(path.stem + suffix + path.suffix).write_text(write(report), encoding="utf-8")
+        if not as_json:
+            console.print(formats.screen(report))
+    if as_json:
+        data = [report.data() for report in found]
+        print(json.dumps(data[0] if len(data) == 1 else {"targets": data, "ok": all(r.ok for r in found)}))
+    return 0 if all(report.ok for report in found) else 1
+
+
+def listing() -> str:
+    """Every attack, one a line."""
+    lines = [f"{a.id:32} {a.title}  [{', '.join(sorted(a.needs))}]" for a in attacks().values()]
+    return "\n".join([*lines, f"{len(lines)} attacks"])
