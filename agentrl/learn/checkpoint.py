@@ -71,7 +71,7 @@ def save(
     *,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint below `folder`, then rotate. States are plain data: dicts, lists, tuples, numbers, text, arrays.
+    """Write a checkpoint below `folder`, then rotate. States are plain data (numbers, text, arrays, lists).
 
     Raises StorageError when it cannot be written; checkpoints that are there already stay as they are.
     """

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 512 * 2**20
+CHUNK_BYTES = 1280 * 2**20
 """About how much the float32 logits of one chunk may take on an accelerator."""
 CPU_CHUNK_BYTES = 32 * 2**20
 """On a CPU chunks that stay near its caches are fastest."""
@@ -220,6 +220,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif left.is_cuda:
-        total.add_(torch.mm(left, right, out_dtype=total.dtype))
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # summed where the product is made
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 
 import numpy as np
@@ -17,6 +17,7 @@ from agentrl.recipe import AlgorithmSection
 from agentrl.types import Group
 
 MakeGroup = Callable[..., Group]
+Rows = Sequence[Sequence[float]]
 
 
 def per_rollout(groups: list[Group], **algorithm: object) -> list[list[float]]:
@@ -24,29 +25,29 @@ def per_rollout(groups: list[Group], **algorithm: object) -> list[list[float]]:
     return [sample.advantages.tolist() for sample in advantages(groups, section)]
 
 
-def near(expected: list[list[float]]) -> object:
+def near(expected: Rows) -> object:
     return [pytest.approx(row, rel=1e-5, abs=1e-6) for row in expected]
 
 
 def test_group_mean_and_standard_deviation_with_bessels_correction(make_group: MakeGroup) -> None:
     # mean 1/4, deviations 3/4 and three times -1/4: variance (9/16 + 3/16) / 3 = 1/4, so std 1/2
-    expected = [[0, 1.5, 1.5], [0, -0.5, -0.5], [0, -0.5, -0.5], [0, -0.5, -0.5]]
+    expected: Rows = [[0, 1.5, 1.5], [0, -0.5, -0.5], [0, -0.5, -0.5], [0, -0.5, -0.5]]
     assert per_rollout([make_group([1, 0, 0, 0])], type="grpo") == near(expected)
 
 
 def test_mean_baseline(make_group: MakeGroup) -> None:
-    expected = [[0, 0.75, 0.75], [0, -0.25, -0.25], [0, -0.25, -0.25], [0, -0.25, -0.25]]
+    expected: Rows = [[0, 0.75, 0.75], [0, -0.25, -0.25], [0, -0.25, -0.25], [0, -0.25, -0.25]]
     assert per_rollout([make_group([1, 0, 0, 0])], type="dr_grpo") == near(expected)
 
 
 def test_leave_one_out(make_group: MakeGroup) -> None:
     # 1 − mean(0, .5) = .75;  0 − mean(1, .5) = −.75;  .5 − mean(1, 0) = 0
-    expected = [[0, 0.75, 0.75], [0, -0.75, -0.75], [0, 0, 0]]
+    expected: Rows = [[0, 0.75, 0.75], [0, -0.75, -0.75], [0, 0, 0]]
     assert per_rollout([make_group([1, 0, 0.5])], type="rloo") == near(expected)
 
 
 def test_maxrl_divides_by_the_mean(make_group: MakeGroup) -> None:
-    expected = [[0, 3, 3], [0, -1, -1], [0, -1, -1], [0, -1, -1]]
+    expected: Rows = [[0, 3, 3], [0, -1, -1], [0, -1, -1], [0, -1, -1]]
     assert per_rollout([make_group([1, 0, 0, 0])], type="maxrl") == near(expected)
 
 
@@ -64,14 +65,14 @@ def test_batch_whitening_after_the_group_mean(make_group: MakeGroup) -> None:
     # centred: ±.5 and 0, 0; two tokens each: mean 0, variance (4 × .25) / 7
     groups = [make_group([1, 0]), make_group([1, 1], number=1)]
     a = 0.5 / sqrt(1 / 7)
-    expected = [[0, a, a], [0, -a, -a], [0, 0, 0], [0, 0, 0]]
+    expected: Rows = [[0, a, a], [0, -a, -a], [0, 0, 0], [0, 0, 0]]
     assert per_rollout(groups, type="reinforce_pp_baseline") == near(expected)
 
 
 def test_batch_standard_deviation(make_group: MakeGroup) -> None:
     # scores 1 0 1 1: std with Bessel's correction is 1/2
     groups = [make_group([1, 0]), make_group([1, 1], number=1)]
-    expected = [[0, 1, 1], [0, -1, -1], [0, 0, 0], [0, 0, 0]]
+    expected: Rows = [[0, 1, 1], [0, -1, -1], [0, 0, 0], [0, 0, 0]]
     assert per_rollout(groups, type="cispo", advantage="batch_std") == near(expected)
 
 

@@ -27,7 +27,13 @@ MODELS: dict[str, dict[str, Any]] = {
 def model_of(kind: str) -> Any:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SHAPE, **MODELS[kind])
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval()
+    return (
+        AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation="sdpa"
+        )
+        .double()
+        .eval()
+    )
 
 
 def packed_hidden(model: Any, sequences: list[torch.Tensor]) -> torch.Tensor:

@@ -169,7 +169,7 @@ def test_entropy_bonus() -> None:
 
 def test_huge_ratios_stay_finite() -> None:
     for name, algorithm in ROWS.items():
-        extra = {"candidates": tensor(-1.0, -1.0), "likeliest": torch.tensor([True, False])}
+        extra: dict[str, Any] = {"candidates": tensor(-1.0, -1.0), "likeliest": torch.tensor([True, False])}
         given = replace(tokens([1.0, 1.0], [-1, 1], **extra), old_logprobs=tensor(-500.0, 0.0))
         losses, gradient = loss_and_gradient(algorithm, given)
         assert torch.isfinite(torch.tensor(losses + gradient)).all(), name

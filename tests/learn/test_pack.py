@@ -20,7 +20,9 @@ AGGREGATIONS: tuple[Aggregation, ...] = ("token", "sequence", "constant", "promp
 def sample(sources: list[int], *, group: int = 0, trajectory: int = 0, weight: float = 1.0) -> TrainingSample:
     kinds = np.array(sources, dtype=np.uint8)
     sampled = kinds == 2
-    segment = Segment(np.arange(len(kinds)), np.where(sampled, -1.0, 0.0), np.where(sampled, 3, -1), kinds)
+    segment = Segment(
+        np.arange(len(kinds), dtype=np.int32), np.where(sampled, -1.0, 0.0), np.where(sampled, 3, -1), kinds
+    )
     advantages = np.where(sampled, 1 + np.arange(len(kinds)), 0).astype(np.float32)
     return TrainingSample(segment=segment, advantages=advantages, weight=weight, group=group, trajectory=trajectory)
 

@@ -127,7 +127,8 @@ class Case:
             "num_items_in_batch": self.mask.sum(),
             "importance_sampling_ratio": ratio,
         }
-        return self.result(GRPOTrainer._compute_loss(stub, None, inputs))
+        compute: Any = GRPOTrainer._compute_loss
+        return self.result(compute(stub, None, inputs))
 
     def verl(self, verl: Any, name: str, mode: str, *, weights: Tensor | None = None, **options: Any) -> Result:
         config = verl.config(**options)
