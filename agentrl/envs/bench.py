@@ -93,14 +93,14 @@ class Bench:
             self.prints[task.id] = await expert_print(self.make(), task, self.where, seed=SEED)
         return self.prints[task.id]
 
-    async def mess(self, task: Task, number: int) -> Played:
+    async def mess(self, task: Task, number: int, **options: Any) -> Played:
         """An episode of random actions."""
         acts = Acts(tools_of(self.kind), seed=seeds.derive(SEED, "mess", task.id, number) % (1 << 32))
         script: list[Any] = []
         for _ in range(min(4, self.kind.max_turns)):
             act = acts.sample()
             script.append(act if isinstance(act, str) else ToolCall(name=act["name"], arguments=act["arguments"]))
-        return await self.play(task, script)
+        return await self.play(task, script, **options)
 
 
 Examine = Callable[[Bench], Awaitable[str]]

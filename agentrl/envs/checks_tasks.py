@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from agentrl.envs.bench import CONCURRENT, GENERATION_MS, SEED, Bench, Failed, check
 from agentrl.envs.episode import Episode
-from agentrl.envs.fingerprint import Fingerprint, expert_print, plain, short, task_hash
+from agentrl.envs.fingerprint import Fingerprint, expert_print, of_play, plain, short, task_hash
 from agentrl.envs.replay import of_row, replay, to_row
 from agentrl.types import SPLITS, Task
 
@@ -115,8 +115,11 @@ async def episode_determinism(bench: Bench) -> str:
         _same(task, "alone", await bench.alone(task), await expert_print(bench.make(), task, bench.where, seed=SEED))
     for task_id, found in (await _elsewhere(bench, tasks)).items():
         task = next(t for t in tasks if t.id == task_id)
-        _same(task, "in another process", await bench.alone(task), found)
-    return f"{len(tasks)} expert episodes: same talk, boxes and scores twice and in another process"
+        _same(task, "in another process on another day", await bench.alone(task), found)
+    for number, task in enumerate(tasks):
+        first, second = [of_play(task, await bench.mess(task, number, digests=True)) for _ in range(2)]
+        _same(task, "with random actions", first, second)
+    return f"{len(tasks)} episodes, expert and random: same talk, boxes and scores twice, and in another process"
 
 
 @check("keep what an episode needs on self (one instance an episode) or in the box, never on the class or in a file")

@@ -98,7 +98,7 @@ class Episode:
             raise AuthoringError(f"episode of {self.task.id} was started already; make a new one for each run")
         env.given = self.task.public()
         env.rng = seeds.generator(self.seed, "episode", self.task.id)
-        spec = env.prepare(env.given, seeds.generator(self.seed, "prepare", self.task.id))
+        spec = await _run(env.prepare, env.given, seeds.generator(self.seed, "prepare", self.task.id))
         if spec is not None:
             box = await self._stack.enter_async_context(self._boxes.box(spec))
             self._box = TimedBox(box)

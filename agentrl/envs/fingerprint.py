@@ -1,14 +1,17 @@
 """What must come out the same whenever an episode is repeated: hashes of the task, the box, the talk, and the score.
 
-Run as a module it prints the fingerprints of some tasks, so that `env check` can compare with another process.
+Run as a module it prints the fingerprints of some tasks, so that `env check` can compare with another process, which
+has another hash seed and, as far as Python can tell, another date.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
@@ -76,6 +79,33 @@ async def expert_print(environment: Environment, task: Task, where: Stage, *, se
     return of_play(task, played)
 
 
+def _another_day() -> None:
+    """Set Python's clocks 400 days ahead, so that whatever looks at the date comes out different here."""
+    days, real, real_ns = 400, time.time, time.time_ns
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Later:
+            return cls.fromtimestamp(time.time(), tz)
+
+        @classmethod
+        def today(cls) -> Later:
+            return cls.fromtimestamp(time.time())
+
+    class LaterDay(datetime.date):
+        @classmethod
+        def today(cls) -> LaterDay:
+            return cls.fromtimestamp(time.time())
+
+    for module, name, fake in (
+        (time, "time", lambda: real() + days * 86_400),
+        (time, "time_ns", lambda: real_ns() + days * 86_400 * 10**9),
+        (datetime, "datetime", Later),
+        (datetime, "date", LaterDay),
+    ):
+        setattr(module, name, fake)
+
+
 async def _main(order: Mapping[str, Any]) -> dict[str, Any]:
     kind = load(order["name"])
     found = {}
@@ -88,4 +118,5 @@ async def _main(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    _another_day()
     print(json.dumps(asyncio.run(_main(json.load(sys.stdin)))))

@@ -130,6 +130,15 @@ def test_each_fault_is_found(name: str, member: Callable[[str, str], str]) -> No
     assert result.evidence and result.fix
 
 
+def test_an_environment_that_looks_at_the_date_is_found(member: Callable[[str, str], str]) -> None:
+    dated = SOUND.replace("import os,", "import datetime, os,").replace(
+        'return self.given.setup["word"][place]', "return str(datetime.date.today())"
+    )
+    (result,) = examined(member("dated", dated), ["episode_determinism"]).results
+    assert not result.ok
+    assert "played in another process on another day: talk differ" in result.evidence
+
+
 def test_a_secret_that_episodes_get_to_see_is_found(
     member: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
