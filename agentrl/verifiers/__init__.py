@@ -1,14 +1,30 @@
-"""Verifiers: the contract, composition, the red team, and every member of the top-level folder verifiers/."""
+"""Verifiers: the contract, composition, the red team, and every member of the top-level folder verifiers/.
+
+The contract's names are loaded when they are first used: the pytest plugin below this package is imported by every
+pytest run on the machine, and must cost next to nothing there.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from agentrl.catalogue import folders
 from agentrl.catalogue import load as _load
-from agentrl.verifiers.base import Artifact, Boxes, Context, Judge, Submission, Verifier
+
+if TYPE_CHECKING:
+    from agentrl.verifiers.base import Artifact, Boxes, Context, Judge, Submission, Verifier
 
 __all__ = ["Artifact", "Boxes", "Context", "Judge", "Submission", "Verifier", "load"]
 __path__ += folders("verifiers")
 
 
-def load(name: str) -> type[Verifier]:
+def load(name: str) -> "type[Verifier]":
     """The verifier class that verifiers/<name>/ exports."""
     found: type[Verifier] = _load("verifiers", name)
     return found
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from agentrl.verifiers import base
+
+    return getattr(base, name)
