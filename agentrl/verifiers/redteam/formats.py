@@ -31,7 +31,8 @@ def screen(report: Report, *, transcripts: bool = True) -> Group:
     table = Table(box=None, pad_edge=False)
     table.add_column("family", no_wrap=True)
     for column in COLUMNS:
-        table.add_column("n/a" if column == "not applicable" else column, justify="right", style=_STYLES.get(column, "dim"))
+        name = "n/a" if column == "not applicable" else column
+        table.add_column(name, justify="right", style=_STYLES.get(column, "dim"))
     for family, counts in report.matrix().items():
         cells = [str(counts[column]) if counts[column] else "·" for column in COLUMNS]
         table.add_row(f"{family}  {FAMILIES[family]}", *cells)

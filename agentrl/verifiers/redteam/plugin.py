@@ -21,9 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--agentrl-backend", default="namespace", metavar="NAME", help="where the boxes come from")
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    if session.config.getoption("--agentrl-env") and session.config.args == session.config.getini("testpaths"):
-        session.config.args[:] = []  # only the red team was asked for
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--agentrl-env") and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = []  # no path was named, so the red team is all that was asked for
 
 
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
