@@ -27,6 +27,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.train
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt verl
 	@touch $@
 
 # What must come from the system. As root on Debian it is installed; otherwise we say what is missing.
