@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+import transformers
+from transformers import LlamaConfig, StoppingCriteria, StoppingCriteriaList
 
 from agentrl.rollout.engine import Sampling
 from agentrl.rollout.transformers_engine import TransformersEngine
@@ -133,7 +134,8 @@ def tiny_llama(width: int = 192, layers: int = 4, vocabulary: int = 1024) -> Any
         tie_word_embeddings=True,
         initializer_range=0.06,
     )
-    return LlamaForCausalLM(config).eval()
+    hub: Any = transformers  # its classes are not annotated
+    return hub.LlamaForCausalLM(config).eval()
 
 
 if __name__ == "__main__":

@@ -198,7 +198,6 @@ class Batch:
             else:
                 slot.filled = slot.exact = 0
                 slot.leader, slot.shared = source, shared
-            self._cache.reserve(min(len(slot.ids), self.context))
 
     @staticmethod
     def _worth(slot: Slot) -> tuple[bool, int, int]:

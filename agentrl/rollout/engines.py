@@ -39,7 +39,9 @@ def make(
             model,
             max_batch=section.max_batch,
             max_context=max_context,
-            deterministic=deterministic,
+            # Tools take time, so that batches never form twice alike: on the CPU, where runs repeat to the bit, tokens
+            # must not depend on the batch. It costs little there.
+            deterministic=deterministic or next(model.parameters()).device.type == "cpu",
             share=share,
             version=version,
         )

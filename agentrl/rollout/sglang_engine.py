@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -179,18 +180,18 @@ class SglangEngine:
             was_open = self._gate.is_set()
             if weights.adapter is not None:
                 await self._publish_adapter(weights)
+                self._version = weights.version
             else:
-                await self._hold()
                 try:
+                    await self._hold()
                     await self._sync.send(weights)
+                    self._version = weights.version  # before the gate opens: what starts now has the new weights
                 finally:
                     if was_open:
                         await self._release()
+                        self._gate.set()
             self._router.forget()
-            self._version = weights.version
             self._last = _copied(weights) if self._keep_copy else weights
-            if was_open:
-                self._gate.set()
 
     async def _publish_adapter(self, weights: Weights) -> None:
         """A LoRA adapter goes beside the old one: requests under way finish with the adapter they began with."""
@@ -212,7 +213,10 @@ class SglangEngine:
                 await client.call("/pause_generation", {"mode": "retract"})
             return
         self._gate.clear()
+        deadline = time.monotonic() + self._update_timeout_s
         while any(client.load for client in self._clients):
+            if time.monotonic() > deadline:
+                raise EngineError(f"SGLang did not end its requests within {self._update_timeout_s:.0f} s of an abort")
             for client in self._clients:
                 await client.abort_all()
             await asyncio.sleep(0.02)
@@ -256,7 +260,10 @@ class SglangEngine:
             try:
                 await self.server.start()
                 await self._connect()
-                if self._last is not None:
+                if self._last is not None and self._last.adapter is not None:
+                    self._adapter = None
+                    await self._publish_adapter(self._last)
+                elif self._last is not None:
                     await self._sync.send(self._last)
             except Exception:
                 self._restarts_left = 0

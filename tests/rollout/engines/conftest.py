@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig
 
 from agentrl.rollout import install
 from agentrl.rollout.engine import Engine, Weights
@@ -19,6 +20,7 @@ from agentrl.rollout.sglang_engine import SglangEngine
 from agentrl.rollout.sglang_server import Server
 from agentrl.rollout.transformers_engine import TransformersEngine
 
+hub: Any = transformers  # its classes are not annotated
 VOCABULARY = 320
 CONTEXT = 4096
 TEMPLATE = (
@@ -43,7 +45,7 @@ def tiny(seed: int = 0) -> Any:
         eos_token_id=1,
         pad_token_id=1,
     )
-    model = LlamaForCausalLM(config).eval()
+    model = hub.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight[:2] = 0.0  # special tokens stay rare, so that only the tests' own stops end a turn
     return model
@@ -63,7 +65,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, model: Any) -> Path:
     made = Tokenizer(models.BPE(vocab=words, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = hub.PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|im_end|>", extra_special_tokens=["<|im_start|>"]
     )
     tokenizer.chat_template = TEMPLATE

@@ -92,7 +92,7 @@ def chat(url: str, **options: Any) -> Any:
 
 def test_trouble_that_passes_is_tried_again() -> None:
     busy = (429, {"error": "slow down"}, {"Retry-After": "0.2"})
-    broken = (503, {"error": "starting"}, {})
+    broken: tuple[int, dict[str, Any], dict[str, str]] = (503, {"error": "starting"}, {})
     began = time.monotonic()
     with endpoint([busy, broken, (200, said("yes"), {})]) as (url, seen):
         answer, statistics = chat(url)

@@ -11,18 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
 
 from agentrl.errors import EngineError
 from agentrl.learn.weights import Publisher
@@ -31,6 +22,7 @@ from agentrl.rollout.engine import Sampling, Weights
 from agentrl.rollout.transformers_engine import TransformersEngine
 from agentrl.types import Completion
 
+hub: Any = transformers  # its classes are not annotated
 Work = Sequence[tuple[list[int], Sampling]]
 SMALL = {
     "vocab_size": 200,
@@ -49,7 +41,7 @@ SMALL = {
 
 def llama(**more: Any) -> Any:
     torch.manual_seed(1)
-    return LlamaForCausalLM(LlamaConfig(**{**SMALL, **more})).eval()
+    return hub.LlamaForCausalLM(hub.LlamaConfig(**{**SMALL, **more})).eval()
 
 
 def sampled(model: Any, work: Work, *, order: Sequence[int] | None = None, **options: Any) -> list[Completion]:
@@ -113,18 +105,18 @@ def test_a_seed_fixes_the_tokens_and_no_seed_does_not() -> None:
     assert len({one.token_ids, other.token_ids, free.token_ids, free_too.token_ids}) == 4
 
 
-FAMILIES: dict[str, PreTrainedConfig] = {
-    "qwen2": Qwen2Config(**SMALL),
-    "qwen3": Qwen3Config(**SMALL, head_dim=16),
-    "mistral": MistralConfig(**SMALL, sliding_window=24),
-    "gemma2": Gemma2Config(**SMALL, head_dim=16, query_pre_attn_scalar=16, sliding_window=24),
+FAMILIES: dict[str, Any] = {
+    "qwen2": hub.Qwen2Config(**SMALL),
+    "qwen3": hub.Qwen3Config(**SMALL, head_dim=16),
+    "mistral": hub.MistralConfig(**SMALL, sliding_window=24),
+    "gemma2": hub.Gemma2Config(**SMALL, head_dim=16, query_pre_attn_scalar=16, sliding_window=24),
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_transformers_own_logprobs(family: str) -> None:
     torch.manual_seed(2)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family]).eval()
+    model = hub.AutoModelForCausalLM.from_config(FAMILIES[family]).eval()
     work = [([3 + i * j % 190 for j in range(4 + 20 * i)], Sampling(max_tokens=50, seed=i)) for i in range(4)]
     for (prompt, _), completion in zip(work, sampled(model, work, max_batch=3), strict=True):
         ids = torch.tensor([[*prompt, *completion.token_ids]])
