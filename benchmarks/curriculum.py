@@ -205,10 +205,17 @@ class Method:
         for (level, index), task, score in zip(self._keys, groups.tasks.tolist(), groups.score.tolist(), strict=True):
             mean = score / GROUP
             seen = Seen(
-                level=level, index=index, tags=self._environment.tags(task), count=GROUP, total=float(score), censored=False,
-                spread=mean * (1 - mean) * GROUP / (GROUP - 1), informative=0 < score < GROUP, version=version,
+                level=level,
+                index=index,
+                tags=self._environment.tags(task),
+                count=GROUP,
+                total=float(score),
+                spread=mean * (1 - mean) * GROUP / (GROUP - 1),
+                informative=0 < score < GROUP,
+                censored=False,
+                version=version,
                 predicted=None,
-            )  # fmt: skip
+            )
             self._chooser.learn(seen)
 
 
