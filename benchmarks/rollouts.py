@@ -1,0 +1,351 @@
+"""What rollouts cost besides the model: overhead of a turn, rendering, waiting, and the embedded engine's speed.
+
+    python benchmarks/rollouts.py [--only overhead,rendering,waiting,engine] [--json]
+
+overhead    everything but the model and the tool, with a scripted stand-in for the engine and an environment without
+            a box, at 256 concurrent episodes; wall and processor time of a turn
+rendering   append-only bridges against rendering and tokenising the whole conversation at every turn, 8 to 128 turns
+waiting     episodes with heavy-tailed turns: in step (every turn waits for the slowest) against free running; the
+            engine is a stand-in that sleeps
+engine      tokens/s of the embedded transformers engine against model.generate in batches of the same size, on the same
+            heavy-tailed lengths with a small random model
+Two things that are compared run in one process, one after the other, several times in turn; the table shows medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentrl.envs import Environment, tool, tools_of
+from agentrl.rollout.encoder import Span
+from agentrl.rollout.engine import Sampling
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Budget, Place, World, rollout
+from agentrl.types import Completion, Message, Split, Task, ToolCall, Verdict
+from agentrl.verifiers.base import Context, Submission, Verifier
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+CORPUS = [
+    "The tool returned a line of text, 17 files and a number; look at the path and go on with the next one.\n"
+] * 50
+RESULT = "The tool returned a line of text, 17 files and a number.\n" * 4
+
+
+class Fine(Verifier):
+    """Everything is right."""
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        return Verdict(score=1.0)
+
+
+class Echo(Environment):
+    """One tool that costs nothing."""
+
+    verifier = Fine()
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        return Task(id=f"echo/{split}/{level}/{index}", split=split, level=level, prompt="Look at the paths.")
+
+    @tool
+    async def look(self, path: str) -> str:
+        """Look at a path.
+
+        Args:
+            path: where
+        """
+        return RESULT
+
+
+class NoBoxes:
+    @asynccontextmanager
+    async def box(self, spec: Any) -> Any:
+        raise AssertionError("this environment needs no box")
+        yield
+
+
+class Stand:
+    """In place of an engine: answers with what it is given, after as long as it is told."""
+
+    def __init__(self, turn: Sequence[int], delay: Callable[[str], float] | None = None) -> None:
+        self.turn, self.delay = tuple(turn), delay
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        await asyncio.sleep(self.delay(request_id) if self.delay else 0)
+        count = len(self.turn)
+        return Completion(token_ids=self.turn, logprobs=(-1.0,) * count, versions=(0,) * count, finish="stop")
+
+
+def renderer() -> Renderer:
+    """A ChatML renderer over a small byte-level tokenizer."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=1000, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(tokenizer_object=backend, eos_token="<|im_end|>")
+    tokenizer.chat_template = TEMPLATE
+    return Renderer(tokenizer)
+
+
+CALL = Message(role="assistant", content="", tool_calls=(ToolCall(name="look", arguments={"path": "/a/b/c"}),))
+
+
+# Overhead --------------------------------------------------------------------------------------------------------
+
+
+def overhead(render: Renderer, *, concurrency: int = 256, turns: int = 16, repeats: int = 5) -> dict[str, float]:
+    """Milliseconds of a turn, over episodes of `turns` turns, their beginning and end included."""
+    engine = Stand(render.write(CALL))
+    world = World(name="echo", make=Echo, boxes=NoBoxes())
+    budget = Budget(context=1 << 20, tokens=1 << 20, turns=turns)
+    task = Echo().task("train", 1, 0)
+
+    async def episodes() -> tuple[float, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        made = await asyncio.gather(
+            *(
+                rollout(engine, render, world, task, place=Place(seed=0, group=0, index=i), budget=budget)
+                for i in range(concurrency)
+            )
+        )
+        assert all(t.outcome.score == 1.0 for t in made)
+        count = concurrency * turns
+        return (time.perf_counter() - wall) / count * 1e3, (time.process_time() - cpu) / count * 1e3
+
+    asyncio.run(episodes())
+    found = [asyncio.run(episodes()) for _ in range(repeats)]
+    return {
+        "concurrency": concurrency,
+        "wall_ms_a_turn": statistics.median(w for w, _ in found),
+        "wall_ms_a_turn_best": min(w for w, _ in found),
+        "cpu_ms_a_turn": statistics.median(c for _, c in found),
+        "target_ms": 1.0,
+    }
+
+
+# Rendering -------------------------------------------------------------------------------------------------------
+
+
+def rendering(
+    render: Renderer, *, lengths: Sequence[int] = (8, 16, 32, 64, 128), repeats: int = 3
+) -> list[dict[str, float]]:
+    """Milliseconds that all prompts of an episode cost, appended and rendered anew."""
+    opening = [Message(role="system", content="Use the tools."), Message(role="user", content="Look at the paths.")]
+    answer = Message(role="tool", content=RESULT, name="look")
+    schemas = [t.schema() for t in tools_of(Echo).values()]
+
+    def appended(turns: int) -> Span | None:
+        span: Span | None = render.prompt(opening, schemas)
+        for _ in range(turns):
+            span = render.bridge([answer], render.end_of_turn)
+        return span
+
+    def anew(turns: int) -> Span:
+        messages = list(opening)
+        span = render.prompt(messages, schemas)
+        for _ in range(turns):
+            messages += [CALL, answer]
+            span = render.prompt(messages, schemas)
+        return span
+
+    rows = []
+    for turns in lengths:
+        ours, theirs = [], []
+        for _ in range(repeats):
+            ours.append(_seconds(lambda n=turns: appended(n)))  # type: ignore[misc]
+            theirs.append(_seconds(lambda n=turns: anew(n)))  # type: ignore[misc]
+        mine, other = statistics.median(ours) * 1e3, statistics.median(theirs) * 1e3
+        rows.append(
+            {
+                "turns": turns,
+                "appended_ms": mine,
+                "appended_ms_a_turn": mine / turns,
+                "anew_ms": other,
+                "anew_ms_a_turn": other / turns,
+                "times_faster": other / mine,
+            }
+        )
+    return rows
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+# Waiting ---------------------------------------------------------------------------------------------------------
+
+
+def waiting(render: Renderer, *, episodes: int = 128, places: int = 32, repeats: int = 3) -> dict[str, float]:
+    """Seconds for the same episodes: 2 to 12 turns, each turn's time from a heavy tail (Pareto, shape 1.5, capped)."""
+    rng = random.Random(0)
+    plans = [
+        [min(0.4, 0.008 * rng.paretovariate(1.5)) for _ in range(rng.choice((2, 3, 3, 4, 6, 12)))]
+        for _ in range(episodes)
+    ]
+    world = World(name="echo", make=Echo, boxes=NoBoxes())
+    task = Echo().task("train", 1, 0)
+
+    def delay(request: str) -> float:
+        _, index, turn, _ = map(int, request.split("-"))
+        return plans[index][turn]
+
+    engine = Stand(render.write(CALL), delay)
+
+    async def free() -> None:
+        gate = asyncio.Semaphore(places)
+
+        async def one(index: int) -> None:
+            async with gate:
+                budget = Budget(context=1 << 20, tokens=1 << 20, turns=len(plans[index]))
+                await rollout(engine, render, world, task, place=Place(seed=0, group=0, index=index), budget=budget)
+
+        await asyncio.gather(*(one(i) for i in range(episodes)))
+
+    async def in_step() -> None:
+        """Batches of `places` episodes; every turn of a batch waits for its slowest, a batch for its longest."""
+        for first in range(0, episodes, places):
+            batch = range(first, min(episodes, first + places))
+            for turn in range(max(len(plans[i]) for i in batch)):
+                await asyncio.gather(*(asyncio.sleep(plans[i][turn]) for i in batch if turn < len(plans[i])))
+
+    slow, fast = [], []
+    for _ in range(repeats):
+        slow.append(_seconds(lambda: asyncio.run(in_step())))
+        fast.append(_seconds(lambda: asyncio.run(free())))
+    work = sum(map(sum, plans)) / places
+    return {
+        "episodes": episodes,
+        "places": places,
+        "in_step_s": statistics.median(slow),
+        "free_s": statistics.median(fast),
+        "ideal_s": work,
+        "times_faster": statistics.median(slow) / statistics.median(fast),
+    }
+
+
+# Engine ----------------------------------------------------------------------------------------------------------
+
+
+def engine(*, requests: int = 96, batch: int = 16, repeats: int = 3) -> dict[str, float]:
+    """Tokens/s on prompts of 8 to 64 tokens and outputs from a heavy tail (Pareto, shape 1.2, at most 256)."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from agentrl.rollout.transformers_engine import TransformersEngine
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+    )
+    make: Any = LlamaForCausalLM
+    model = make(config).eval()
+    rng = random.Random(0)
+    work = [
+        ([rng.randrange(10, 4096) for _ in range(rng.randint(8, 64))], min(256, int(16 * rng.paretovariate(1.2))))
+        for _ in range(requests)
+    ]
+    tokens = sum(length for _, length in work)
+
+    def generated() -> None:
+        """Batches in order of arrival, left-padded; a batch runs until its longest output is done."""
+        for first in range(0, requests, batch):
+            part = work[first : first + batch]
+            width = max(len(prompt) for prompt, _ in part)
+            ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in part])
+            with torch.inference_mode():
+                model.generate(
+                    input_ids=ids,
+                    attention_mask=(ids != 0).long(),
+                    max_new_tokens=max(length for _, length in part),
+                    do_sample=True,
+                    top_k=0,
+                    pad_token_id=0,
+                    eos_token_id=None,
+                )
+
+    async def ours() -> None:
+        made = TransformersEngine(model, max_batch=batch)
+        await made.start()
+        done = await asyncio.gather(
+            *(made.generate(prompt, Sampling(max_tokens=length, seed=i)) for i, (prompt, length) in enumerate(work))
+        )
+        assert sum(len(completion.token_ids) for completion in done) == tokens
+        await made.close()
+
+    asyncio.run(ours())
+    slow, fast = [], []
+    for _ in range(repeats):
+        slow.append(_seconds(generated))
+        fast.append(_seconds(lambda: asyncio.run(ours())))
+    return {
+        "tokens": tokens,
+        "generate_tokens_per_s": tokens / statistics.median(slow),
+        "engine_tokens_per_s": tokens / statistics.median(fast),
+        "times_faster": statistics.median(slow) / statistics.median(fast),
+        "target_times": 1.5,
+    }
+
+
+# Report ----------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", default="overhead,rendering,waiting,engine")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    render = renderer()
+    parts: dict[str, Callable[[], Any]] = {
+        "overhead": lambda: overhead(render),
+        "rendering": lambda: rendering(render),
+        "waiting": lambda: waiting(render),
+        "engine": engine,
+    }
+    chosen = options.only.split(",")
+    if unknown := [name for name in chosen if name not in parts]:
+        parser.error(f"no part {unknown[0]!r}; there are: {', '.join(parts)}")
+    results: dict[str, Any] = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
+    for name in chosen:
+        results[name] = parts[name]()
+    if options.json:
+        json.dump(results, sys.stdout, indent=2)
+        print()
+        return 0
+    print(f"{results['cores']} cores, load {results['load']:.1f} when it began")
+    for name in chosen:
+        rows = results[name] if isinstance(results[name], list) else [results[name]]
+        for row in rows:
+            print(f"{name:10}", "  ".join(f"{key} {value:.4g}" for key, value in row.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
