@@ -17,6 +17,7 @@ from agentrl.verifiers.final_state import FinalState, GitExpected, GitState, Jso
 from agentrl.verifiers.values import Compare, Malformed
 
 LONG = 5_000 if os.environ.get("AGENTRL_FULL") else 100
+pytestmark = pytest.mark.timeout(3600)
 Score = Callable[..., float]
 TREE = {"out/a.txt": "hello\n", "out/b": b"\x00\x01", "gone": None}
 

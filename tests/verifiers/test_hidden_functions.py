@@ -144,6 +144,14 @@ def test_partial_credit_counts_whole_cases(boxes: Boxes, score: Score, submit: A
     assert score(HiddenTests(cases, score="fraction"), candidate(submit, source), boxes=boxes) == 0.75
 
 
+def test_what_fails_before_the_call_is_not_what_the_call_raised(boxes: Boxes, score: Score, submit: Any) -> None:
+    made = [raises("solve", [], error=kind) for kind in (ValueError, AttributeError, ImportError, NameError)]
+    verifier = HiddenTests(lambda task, rng: made, score="fraction")
+    for source in ("raise ValueError", "x = 1", "import nowhere", "undefined"):
+        assert score(verifier, candidate(submit, source), boxes=boxes) == 0.0
+    assert score(verifier, candidate(submit, "def solve(n): raise ValueError"), boxes=boxes) == 0.25
+
+
 def test_the_inputs_follow_from_the_secret_alone(submit: Any) -> None:
     from agentrl.verifiers.hidden_tests.functions import secret_rng
 
