@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-GRACE = 5.0
+GRACE = 10.0
 """Seconds that a killed command has to be gone."""
 
 

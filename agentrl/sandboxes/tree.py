@@ -25,6 +25,9 @@ KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 DEPTH = 256
 """Deeper folders than this are the agent's doing: a reader would run out of descriptors."""
 
+VANISHED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
+"""What opening a name answers when a running agent has just removed it or put something else in its place."""
+
 Owner = Callable[[int, int], tuple[int, int]]
 """Host uid and gid → the ids that the box sees."""
 
@@ -111,6 +114,9 @@ class Opened:
             _chmod(name, folder, self.restore | wanted)
             self.descriptor = os.open(name, flags, dir_fd=folder)
         self.name, self.folder = name, folder
+        if stat.S_IFMT(os.fstat(self.descriptor).st_mode) != stat.S_IFMT(status.st_mode):
+            self.__exit__()
+            raise FileNotFoundError(errno.ENOENT, "replaced while it was read", name)
 
     def __enter__(self) -> int:
         return self.descriptor
@@ -147,8 +153,9 @@ def walk(folder: int, visit: Visitor, prefix: bytes = b"", depth: int = 0) -> No
             if stat.S_ISDIR(status.st_mode):
                 with Opened(raw, FOLDER, folder, status) as below:
                     walk(below, visit, prefix + raw + b"/", depth + 1)
-        except FileNotFoundError:
-            continue
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
 
 
 def record(name: bytes, folder: int, status: os.stat_result, owner: Owner) -> Record:

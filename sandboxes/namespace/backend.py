@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import socket
 import threading
 
@@ -17,6 +18,9 @@ RANGES, FIRST_RANGE = 32_768, 1_000_000_000
 """Each box gets 65,536 host ids of its own, so that even its users are strangers to the next box's."""
 
 
+DESCRIPTORS = 16_384
+
+
 class NamespaceBackend(Backend):
     name = "namespace"
 
@@ -25,6 +29,9 @@ class NamespaceBackend(Backend):
         self._zygote: Zygote | None = None
         self._owner = 0
         self._numbers = itertools.count(os.getpid() * 97)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < min(hard, DESCRIPTORS):  # a box holds four, and five more while something runs in it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), hard))
 
     def zygote(self) -> Zygote:
         """The running zygote, started when it is first needed (and again after a fork of this process)."""

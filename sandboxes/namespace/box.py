@@ -119,7 +119,7 @@ class NamespaceSandbox(Sandbox):
         self._lock = threading.Lock()
         self._requests = 0
         self._end: tuple[int, int] | None = None
-        self._closed = self._killed = False
+        self._closed = self._killed = self._unresponsive = False
         self._ledger = Ledger(spec)
         try:
             self._wait_until_ready()
@@ -256,6 +256,10 @@ class NamespaceSandbox(Sandbox):
             try:
                 socket.send_fds(self._control, [struct.pack("<I", len(payload))], descriptors)
                 self._control.sendall(payload)
+            except TimeoutError:  # it does not read: out of memory, most likely; its status pipe will say that it ended
+                self._unresponsive = True
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             except OSError:
                 pass  # init is gone; its status pipe will say so
         return int(number)
@@ -384,7 +388,7 @@ class NamespaceSandbox(Sandbox):
         status, out_of_memory = self._end or (0, 0)
         if out_of_memory:
             return SandboxDied("the box ran out of its memory and was ended")
-        if os.WIFSIGNALED(status) and not killed_by_us:
+        if os.WIFSIGNALED(status) and not killed_by_us and not self._unresponsive:
             return SandboxError(f"the box was ended by signal {os.WTERMSIG(status)} from outside")
         return SandboxDied("the box did not answer any more and was ended")
 

@@ -113,7 +113,7 @@ class Zygote:
             theirs.close()
         self._socket = ours
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed, self._owner = False, os.getpid()
         ours.settimeout(30)
         self.facts = self._receive()[0]
         atexit.register(self.close)
@@ -133,12 +133,12 @@ class Zygote:
     def _ask(self, message: dict[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int]:
         with self._lock:
             try:
-                socket.send_fds(
-                    self._socket, [json.dumps(message).encode()], [] if descriptor is None else [descriptor]
-                )
-            except OSError as error:
+                passed = [] if descriptor is None else [descriptor]
+                socket.send_fds(self._socket, [json.dumps(message).encode()], passed)
+                answer, received = self._receive()
+            except (OSError, SandboxError) as error:
+                self._process.kill()  # an answer that comes late would be taken for the next one's
                 raise SandboxError(f"the zygote of the namespace backend is gone: {error}") from error
-            answer, received = self._receive()
         if "error" in answer:
             raise SandboxError(f"no namespace box could be made: {answer['error']}")
         return answer, received
@@ -164,6 +164,8 @@ class Zygote:
                 return
             self._closed = True
             self._socket.close()
+            if self._owner != os.getpid():  # a fork of the process that started it
+                return
         atexit.unregister(self.close)
         try:
             self._process.wait(10)

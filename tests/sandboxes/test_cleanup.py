@@ -37,7 +37,11 @@ ENDINGS = {
 
 
 def cgroups(zygote: int) -> list[str]:
-    return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/agentrl-{zygote}-*")]
+    """Its groups, wherever a controller is mounted; other tests' groups come and go meanwhile."""
+    found = subprocess.run(
+        ["find", "/sys/fs/cgroup", "-maxdepth", "6", "-name", f"agentrl-*-{zygote}-*"], capture_output=True, text=True
+    )
+    return found.stdout.split()
 
 
 def descendants(pid: int) -> set[int]:

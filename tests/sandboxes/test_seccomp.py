@@ -1,5 +1,6 @@
 """The filter, run by a small interpreter of its instructions, for both architectures."""
 
+import os
 import struct
 
 import pytest
@@ -66,12 +67,12 @@ def test_foreign_architectures() -> None:
     assert decide(X86, 0x40000000 | 39) == ENOSYS  # x32
 
 
-@pytest.mark.parametrize("path", ["/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"])
-def test_numbers_are_the_kernels(path: str) -> None:
-    try:
-        with open(path) as lines:
-            table = {w[1][5:]: int(w[2]) for w in map(str.split, lines) if len(w) == 3 and w[1].startswith("__NR_")}
-    except OSError:
-        pytest.skip(f"no kernel headers at {path}")
+def test_numbers_are_the_kernels() -> None:
+    places = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h")
+    header = next((place for place in places if os.path.exists(place)), None)
+    if header is None:
+        pytest.skip("the kernel's headers for x86_64 are not installed, so there is nothing to compare with")
+    with open(header) as lines:
+        table = {w[1][5:]: int(w[2]) for w in map(str.split, lines) if len(w) == 3 and w[1].startswith("__NR_")}
     named = {name: pair[0] for name, pair in seccomp.DENIED.items() if pair[0] >= 0 and name in table}
     assert len(named) > 60 and named == {name: table[name] for name in named}

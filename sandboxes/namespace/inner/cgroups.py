@@ -134,6 +134,7 @@ def _version2(mounted: str) -> Places:
     """A delegated subtree: our own group if it may be written and hands its controllers down, else the root."""
     with open("/proc/self/cgroup") as lines:
         own = next((line.strip()[3:] for line in lines if line.startswith("0::")), "/")
+    best = Places({}, True)
     for folder in dict.fromkeys((mounted + own.rstrip("/"), mounted + os.path.dirname(own.rstrip("/")), mounted)):
         if not os.access(folder, os.W_OK):
             continue
@@ -144,21 +145,30 @@ def _version2(mounted: str) -> Places:
         except OSError:
             continue
         found = {controller: folder for controller in CONTROLLERS if controller in handed}
-        if found:
-            return Places(found, True)
-    return Places({}, True)
+        if len(found) > len(best.folders):
+            best = Places(found, True)
+    return best
 
 
 def sweep(places: Places) -> None:
-    """Remove groups whose zygote is gone (their name begins with its pid and start time)."""
+    """Remove groups whose zygote is gone, as their names tell; what belongs to another pid namespace stays."""
     for folder in dict.fromkeys(places.folders.values()):
         for name in os.listdir(folder):
             if not name.startswith(PREFIX):
                 continue
-            owner = name[len(PREFIX) :].split("-")
-            if len(owner) == 3 and start_time(owner[0]) != owner[1]:
+            parts = name[len(PREFIX) :].split("-")
+            if len(parts) == 4 and parts[0] == pid_namespace() and start_time(parts[1]) != parts[2]:
                 with contextlib.suppress(OSError):  # still being emptied: the next sweep gets it
                     os.rmdir(os.path.join(folder, name))
+
+
+def pid_namespace() -> str:
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def owner(pid: int) -> str:
+    """The first part of the names of a zygote's groups: its pid namespace, pid and start time."""
+    return f"{pid_namespace()}-{pid}-{start_time(str(pid))}-"
 
 
 def start_time(pid: str) -> str:

@@ -18,6 +18,7 @@ import os
 import resource
 import select
 import signal
+import site
 import socket
 import struct
 import sys
@@ -36,6 +37,7 @@ NAMESPACES = (
     | kernel.CLONE_NEWNET
 )
 MESSAGE = 1 << 20
+PROBE = {"memory": 64 << 20, "processes": 4, "cpus": 1.0}
 Birth = tuple[dict[str, Any], socket.socket, cgroups.Group]
 """What a newborn box has in its hands: its plan, its control socket, its groups."""
 
@@ -47,9 +49,32 @@ class Zygote:
         self.filter = seccomp.program(kernel.MACHINE)
         self.last_capability = kernel.last_capability()
         self.root = os.geteuid() == 0
-        self.places = cgroups.find()
+        self.name = cgroups.owner(os.getpid())
+        self.places = self.usable(cgroups.find())
         cgroups.sweep(self.places)
-        self.name = f"{os.getpid()}-{cgroups.start_time(str(os.getpid()))}-"
+
+    def usable(self, places: cgroups.Places) -> cgroups.Places:
+        """The places, if a process can really enter groups there; version 2 may show folders that it may not use."""
+        if not places.folders:
+            return places
+        group = None
+        try:
+            group = cgroups.Group(places, self.name + "probe", PROBE)
+            pid, pidfd = kernel.clone(0, group.entry)
+            if pid == 0:
+                try:
+                    group.enter()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            os.close(pidfd)
+            well = os.waitpid(pid, 0)[1] == 0
+        except OSError:
+            well = False
+        if group is not None:
+            group.opened()
+            group.remove()
+        return places if well else cgroups.Places({}, places.unified)
 
     def serve(self, parent: int) -> Birth | None:
         """None when the host is gone; in a newborn box, what it needs to live."""
@@ -158,6 +183,8 @@ def warm_up(modules: list[str]) -> None:
     for name in modules:
         with contextlib.suppress(ImportError):
             __import__(name)
+    site.setquit()  # `exit` and `quit`, which an interpreter without site lacks
+    site.sethelper()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -167,6 +194,7 @@ def be_box(zygote: Zygote, birth: Birth) -> Init:
     """In the newborn: close itself in, tell the host, and become its process 1."""
     plan, control, group = birth
     zygote.host.close()
+    zygote.boxes.clear()  # what it knows of other boxes is none of this one's business
     group.enter()
     group.opened()
     kernel.unshare(kernel.CLONE_NEWCGROUP)
