@@ -1,6 +1,6 @@
 """A real policy under two curricula: the quickstart recipe with `learnability` and with `uniform`, over many seeds.
 
-    python benchmarks/curriculum_real.py [--recipe recipes/quickstart.yaml] [--seeds 5] [--figure docs/curriculum-real.png]
+    python benchmarks/curriculum_real.py [--seeds 5] [--recipe recipes/quickstart.yaml] [--figure FILE] [--json]
 
 Every run starts from the same recipe and differs in its seed and its curriculum alone. Held-out success is read
 against the rollout tokens spent by then, groups that a gate dropped included. Runs that are already finished in the
@@ -81,7 +81,8 @@ def draw_figure(curves: dict[str, list[list[tuple[float, float]]]], path: Path) 
         for points in runs:
             axis.plot(*zip(*points, strict=True), color=colour, alpha=0.3, lw=1)
         grid = np.linspace(0.0, min(points[-1][0] for points in runs), 50)
-        mean = np.mean([np.interp(grid, *zip(*points, strict=True)) for points in runs], axis=0)
+        lines = [np.interp(grid, [x for x, _ in points], [y for _, y in points]) for points in runs]
+        mean = np.mean(lines, axis=0)
         axis.plot(grid, mean, color=colour, lw=2.5, label=kind)
     axis.set_xlabel("rollout tokens")
     axis.set_ylabel("held-out success")

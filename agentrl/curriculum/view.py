@@ -83,7 +83,7 @@ class Tally:
 
     def begin(self) -> None:
         """A new round."""
-        self.groups = self.informative = self.censored = self.rollouts = self.useful = self.ungraded = 0
+        self.groups = self.informative = self.censored = self.useful = self.ungraded = 0
         self.tokens = self.wasted = 0
         self.levels = 0.0
         self._histogram = [0] * BINS
@@ -93,7 +93,6 @@ class Tally:
         tokens = sum(trajectory.sampled_tokens for trajectory in group.trajectories)
         self.groups += 1
         self.tokens += tokens
-        self.rollouts += len(group.trajectories)
         self.ungraded += len(group.trajectories) - seen.count
         self.levels += seen.level
         self.censored += seen.censored
@@ -116,14 +115,13 @@ class Tally:
         counted = sum(cell[0] for cell in self._calibration)
         gap = sum(abs(cell[1] - cell[2]) for cell in self._calibration)
         return {
-            "groups": float(self.groups),
+            "drawn_groups": float(self.groups),
             "informative_fraction": self.informative / groups,
             "effective_batch": float(self.useful),
-            "rollouts": float(self.rollouts),
             "ungraded_rollouts": float(self.ungraded),
             "censored_groups": float(self.censored),
             "rollout_tokens": float(self.tokens),
-            "wasted_tokens": float(self.wasted),
+            "uninformative_tokens": float(self.wasted),
             "level": self.levels / groups,
             "p_histogram": [float(n) for n in self._histogram],
             "calibration_error": gap / counted if counted else 0.0,
