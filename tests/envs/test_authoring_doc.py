@@ -15,7 +15,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "authoring.md"
 def test_the_guide_runs(member: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     namespace: dict[str, Any] = {"__name__": "guide"}
     tests = []
     for block in blocks:
