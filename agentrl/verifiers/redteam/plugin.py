@@ -37,7 +37,7 @@ class RedTeam(pytest.Collector):
     def __init__(self, *, target: str, **options: Any) -> None:
         super().__init__(**options)
         self.target = target
-        self._report: Report | None = None
+        self._reports: list[Report] = []
 
     def collect(self) -> Iterator[pytest.Item]:
         from agentrl.verifiers.redteam.command import chosen
@@ -48,8 +48,9 @@ class RedTeam(pytest.Collector):
             yield Check.from_parent(self, name=attack.id)
 
     @property
-    def report(self) -> Report:
-        if self._report is None:
+    def reports(self) -> list[Report]:
+        """One for an environment, several for a verifier."""
+        if not self._reports:
             from agentrl.verifiers.redteam.command import Request, reports
 
             request = Request(
@@ -57,22 +58,24 @@ class RedTeam(pytest.Collector):
                 families=tuple(self.config.getoption("--agentrl-family")),
                 backend=self.config.getoption("--agentrl-backend"),
             )
-            (self._report,) = reports(request)
-        return self._report
+            self._reports = reports(request)
+        return self._reports
 
 
 class Check(pytest.Item):
     """One control or attack."""
 
     def runtest(self) -> None:
+        from agentrl.verifiers.redteam.report import worst
+
         assert isinstance(self.parent, RedTeam)
-        report = self.parent.report
+        found = self.parent.reports
         if self.name.startswith("control "):
-            for control in report.controls:
+            for control in (c for report in found for c in report.controls):
                 if control.name == self.name.removeprefix("control ") and not control.ok:
                     raise Breach(control)
             return
-        finding = next(f for f in report.findings if f.id == self.name)
+        finding = worst([f for report in found for f in report.findings if f.id == self.name])
         if finding.succeeded:
             raise Breach(finding)
         if not finding.tried:
