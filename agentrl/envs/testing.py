@@ -10,14 +10,16 @@ def test_expert(scripted_policy):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import pytest
 
+from agentrl import sandboxes
 from agentrl.envs import load
 from agentrl.envs.base import Environment
-from agentrl.envs.script import Action, Played, play, stage
+from agentrl.envs.script import Action, Played, Stage, play, stage
+from agentrl.sandboxes.pool import Pool
 from agentrl.types import Split
 
 
@@ -49,22 +51,35 @@ def play_script(
     seed: int = 0,
     sandbox: str = "namespace",
     max_turns: int | None = None,
+    where: Stage | None = None,
     **options: Any,
 ) -> Played:
-    """Play the actions, or the expert's, and have the end graded."""
+    """Play the actions, or the expert's, and have the end graded; on a stage of its own where none is given."""
     kind = load(environment) if isinstance(environment, str) else environment
 
-    async def run() -> Played:
+    async def run(on: Stage) -> Played:
         instance = kind(**options)
         task = instance.task(split, kind.levels[0] if level is None else level, index)
         script = instance.expert(task) if actions is None else actions
-        async with stage(sandbox, limit=4) as where:
-            return await play(instance, task, script, where, seed=seed, max_turns=max_turns, digests=True)
+        return await play(instance, task, script, on, seed=seed, max_turns=max_turns, digests=True)
 
-    return asyncio.run(run())
+    async def alone() -> Played:
+        async with stage(sandbox, limit=4) as on:
+            return await run(on)
+
+    return asyncio.run(run(where) if where is not None else alone())
 
 
-@pytest.fixture
-def scripted_policy() -> ScriptedPolicy:
+@pytest.fixture(scope="session")
+def scripted_policy() -> Iterator[ScriptedPolicy]:
     """Plays a list of tool calls and messages against an environment, and returns the whole episode."""
-    return play_script
+    pools: dict[str, Pool] = {}
+
+    def run(*args: Any, sandbox: str = "namespace", **options: Any) -> Played:
+        if sandbox not in pools:
+            pools[sandbox] = Pool(sandboxes.load(sandbox)(), limit=4)
+        return play_script(*args, where=Stage(boxes=pools[sandbox]), **options)
+
+    yield run
+    for pool in pools.values():
+        pool.close()
