@@ -34,7 +34,7 @@ class Packing:
     borders: Tensor
     """(S + 1,) int32 on the device."""
     lengths: tuple[int, ...]
-    longest: int
+    """The same in plain numbers, so that no layer waits for the device to read them."""
     kind: Kind
 
 
@@ -126,8 +126,8 @@ def _varlen(
         value[0].transpose(0, 1),
         packing.borders,
         packing.borders,
-        packing.longest,
-        packing.longest,
+        max(packing.lengths),
+        max(packing.lengths),
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
         **options,

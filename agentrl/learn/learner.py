@@ -7,6 +7,7 @@ step(batch): [reference, old logprobs] ── for each epoch and minibatch:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -101,9 +102,9 @@ class Learner:
                 if epoch == index == 0:
                     found = self._mismatch(gathered)
                 norm = self.optimizer.norm()
-                losses.append(loss)
+                losses.append(float(loss))
                 norms.append(float(norm))
-                if not (torch.isfinite(norm) and torch.isfinite(torch.tensor(loss))):
+                if not (math.isfinite(norms[-1]) and math.isfinite(losses[-1])):
                     self.optimizer.zero()
                     skipped += 1
                     continue
@@ -173,7 +174,7 @@ class Learner:
 
     def logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> HeadOutput:
         """What the policy says about a micro-batch's sampled tokens; with `parameters` in place of its own."""
-        packing = Packing(micro.borders, tuple(micro.borders.diff().tolist()), micro.longest, self._attention)
+        packing = Packing(micro.borders, micro.lengths, self._attention)
         decoder = self._inner.get_decoder()
         inputs: dict[str, Any] = {
             "input_ids": micro.token_ids[None],
@@ -209,10 +210,10 @@ class Learner:
         gathered: Gathered,
         *,
         first: bool,
-    ) -> float:
+    ) -> Tensor:
         """Add up the gradient of one optimizer step; its loss."""
         self.model.train()
-        total = 0.0
+        total = torch.zeros((), dtype=self._loss_dtype, device=self.device)
         for micro, old_logprobs, reference_logprobs in zip(minibatch, old, reference, strict=True):
             output = self.logprobs(micro)
             before = output.logprobs.detach() if old_logprobs is None else old_logprobs
@@ -231,7 +232,7 @@ class Learner:
             made = token_losses(self.algorithm, tokens)
             loss = (made.loss * micro.coefficients).sum()
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
+            total += loss.detach()
             gathered.add(
                 entropy=output.entropy,
                 ratio=made.ratio,
@@ -290,7 +291,7 @@ class Learner:
             token_ids=torch.cat(ids),
             positions=torch.cat([torch.arange(n, device=self.device) for n in lengths]),
             borders=borders,
-            longest=12,
+            lengths=lengths,
             predictors=torch.tensor([*range(6), *range(7, 18)], device=self.device),
             targets=torch.cat([i[1:] for i in ids]),
             advantages=nothing,

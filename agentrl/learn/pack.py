@@ -32,8 +32,8 @@ class MicroBatch:
     """(T,) int64: the place of each token in its own sequence."""
     borders: Tensor
     """(S + 1,) int32: where each of the S sequences begins, and the end."""
-    longest: int
-    """Tokens of the longest sequence."""
+    lengths: tuple[int, ...]
+    """Tokens of each sequence: the same in plain numbers, so that no one waits for the device to read them."""
     predictors: Tensor
     """(N,) int64: for each sampled token the place before it, whose hidden state predicts it."""
     targets: Tensor
@@ -52,11 +52,11 @@ class MicroBatch:
     @property
     def sequences(self) -> int:
         """How many sequences."""
-        return len(self.borders) - 1
+        return len(self.lengths)
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on another device."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "longest"}
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "lengths"}
         return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 
@@ -179,7 +179,7 @@ def _micro(samples: Sequence[TrainingSample], coefficients: Sequence[float], dty
         token_ids=torch.from_numpy(np.concatenate([s.token_ids for s in segments])).to(torch.int64),
         positions=torch.from_numpy(np.concatenate([np.arange(len(s)) for s in segments])).to(torch.int64),
         borders=torch.from_numpy(borders).to(torch.int32),
-        longest=max(len(s) for s in segments),
+        lengths=tuple(len(s) for s in segments),
         predictors=torch.from_numpy(np.flatnonzero(mask) - 1).to(torch.int64),
         targets=gather("token_ids", torch.int64),
         advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[mask]).to(dtype),

@@ -44,7 +44,7 @@ def packed_hidden(model: Any, sequences: list[torch.Tensor]) -> torch.Tensor:
             input_ids=torch.cat(sequences)[None],
             position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
             use_cache=False,
-            packing=Packing(borders, lengths, max(lengths), "sdpa"),
+            packing=Packing(borders, lengths, "sdpa"),
         )
     hidden: torch.Tensor = output[0][0]
     return hidden

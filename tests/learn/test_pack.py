@@ -34,7 +34,7 @@ def test_what_lies_where() -> None:
     assert micro.token_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert micro.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert micro.borders.tolist() == [0, 4, 8]
-    assert micro.longest == 4
+    assert micro.lengths == (4, 4)
     assert micro.predictors.tolist() == [1, 2, 4, 6]
     assert micro.targets.tolist() == [2, 3, 1, 3]
     assert micro.advantages.tolist() == [3, 4, 2, 4]
