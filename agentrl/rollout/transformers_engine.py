@@ -13,7 +13,9 @@ import asyncio
 import secrets
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +57,7 @@ class TransformersEngine:
         self._wake = threading.Condition()
         self._computing = threading.Lock()
         self._paused = False
+        self._waiting = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -101,7 +104,7 @@ class TransformersEngine:
                 loop.call_soon_threadsafe(settle, result)
 
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & (1 << 64) - 1
-        request = Request(prompt, _within(sampling, room), seed, finished)
+        request = Request(prompt, replace(sampling, max_tokens=room), seed, finished)
         with self._wake:
             self._inbox.append(request)
             self._wake.notify()
@@ -157,7 +160,9 @@ class TransformersEngine:
         with torch.inference_mode():
             while True:
                 with self._wake:
-                    while not self._stopping and (self._paused or (not self._inbox and self._batch.idle)):
+                    while not self._stopping and (
+                        self._paused or self._waiting or (not self._inbox and self._batch.idle)
+                    ):
                         self._wake.wait()
                     arrived = list(self._inbox)
                     self._inbox.clear()
@@ -171,7 +176,7 @@ class TransformersEngine:
 
     def _step(self) -> None:
         with self._computing:
-            if self._paused:
+            if self._paused:  # since the worker last looked
                 return
             try:
                 self._batch.step()
@@ -181,13 +186,25 @@ class TransformersEngine:
                 failure.__cause__ = error
                 self._batch.fail(failure)
 
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Hold the worker between two steps; it waits its turn, since a lock alone would go to it again and again."""
+        with self._wake:
+            self._waiting += 1
+        try:
+            with self._computing:
+                yield
+        finally:
+            with self._wake:
+                self._waiting -= 1
+                self._wake.notify()
+
     def _pause(self) -> None:
-        self._paused = True
-        with self._computing:  # a step under way is over once we get here
-            pass
+        with self._between_steps():
+            self._paused = True
 
     def _publish(self, weights: Weights) -> None:
-        with self._computing, torch.no_grad():
+        with self._between_steps(), torch.no_grad():
             if not self._shared:
                 if weights.tensors is None:
                     raise EngineError("this transformers engine has weights of its own: publish needs their tensors")
@@ -206,16 +223,3 @@ class TransformersEngine:
             held = checksum({name: mine[name] for name in tensors})
             if held != weights.checksum:
                 raise EngineError("the weights changed while they were copied: publish between two learner steps")
-
-
-def _within(sampling: Sampling, room: int) -> Sampling:
-    if room == sampling.max_tokens:
-        return sampling
-    return Sampling(
-        max_tokens=room,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-    )
