@@ -1,0 +1,47 @@
+"""What `env profile` makes of scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl import recipe as recipes
+from agentrl.curriculum.profile import Level, _only, as_text, draw, level_of
+
+LEVEL = Level(
+    level=2, tasks=4, score=0.5, informative=0.5, in_band=0.5, histogram=(1, 0, 0, 0, 0, 2, 0, 0, 0, 1)
+)  # fmt: skip
+
+
+def test_a_level_by_hand() -> None:
+    scores = [[0.0, 0.0, 0.0], [1.0, 1.0], [1.0, 0.0], [0.0, 1.0, 0.5], [1.0], []]
+    assert level_of(2, scores, (0.2, 0.8)) == LEVEL
+
+
+def test_a_level_without_grades() -> None:
+    found = level_of(1, [[], [1.0]], (0.2, 0.8))
+    assert (found.tasks, found.score, found.informative, sum(found.histogram)) == (0, 0.0, 0.0, 0)
+
+
+def test_the_table() -> None:
+    assert as_text("files", [LEVEL]).splitlines()[2:] == [
+        "level  tasks  score  informative  in band  0        1",
+        "    2      4   0.50         0.50     0.50  ▄    █   ▄",
+        "",
+        "most signal: level 2, 50% of its groups carry some",
+    ]
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib, which the base install leaves out")
+    draw("files", [LEVEL, LEVEL], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_recipe_is_narrowed_to_the_environment() -> None:
+    text = {"run": {"name": "x"}, "model": {"type": "scratch"}, "envs": [{"name": "a", "levels": [3]}, {"name": "b"}]}
+    recipe = recipes.build(json.loads(json.dumps(text)))
+    assert [(s.name, s.levels) for s in _only(recipe, "a").envs] == [("a", [3])]
+    assert [(s.name, s.levels, s.sandbox) for s in _only(recipe, "c").envs] == [("c", None, "namespace")]
