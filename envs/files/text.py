@@ -245,6 +245,8 @@ def lock(names: Names) -> Chore:
     def effect(tree: Tree) -> None:
         for path in paths:
             tree[path] = Entry(content=texts[path].encode(), mode=mode)
+        for folder in (top, f"{top}/{inner}"):
+            tree[folder] = Entry("dir", mode=0o755)
 
     return Chore(
         tag="lock",

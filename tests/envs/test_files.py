@@ -1,6 +1,7 @@
 """Files: every kind of chore can be done, nothing else is accepted, and tasks do not repeat."""
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -86,6 +87,16 @@ def test_permissions_are_graded(where: Stage) -> None:
     careless = [run(c) for c in commands if not c.startswith("chmod")]
     assert score(where, task, *map(run, commands), "done") == 1.0
     assert score(where, task, *careless, "done") == 0.0
+
+
+def test_folders_are_left_as_they_are(where: Stage) -> None:
+    environment = Files()
+    task = next(t for t in environment.tasks("train", 6) if "lock" in t.tags)
+    commands = task.secret["commands"]
+    careless = [re.sub(r"find (\w+) -type f -exec chmod (\d+) .*", r"chmod -R \2 \1", c) for c in commands]
+    assert careless != commands
+    assert score(where, task, *map(run, commands), "done") == 1.0
+    assert score(where, task, *map(run, careless), "done") == 0.0
 
 
 def test_a_task_is_made_in_under_five_milliseconds() -> None:

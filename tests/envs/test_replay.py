@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.envs import load
 from agentrl.envs.replay import Difference, of_row, records, replay, to_row
 from agentrl.envs.script import Stage, play
 from agentrl.errors import UserError
+from agentrl.rollout.store import Store
+from agentrl.types import Segment, Trajectory
 
 Files = load("files")
 
@@ -72,6 +75,35 @@ def test_files_of_all_kinds_are_read(where: Stage, tmp_path: Path) -> None:
         torn.write(gzip.compress(line.encode() * 50)[:40])
     assert [r.task_id for r in records(tmp_path / "one.jsonl")] == ["files/train/3/1"] * 2
     assert [(r.task_id, r.seed) for r in records(tmp_path / "run")] == [("files/train/3/1", 7)]
+
+
+def test_what_training_stores_is_replayed(where: Stage, tmp_path: Path) -> None:
+    environment = Files()
+    task = environment.task("train", 2, 5)
+    played = asyncio.run(play(environment, task, environment.expert(task), where, seed=3))
+    token = Segment(np.array([1]), np.array([-0.5]), np.array([0]), np.array([2]))
+    trajectory = Trajectory(
+        task=task.public(),
+        group=4,
+        index=1,
+        seed=3,
+        segments=(token,),
+        messages=played.messages,
+        outcome=played.outcome,
+        verdict=played.verdict,
+        ledger=played.ledger,
+    )
+
+    async def keep() -> None:
+        kept = Store(tmp_path)
+        await kept.add(trajectory, "files")
+        await kept.close()
+
+    asyncio.run(keep())
+    (record,) = records(tmp_path)
+    assert (record.task_id, record.group, record.index, record.score) == ("files/train/2/5", 4, 1, 1.0)
+    assert record.messages == played.messages
+    assert asyncio.run(replay(Files(), record, where)) is None
 
 
 def test_what_is_no_trajectory_is_said(tmp_path: Path, where: Stage) -> None:
