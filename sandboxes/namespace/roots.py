@@ -13,6 +13,7 @@ import hashlib
 import os
 import stat
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,19 @@ def _hash(lines: list[bytes]) -> str:
     return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
 
 
-@functools.lru_cache(maxsize=64)
+_found: dict[tuple[str, int], Root] = {}
+_finding = threading.Lock()
+
+
 def find(image: str, user: int) -> Root:
-    """The root of that name for that user; remembered for the life of the process."""
+    """The root of that name for that user; looked at once in the life of the process, by one thread."""
+    with _finding:
+        if (image, user) not in _found:
+            _found[image, user] = _find(image, user)
+        return _found[image, user]
+
+
+def _find(image: str, user: int) -> Root:
     if image == "host":
         return _host(user)
     folder = Path(image).expanduser()
@@ -120,7 +131,9 @@ def _common() -> dict[str, Any]:
     return {"stage": stage, "hidden": [name for name in HIDDEN if os.path.exists(f"/proc/{name}")]}
 
 
-def _host(user: int) -> Root:
+@functools.lru_cache(maxsize=1)
+def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]]]:
+    """The machine's system folders: the hash of their listing, what to mask in them, links, and folders to bind."""
     lines: list[bytes] = []
     masks: list[str] = []
     links: dict[str, str] = {}
@@ -134,9 +147,13 @@ def _host(user: int) -> Root:
     for path in ("/etc/alternatives", "/etc/ld.so.cache"):
         if os.path.exists(path):
             binds.append((path, os.path.isdir(path)))
-    texts = _texts(user)
     links.update({"/etc/os-release": "../usr/lib/os-release"} if os.path.exists("/usr/lib/os-release") else {})
-    lines += [os.fsencode(f"{name}\0{target}") for name, target in links.items()]
-    lines += [os.fsencode(f"{name}\0{text}") for name, text in texts.items()]
-    plan = {"image": None, "links": links, "binds": binds, "masks": sorted(masks), "texts": texts, **_common()}
-    return Root(plan, _hash(lines), interpreter() == SYSTEM_PYTHON)
+    return _hash(lines), sorted(masks), links, binds
+
+
+def _host(user: int) -> Root:
+    listed, masks, links, binds = _system()
+    texts = _texts(user)
+    own = [os.fsencode(f"{name}\0{text}") for name, text in (*links.items(), *texts.items())]
+    plan = {"image": None, "links": links, "binds": binds, "masks": masks, "texts": texts, **_common()}
+    return Root(plan, _hash([listed.encode(), *own]), interpreter() == SYSTEM_PYTHON)
