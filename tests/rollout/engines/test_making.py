@@ -1,0 +1,70 @@
+"""From a recipe's section to an engine, and from a command to an environment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import recipe
+from agentrl.errors import RecipeError, UserError
+from agentrl.rollout import engines, install
+from agentrl.rollout.sglang_engine import SglangEngine
+from agentrl.rollout.transformers_engine import TransformersEngine
+
+
+def test_the_embedded_engine_is_exact_on_the_cpu(model: Any) -> None:
+    made = engines.make(recipe.TransformersEngine(max_batch=5), model, max_context=300, version=7)
+    assert isinstance(made, TransformersEngine)
+    assert (made.version, made.context, made._batch.size) == (7, 300, 5)
+    assert made._batch.shapes is not None
+
+
+def test_a_launched_server_gets_the_recipes_flags_last(model: Any, tmp_path: Path) -> None:
+    section = recipe.SglangEngine(
+        type="sglang", device="cpu", python=Path("/x/python"), flags=["--dtype", "bfloat16"], memory_fraction=0.3
+    )
+    made = engines.make(section, model, model_path=tmp_path / "m", folder=tmp_path / "run", max_context=100)
+    assert isinstance(made, SglangEngine) and made.server is not None
+    command = made.server.command(4000)
+    assert command[:5] == ["/x/python", "-m", "sglang.launch_server", "--model-path", str(tmp_path / "m")]
+    assert command[-2:] == ["--dtype", "bfloat16"]
+    assert made.server.log == tmp_path / "run" / "engine" / "sglang.log"
+    assert Path(made.server.environment()["PYTHONPATH"], "sgl_kernel", "__init__.py").is_file()
+
+
+def test_a_model_without_a_folder_is_written_for_the_server(model: Any, tmp_path: Path) -> None:
+    section = recipe.SglangEngine(type="sglang", device="cpu")
+    made = engines.make(section, model, folder=tmp_path)
+    assert isinstance(made, SglangEngine) and made.server is not None
+    assert made.server.flags == ("--dtype", "float32", "--skip-tokenizer-init")
+    assert (made.server.model / "model.safetensors").is_file()
+
+
+def test_sections_that_cannot_work_are_refused(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"rollout\.engine\.urls must name at least one server"):
+        engines.make(recipe.SglangEngine(type="sglang", launch=False), model)
+    with pytest.raises(RecipeError, match="transformers on the CPU"):
+        engines.make(recipe.SglangEngine(type="sglang", device="cpu"), model, folder=tmp_path, deterministic=True)
+
+
+def test_a_finished_environment_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    monkeypatch.delenv("AGENTRL_SGLANG_PYTHON", raising=False)
+    interpreter = tmp_path / "engines" / "sglang-cpu" / "bin" / "python"
+    assert install.python(cpu=True) == interpreter
+    interpreter.parent.mkdir(parents=True)
+    interpreter.touch()
+    (tmp_path / "engines" / "sglang-cpu" / ".agentrl").write_text(f"sglang {install.VERSION} cpu\n")
+    said: list[str] = []
+    assert install.sglang(cpu=True, say=said.append) == interpreter
+    assert said == [f"SGLang {install.VERSION} is installed already: {interpreter}"]
+    monkeypatch.setenv("AGENTRL_SGLANG_PYTHON", "/y/python")
+    assert install.python(cpu=True) == Path("/y/python")
+
+
+def test_an_installation_that_fails_says_what_failed() -> None:
+    with pytest.raises(UserError, match=r"(?s)failed with exit code 3:\nno such package"):
+        install._run([sys.executable, "-c", "import sys; print('no such package'); sys.exit(3)"])
