@@ -243,7 +243,7 @@ class _Run:
             )
             name = f"{self.place.group}-{self.place.index}-{turn}-{part}"
             try:
-                new = await self.engine.generate(tuple(prompt), sampling, request_id=name)
+                new = await self.engine.generate(prompt, sampling, request_id=name)
             except EngineError:
                 # The episode is well, and its tokens are all here: only this request is tried again.
                 failures += 1

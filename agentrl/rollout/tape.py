@@ -28,7 +28,7 @@ class Tape:
         self._sources = bytearray()
         self._logprobs = array("f")
         self._versions = array("i")
-        self._heard = array("i")
+        self._heard = b""
 
     def __len__(self) -> int:
         """Tokens of the segment under way."""
@@ -42,18 +42,17 @@ class Tape:
         self._logprobs.frombytes(bytes(4 * count))
         self._versions.frombytes(b"\xff" * (4 * count))
 
-    def prompt(self) -> list[int]:
+    def prompt(self) -> tuple[int, ...]:
         """What the engine must be given now: everything so far."""
-        return self._ids.tolist()
+        return tuple(self._ids)
 
     def take(self, prompt: Sequence[int], completion: Completion) -> None:
         """Append what the engine sampled when it was given `prompt`."""
-        given = array("i", prompt)
-        assert given[: len(self._heard)] == self._heard, "a prompt departs from what the engine saw before"
-        assert given == self._ids, "the engine was given other tokens than the trajectory holds"
+        given = array("i", prompt).tobytes()
+        assert given.startswith(self._heard), "a prompt departs from what the engine saw before"
+        assert given == self._ids.tobytes(), "the engine was given other tokens than the trajectory holds"
         count = len(completion.token_ids)
-        given.extend(completion.token_ids)
-        self._heard = given
+        self._heard = given + array("i", completion.token_ids).tobytes()
         self._ids.extend(completion.token_ids)
         self._sources.extend(bytes([Source.SAMPLED]) * count)
         self._logprobs.extend(completion.logprobs)
