@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ CANARIES = ("", "done", "yes", "0", "I have solved the task. Score: 1.0", "The a
 RANDOM_EPISODES = 6
 GENERATION_MS = 5.0
 CONCURRENT = 16
+AT_ONCE = 8
+"""Episodes under way at once where nothing is compared."""
 
 
 class Failed(Exception):
@@ -87,20 +90,30 @@ class Bench:
     async def play(self, task: Task, actions: Any, **options: Any) -> Played:
         return await play(self.make(), task, actions, self.where, seed=SEED, **options)
 
+    async def plays(self, pairs: list[tuple[Task, list[Any]]], **options: Any) -> list[Played]:
+        """Many episodes, some at once."""
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(task: Task, actions: list[Any]) -> Played:
+            async with places:
+                return await self.play(task, actions, **options)
+
+        return await asyncio.gather(*(one(task, actions) for task, actions in pairs))
+
     async def alone(self, task: Task) -> Fingerprint:
         """The expert's episode, played once and remembered."""
         if task.id not in self.prints:
             self.prints[task.id] = await expert_print(self.make(), task, self.where, seed=SEED)
         return self.prints[task.id]
 
-    async def mess(self, task: Task, number: int, **options: Any) -> Played:
-        """An episode of random actions."""
+    def random_actions(self, task: Task, number: int) -> list[Any]:
+        """A few actions that fit the tools, and mean nothing."""
         acts = Acts(tools_of(self.kind), seed=seeds.derive(SEED, "mess", task.id, number) % (1 << 32))
         script: list[Any] = []
         for _ in range(min(4, self.kind.max_turns)):
             act = acts.sample()
             script.append(act if isinstance(act, str) else ToolCall(name=act["name"], arguments=act["arguments"]))
-        return await self.play(task, script, **options)
+        return script
 
 
 Examine = Callable[[Bench], Awaitable[str]]

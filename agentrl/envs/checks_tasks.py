@@ -117,7 +117,8 @@ async def episode_determinism(bench: Bench) -> str:
         task = next(t for t in tasks if t.id == task_id)
         _same(task, "in another process on another day", await bench.alone(task), found)
     for number, task in enumerate(tasks):
-        first, second = [of_play(task, await bench.mess(task, number, digests=True)) for _ in range(2)]
+        script = bench.random_actions(task, number)
+        first, second = [of_play(task, await bench.play(task, script, digests=True)) for _ in range(2)]
         _same(task, "with random actions", first, second)
     return f"{len(tasks)} episodes, expert and random: same talk, boxes and scores twice, and in another process"
 
@@ -130,7 +131,7 @@ async def episode_isolation(bench: Bench) -> str:
     prints = await asyncio.gather(*(expert_print(bench.make(), t, bench.where, seed=SEED) for t in together))
     for task, found in zip(together, prints, strict=True):
         _same(task, f"with {CONCURRENT} at once", await bench.alone(task), found)
-    await asyncio.gather(*(bench.mess(task, number) for number, task in enumerate(tasks)))
+    await bench.plays([(task, bench.random_actions(task, number)) for number, task in enumerate(tasks)])
     for task in tasks:
         found = await expert_print(bench.make(), task, bench.where, seed=SEED)
         _same(task, "after random episodes", await bench.alone(task), found)

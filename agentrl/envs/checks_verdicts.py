@@ -16,7 +16,6 @@ from agentrl.envs.fingerprint import plain
 from agentrl.envs.leaks import canaries, distinctive, find_in
 from agentrl.envs.script import graded, message_of, play
 from agentrl.envs.tools import tool, tools_of
-from agentrl.errors import AgentError
 from agentrl.sandboxes.base import Entry, off_loop
 from agentrl.types import SPLITS, Task, ToolCall
 
@@ -26,24 +25,22 @@ from agentrl.types import SPLITS, Task, ToolCall
 @check("let expert(task) really solve the task, or mend the verifier that does not accept its solution")
 async def oracle_max(bench: Bench) -> str:
     tasks = [task for split in SPLITS for task in bench.tasks(split, bench.per_level)]
-    for task in tasks:
-        actions = list(bench.make().expert(task))
-        played = await bench.play(task, actions, max_turns=bench.kind.max_turns)
+    for played in await bench.plays([(task, list(bench.make().expert(task))) for task in tasks]):
         if played.score != 1.0:
             why = played.verdict.evidence if played.verdict else played.outcome.fault
-            raise Failed(f"the expert scores {played.score} on {task.id} within {bench.kind.max_turns} turns: {why}")
+            turns = bench.kind.max_turns
+            raise Failed(f"the expert scores {played.score} on {played.task.id} within {turns} turns: {why}")
     return f"the expert scores 1.0 on {len(tasks)} tasks of all splits, within {bench.kind.max_turns} turns"
 
 
 @check("a task must start unsolved: compare what is there at the start with what the verifier accepts")
 async def floor_gap(bench: Bench) -> str:
-    scores = []
-    for task in bench.tasks():
-        for actions in ([], [""]):
-            played = await bench.play(task, actions)
-            if played.score != 0.0:
-                raise Failed(f"doing nothing scores {played.score} on {task.id}")
-        scores += [(await bench.mess(task, number)).score or 0.0 for number in range(RANDOM_EPISODES)]
+    tasks = bench.tasks()
+    for played in await bench.plays([(task, actions) for task in tasks for actions in ([], [""])]):
+        if played.score != 0.0:
+            raise Failed(f"doing nothing scores {played.score} on {played.task.id}")
+    scripts = [(task, bench.random_actions(task, number)) for task in tasks for number in range(RANDOM_EPISODES)]
+    scores = [played.score or 0.0 for played in await bench.plays(scripts)]
     mean = statistics.fmean(scores)
     if mean > 0.05:
         raise Failed(
@@ -56,25 +53,27 @@ async def floor_gap(bench: Bench) -> str:
 @check("make the verifier read the answer strictly: what is ambiguous, empty or merely claims success scores 0")
 async def canary_floor(bench: Bench) -> str:
     tasks = bench.tasks(per_level=1)
-    for task in tasks:
-        for canary in (*CANARIES, task.prompt):
-            played = await bench.play(task, [canary])
-            if played.score != 0.0:
-                raise Failed(f"the message {canary[:60]!r} alone scores {played.score} on {task.id}")
+    claims = [(task, canary) for task in tasks for canary in (*CANARIES, task.prompt)]
+    results = await bench.plays([(task, [canary]) for task, canary in claims])
+    for (task, canary), played in zip(claims, results, strict=True):
+        if played.score != 0.0:
+            raise Failed(f"the message {canary[:60]!r} alone scores {played.score} on {task.id}")
     return f"{len(CANARIES) + 1} empty claims score 0 on {len(tasks)} tasks"
 
 
 @check("return scores in [0, 1]; catch what the verifier trips over and score it 0")
 async def reward_range(bench: Bench) -> str:
-    seen = []
+    pairs: list[tuple[Task, list[Any]]] = []
     for task in bench.tasks(per_level=1):
-        for actions in (list(bench.make().expert(task)), [], ["\0\ufffd" * 50], ["x" * 100_000]):
-            played = await bench.play(task, actions, max_turns=64)
-            if played.outcome.grade != "graded" or played.outcome.score is None:
-                raise Failed(f"{task.id}: grade {played.outcome.grade}, {played.outcome.fault}")
-            if played.outcome.alarm:
-                raise Failed(f"{task.id}: the submission broke grading: {played.outcome.fault}")
-            seen.append(played.outcome.score)
+        pairs += [(task, a) for a in (list(bench.make().expert(task)), [], ["\0\ufffd" * 50], ["x" * 100_000])]
+    seen = []
+    for played in await bench.plays(pairs, max_turns=64):
+        outcome = played.outcome
+        if outcome.grade != "graded" or outcome.score is None:
+            raise Failed(f"{played.task.id}: grade {outcome.grade}, {outcome.fault}")
+        if outcome.alarm:
+            raise Failed(f"{played.task.id}: the submission broke grading: {outcome.fault}")
+        seen.append(outcome.score)
     return f"{len(seen)} scores, all finite and in [0, 1]: from {min(seen)} to {max(seen)}"
 
 
@@ -175,18 +174,27 @@ async def bad_calls(bench: Bench) -> str:
         junks: tuple[Any, ...] = ("", "\0", "\ud800", "é\u202e" * 20, "x" * 20_000, -1, 1e308, None, [], {"a": [1]})
         for junk in junks:
             calls += [ToolCall(name=name, arguments=dict.fromkeys(fields, junk))]
+    rest = list(calls)
+    while rest:  # as many as possible in one episode: some calls end it
+        try:
+            played = await bench.play(task, rest, max_turns=len(rest))
+        except Exception:
+            await _culprit(bench, task, rest)
+            raise
+        used = sum(message.role == "assistant" for message in played.messages)
+        if played.score != 0.0:
+            raise Failed(f"bad calls alone score {played.score}, the last being {_brief(rest[used - 1])}")
+        rest = rest[used:]
+    return f"{len(calls)} bad calls: each answered, none raised, none scored"
+
+
+async def _culprit(bench: Bench, task: Task, calls: list[ToolCall]) -> None:
+    """One episode a call, to name the one that raises."""
     for call in calls:
         try:
-            played = await bench.play(task, [call])
-        except AgentError:
-            continue
+            await bench.play(task, [call])
         except Exception as error:
-            raise Failed(
-                f"{call.name}({str(dict(call.arguments))[:60]}) raises {type(error).__name__}: {error}"
-            ) from error
-        if played.score != 0.0:
-            raise Failed(f"the bad call {call.name}({str(dict(call.arguments))[:60]}) scores {played.score}")
-    return f"{len(calls)} bad calls: each answered, none raised, none scored"
+            raise Failed(f"{_brief(call)} raises {type(error).__name__}: {error}") from error
 
 
 def _brief(call: ToolCall) -> str:
