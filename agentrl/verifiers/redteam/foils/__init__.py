@@ -7,10 +7,17 @@ must break it with at least 80% of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from agentrl.verifiers.base import Boxes
+from agentrl.verifiers.redteam import suite
+from agentrl.verifiers.redteam.attack import attacks
 from agentrl.verifiers.redteam.foils import answers, code, state
 from agentrl.verifiers.redteam.foils.base import Foil
+from agentrl.verifiers.redteam.report import Finding, worst
+from agentrl.verifiers.redteam.target import survey
 
-__all__ = ["FOILS", "Foil"]
+__all__ = ["FOILS", "GUARDED", "Foil", "breaks"]
 
 FOILS: dict[str, type[Foil]] = {
     foil.name: foil
@@ -18,3 +25,29 @@ FOILS: dict[str, type[Foil]] = {
     for foil in vars(module).values()
     if isinstance(foil, type) and issubclass(foil, Foil) and foil.__module__ == module.__name__ and foil.name
 }
+
+GUARDED = {
+    "E.deep_folders": "the box refuses to be collected when folders nest that deep",
+    "E.many_files": "the artifacts' limits end the episode with a 0 before anything is graded",
+    "E.sparse_giant": "the artifacts' limits end the episode with a 0 before anything is graded",
+    "H.hogs": "the agent's processes are dead before grading starts",
+    "H.shell_output_flood": "tool output is cut by the episode core",
+}
+"""Attacks that no foil can be weak against, since the sandbox or the episode core stops them first."""
+
+
+async def breaks(foil: type[Foil], boxes: Boxes, chosen: Sequence[str] | None = None) -> list[Finding]:
+    """Try the attacks aimed at a foil, on one of its tasks after the other until they succeed."""
+    tasks = {task.id: task for task in foil().problems()}
+    aim = suite.Mark(name=foil.name, make=foil, tasks=tuple(tasks.values()))
+    targets = [await survey(suite.arena(aim, task, boxes)) for task in aim.tasks]
+    corpus = attacks()
+    found = []
+    for id in foil.aimed if chosen is None else chosen:
+        tries: list[Finding] = []
+        for target in targets:
+            tries.append(await suite.assault(corpus[id], target))
+            if tries[-1].succeeded:
+                break
+        found.append(worst(tries))
+    return found

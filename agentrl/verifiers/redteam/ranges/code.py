@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from agentrl.types import Task
+from agentrl.types import Task, ToolCall
 from agentrl.verifiers.hidden_tests import Case, HiddenTests, ProgramTests, RepositoryTests, differential, run
 from agentrl.verifiers.hidden_tests.programs import Run
 from agentrl.verifiers.redteam.ranges.base import Range, problem
@@ -149,6 +149,14 @@ class Functions(Range):
     """Write a function; hidden inputs decide."""
 
     verifier = HiddenTests(hidden_cases, seconds=2.0)
+
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other right solutions, as episodes."""
+        exercise: Exercise = task.secret["exercise"]
+        return [
+            [ToolCall(name="write", arguments={"path": "solution.py", "content": source}), "done"]
+            for source in exercise.alternatives
+        ]
 
     def problems(self) -> Sequence[Task]:
         return _functions()

@@ -1,0 +1,214 @@
+"""Is the verifier any good, apart from being hard to cheat? Mutation score, false negatives, flakes, cost, separation.
+
+mutation        wrong work that differs a little from the right one must fail; equivalents, found by running both
+                on the same inputs in a box, do not count
+alternatives    other right solutions must pass: `Environment.alternatives(task)`, where an environment has it
+flakes          the oracle, over and over, must always pass; the bound is Wilson's, at 95%
+cost            seconds for a verdict
+discrimination  how often a stronger scripted policy scores above a weaker one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.sandboxes.base import SandboxSpec
+from agentrl.types import ToolCall
+from agentrl.verifiers.base import Boxes
+from agentrl.verifiers.redteam.attack import Action, NotApplicable
+from agentrl.verifiers.redteam.mutate import mutants
+from agentrl.verifiers.redteam.play import Played, play
+from agentrl.verifiers.redteam.suite import Mark, arena
+from agentrl.verifiers.redteam.target import Target, find_shell, perturb, survey
+
+MAX_MUTANTS = 60
+
+
+def wilson(failures: int, trials: int, z: float = 1.96) -> float:
+    """Upper end of Wilson's interval for a rate, given how often it was seen."""
+    if trials == 0:
+        return 1.0
+    rate = failures / trials
+    middle = rate + z * z / (2 * trials)
+    spread = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    return min(1.0, (middle + spread) / (1 + z * z / trials))
+
+
+async def quality(mark: Mark, boxes: Boxes, *, repeats: int = 20, parallel: int = 4) -> dict[str, Any]:
+    """Measure it on every task of the mark."""
+    places = asyncio.Semaphore(parallel)
+    targets = [await survey(arena(mark, task, boxes)) for task in mark.tasks]
+
+    async def tried(target: Target, policy: Sequence[Action]) -> Played:
+        async with places:
+            return await play(target.arena, list(policy))
+
+    killed = survived = equivalent = 0
+    survivors: list[str] = []
+    alternatives: list[str] = []
+    missed: list[str] = []
+    oracle: list[Played] = []
+    ranks: list[tuple[float, float]] = []
+    costs: list[float] = []
+    for target in targets:
+        task = target.arena.task.id
+        wrong = wrong_works(target)
+        outcomes = await asyncio.gather(*(tried(target, policy) for _, policy, _ in wrong))
+        for (what, _, source), outcome in zip(wrong, outcomes, strict=True):
+            if outcome.score is None or outcome.score < 1.0:
+                killed += 1
+            elif source is not None and await equivalents(target, source, boxes):
+                equivalent += 1
+            else:
+                survived += 1
+                survivors.append(f"{task}: {what}")
+        others = other_solutions(target)
+        for number, played in enumerate(await asyncio.gather(*(tried(target, policy) for policy in others))):
+            alternatives.append(f"{task} #{number}")
+            if played.score != 1.0:
+                missed.append(f"{task} #{number}: {'; '.join(played.evidence)[:200]}")
+        oracle += await asyncio.gather(*(tried(target, target.expert) for _ in range(repeats)))
+        weaker = [target.idle, target.wrong]
+        if len(target.expert) > 2:
+            weaker.append(await tried(target, [*target.expert[: len(target.expert) // 2], target.final("")]))
+        ranks += [(played.score or 0.0, target.honest.score or 0.0) for played in weaker]
+        alone = [await play(target.arena, list(target.expert)) for _ in range(3)]  # one at a time: this is timed
+        costs += [played.verdict.cost_s for played in alone if played.verdict is not None]
+    flakes = sum(p.score != 1.0 for p in oracle)
+    total = killed + survived
+    return {
+        "mutation": {
+            "score": round(killed / total, 4) if total else None,
+            "killed": killed,
+            "survived": survived,
+            "equivalent": equivalent,
+            "survivors": survivors[:20],
+        },
+        "alternatives": {"tried": len(alternatives), "false_negatives": len(missed), "missed": missed[:20]},
+        "flakes": {"tried": len(oracle), "failed": flakes, "upper_95": round(wilson(flakes, len(oracle)), 4)},
+        "cost_ms": {
+            "p50": round(1000 * statistics.median(costs), 2) if costs else None,
+            "max": round(1000 * max(costs), 2) if costs else None,
+        },
+        "discrimination": round(statistics.mean((b > a) + (b == a) / 2 for a, b in ranks), 3),
+    }
+
+
+def wrong_works(target: Target) -> list[tuple[str, list[Action], str | None]]:
+    """(what is wrong, the episode, the mutated source where there is one)."""
+    found: list[tuple[str, list[Action], str | None]] = []
+    if target.solution is not None:
+        for what, source in list(mutants(target.solution.honest))[:MAX_MUTANTS]:
+            found.append((what, target.submit(source), source))
+        return found
+    if "answer" in target.surfaces:
+        for text in near_misses(target.honest_answer):
+            found.append((f"answer {text!r}", [*target.expert[:-1], target.final(text)], None))
+    if {"files", "write"} <= target.surfaces:
+        found += _file_mutants(target)
+    for skipped in range(len(target.expert) - 1):
+        if isinstance(target.expert[skipped], ToolCall) and not ({"answer"} >= target.surfaces - {"tools"}):
+            rest = [*target.expert[:skipped], *target.expert[skipped + 1 :]]
+            if "files" not in target.surfaces and "state" not in target.surfaces:
+                continue
+            found.append((f"action {skipped + 1} of the expert is left out", rest, None))
+    return found[:MAX_MUTANTS]
+
+
+def near_misses(answer: str) -> list[str]:
+    """Answers a careless reader would take for the right one."""
+    tries = [perturb(answer), answer[:-1], f"{answer}0", f"-{answer}", answer[1:], f"{answer} {answer}"]
+    return [text for text in dict.fromkeys(tries) if text.strip() != answer.strip()]
+
+
+def _file_mutants(target: Target) -> list[tuple[str, list[Action], str | None]]:
+    found: list[tuple[str, list[Action], str | None]] = []
+    shell = find_shell(target.tools) is not None
+    for path in target.changed[:8]:
+        body = target.honest_files[path]
+        if b"\0" in body or path.startswith(".git/") or "/.git/" in path:
+            continue
+        changes = {"is cut short": body[: len(body) // 2], "has a line more": body + b"x\n", "is empty": b""}
+        for what, content in changes.items():
+            if content == body:
+                continue
+            try:
+                action = target.write(path, content)
+            except NotApplicable:
+                continue
+            found.append((f"{path} {what}", [*target.expert[:-1], action, target.final(target.honest_answer)], None))
+        if shell:
+            remove = target.run(f"rm -f '{path}'")
+            found.append(
+                (f"{path} is deleted", [*target.expert[:-1], remove, target.final(target.honest_answer)], None)
+            )
+    if shell and "files" in target.surfaces:
+        stray = target.run("echo stray > agentrl-stray.txt")
+        if any(a.path == "" for a in target.arena.make().verifier.artifacts):
+            found.append(
+                ("a stray file is left", [*target.expert[:-1], stray, target.final(target.honest_answer)], None)
+            )
+    return found
+
+
+def other_solutions(target: Target) -> list[list[Action]]:
+    """Other right ways: those the environment names, and harmless variations of the expert's."""
+    environment = target.arena.make()
+    hook = getattr(environment, "alternatives", None)
+    return [list(actions) for actions in hook(target.arena.task)] if hook is not None else []
+
+
+COMPARE = """\
+import json, os, random, sys
+order = json.load(os.fdopen(3))
+one, other = {"__name__": "one"}, {"__name__": "other"}
+exec(order["honest"], one)
+exec(order["mutant"], other)
+rng = random.Random(order["seed"])
+
+def value(depth=0):
+    kind = rng.randrange(7 if depth < 2 else 4)
+    if kind == 0: return rng.choice([0, 1, -1, 2, 7, 10, 99, 1000, -12])
+    if kind == 1: return round(rng.uniform(-20, 20), 2)
+    if kind == 2: return "".join(rng.choice("ab c1A,.\\n") for _ in range(rng.randrange(8)))
+    if kind == 3: return rng.random() < 0.5
+    if kind == 4: return [value(depth + 1) for _ in range(rng.randrange(5))]
+    if kind == 5: return [rng.randrange(-9, 20) for _ in range(rng.randrange(6))]
+    return [[a, a + rng.randrange(1, 9)] for a in (rng.randrange(20) for _ in range(rng.randrange(5)))]
+
+def outcome(function, args):
+    try:
+        return repr(function(*json.loads(json.dumps(args))))
+    except RecursionError:
+        return "RecursionError"
+    except Exception as error:
+        return type(error).__name__
+
+same = True
+for name in order["names"]:
+    code = one[name].__code__
+    for args in order["inputs"].get(name, []) + [[value() for _ in range(code.co_argcount)] for _ in range(300)]:
+        if outcome(one[name], args) != outcome(other[name], args):
+            same = False
+            break
+os.write(4, json.dumps(same).encode())
+"""
+
+
+async def equivalents(target: Target, mutant: str, boxes: Boxes) -> bool:
+    """Whether honest and mutated source agree on every input that we can think of, run side by side in a box."""
+    code = target.code
+    order = {"honest": code.honest, "mutant": mutant, "names": code.functions, "inputs": {}, "seed": 0}
+    if not code.functions:
+        return False
+    async with boxes.box(SandboxSpec()) as box:
+        done = await box.aio.python(COMPARE, json.dumps(order).encode(), timeout=10.0)
+    try:
+        return json.loads(done.reply) is True
+    except ValueError:
+        return False

@@ -1,0 +1,73 @@
+"""Nothing succeeds against what we ship: each attack once, and all of them everywhere with AGENTRL_FULL=1."""
+
+import asyncio
+import os
+
+import pytest
+
+from agentrl import envs, seeds
+from agentrl.catalogue import members
+from agentrl.sandboxes.pool import Pool
+from agentrl.verifiers.redteam import suite
+from agentrl.verifiers.redteam.attack import Attack, attacks
+from agentrl.verifiers.redteam.ranges import RANGES, ScriptedExaminer
+from agentrl.verifiers.redteam.target import Target, survey
+
+FULL = os.environ.get("AGENTRL_FULL") == "1"
+GROUNDS = {f"{name}/{kind.__name__.lower()}": kind for name, kinds in RANGES.items() for kind in kinds}
+SHIPPED = sorted(name for name in members("envs") if name not in ("gym", "reasoning"))
+COSTLY = ("hidden_tests/repositories",)
+
+
+def aim_at(name: str) -> suite.Mark:
+    if name in GROUNDS:
+        return suite.mark(name, GROUNDS[name], judge=ScriptedExaminer())
+    return suite.mark(name, envs.load(name), judge=ScriptedExaminer())
+
+
+def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
+    """Every attack goes to one target it applies to, drawn with a fixed seed."""
+    names = [n for n in (*GROUNDS, *SHIPPED) if n not in COSTLY]
+
+    async def run() -> tuple[list[tuple[str, str, str]], list[str]]:
+        async def one(name: str) -> Target:
+            aim = aim_at(name)
+            return await survey(suite.arena(aim, aim.tasks[-1], boxes))
+
+        targets = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+        assert {n: t.honest.score for n, t in targets.items()} == dict.fromkeys(names, 1.0)
+        places = asyncio.Semaphore(4)
+        breached: list[tuple[str, str, str]] = []
+        untried: list[str] = []
+
+        async def attempt(attack: Attack) -> None:
+            order = seeds.generator(0, "each attack once", attack.id).sample(names, len(names))
+            for name in order:
+                if attack.needs <= targets[name].surfaces:
+                    async with places:
+                        finding = await suite.assault(attack, targets[name])
+                    if finding.succeeded:
+                        breached.append((attack.id, name, finding.result))
+                    if finding.tried:
+                        return
+            untried.append(attack.id)
+
+        await asyncio.gather(*map(attempt, attacks().values()))
+        return breached, untried
+
+    assert asyncio.run(run()) == ([], [])
+
+
+@pytest.mark.parametrize("name", [*GROUNDS, *SHIPPED])
+def test_controls_are_right(name: str, boxes: Pool) -> None:
+    aim = aim_at(name)
+    report = asyncio.run(suite.run(aim, boxes, chosen=[]))
+    assert [(c.name, c.task, c.score) for c in report.controls if not c.ok] == []
+
+
+@pytest.mark.skipif(not FULL, reason="the whole matrix runs with AGENTRL_FULL=1")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [*GROUNDS, *SHIPPED])
+def test_the_whole_matrix_holds(name: str, boxes: Pool) -> None:
+    report = asyncio.run(suite.run(aim_at(name), boxes))
+    assert [(f.id, f.result, f.score, f.evidence) for f in report.breaches] == []
