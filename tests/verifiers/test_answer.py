@@ -18,7 +18,7 @@ from agentrl.verifiers.answer.expression import equivalent
 from agentrl.verifiers.answer.number import read_number
 from agentrl.verifiers.answer.text import Unclear, extract
 
-LONG = 5_000 if os.environ.get("AGENTRL_FULL") else 150
+LONG = 3_000 if os.environ.get("AGENTRL_FULL") else 150
 pytestmark = pytest.mark.timeout(3600)
 Score = Callable[..., float]
 

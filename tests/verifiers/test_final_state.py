@@ -16,7 +16,7 @@ from agentrl.sandboxes.base import Entry
 from agentrl.verifiers.final_state import FinalState, GitExpected, GitState, JsonState, Repository
 from agentrl.verifiers.values import Compare, Malformed
 
-LONG = 5_000 if os.environ.get("AGENTRL_FULL") else 100
+LONG = 3_000 if os.environ.get("AGENTRL_FULL") else 100
 pytestmark = pytest.mark.timeout(3600)
 Score = Callable[..., float]
 TREE = {"out/a.txt": "hello\n", "out/b": b"\x00\x01", "gone": None}

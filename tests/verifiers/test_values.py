@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.verifiers.values import Compare, Malformed, Opaque, decode, encode, parse_json
 
-LONG = 5_000 if os.environ.get("AGENTRL_FULL") else 150
+LONG = 3_000 if os.environ.get("AGENTRL_FULL") else 150
 pytestmark = pytest.mark.timeout(3600)
 scalars: st.SearchStrategy[Any] = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
