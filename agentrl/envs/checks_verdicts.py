@@ -118,6 +118,7 @@ async def _visible(bench: Bench, task: Task) -> dict[str, str]:
         found = {
             "the messages": "\n".join(m.content for m in messages),
             "the tool schemas": json.dumps(episode.schemas),
+            "the task as logs print it": repr(task),
             "the task as episodes get it": json.dumps(plain(asdict(episode.environment.given))),
         }
         if episode.environment._box is not None:

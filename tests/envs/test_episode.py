@@ -16,7 +16,7 @@ from agentrl.envs.episode import Episode
 from agentrl.envs.framing import frame
 from agentrl.envs.script import Action, Played, Stage, play
 from agentrl.errors import AgentError, AuthoringError, SandboxError
-from agentrl.sandboxes.base import SandboxSpec
+from agentrl.sandboxes.base import Sandbox, SandboxSpec
 from agentrl.types import Done, Message, Observation, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 
@@ -244,6 +244,7 @@ def test_the_seed_decides_the_episode(where: Stage) -> None:
         episode = Episode(environment, environment.task("train", 1, 0), seed=seed, boxes=where.boxes)
         try:
             await episode.start()
+            assert isinstance(environment.box, Sandbox)
             return await episode.digest(), environment.log
         finally:
             await episode.close()
