@@ -299,6 +299,21 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     return await loop.run_in_executor(_threads, lambda: function(*args, **kwargs))
 
 
+class AsyncShell:
+    """`await shell.run(...)`: a persistent shell whose calls are coroutines."""
+
+    __slots__ = ("_shell",)
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    async def run(self, command: str, *, timeout: float | None = None) -> ExecResult:
+        return await off_loop(self._shell.run, command, timeout=timeout)
+
+    async def close(self) -> None:
+        await off_loop(self._shell.close)
+
+
 class AsyncSandbox:
     """`await box.aio.exec([...])`: every blocking method of a sandbox as a coroutine."""
 
@@ -336,6 +351,12 @@ class AsyncSandbox:
 
     async def digest(self) -> str:
         return await off_loop(self._box.digest)
+
+    async def ledger(self) -> dict[str, Any]:
+        return await off_loop(self._box.ledger)
+
+    async def shell(self) -> AsyncShell:
+        return AsyncShell(await off_loop(self._box.shell))
 
     async def close(self) -> None:
         await off_loop(self._box.close)

@@ -229,7 +229,16 @@ def test_async_face(make: Make) -> None:
         results = await asyncio.gather(*(box.aio.exec(["echo", str(n)]) for n in range(8)))
         return [result.stdout for result in results]
 
+    async def shell() -> bytes:
+        session = await box.aio.shell()
+        await session.run("X=1")
+        result = await session.run("echo $X")
+        await session.close()
+        return result.stdout
+
     assert asyncio.run(talk()) == [b"%d\n" % n for n in range(8)]
+    assert asyncio.run(shell()) == b"1\n"
+    assert asyncio.run(box.aio.ledger())["execs"] == 10
 
 
 def test_same_digest_on_every_backend(namespace: Backend, process: Backend) -> None:

@@ -17,6 +17,7 @@ import errno
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -119,7 +120,8 @@ class Init:
             os.setsid()
             for target, descriptor in enumerate(inherited):
                 os.dup2(descriptor, target)
-            os.closerange(len(inherited), self.open_files)
+            os.closerange(len(inherited), 4096)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files, self.open_files))
             if self.switch:
                 os.setresgid(self.user, self.user, self.user)
                 os.setresuid(self.user, self.user, self.user)

@@ -227,7 +227,6 @@ def set_limits(plan: dict[str, Any]) -> None:
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: plan["disk"],
-        resource.RLIMIT_NOFILE: plan["open_files"],
         resource.RLIMIT_NPROC: plan["processes"],
         resource.RLIMIT_MEMLOCK: 8 << 20,
         resource.RLIMIT_MSGQUEUE: 1 << 20,
