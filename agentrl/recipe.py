@@ -335,6 +335,8 @@ class WarmStartSection(Section):
     epochs: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
     lr: Positive = 1e-4
     batch: Count = 16
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Label smoothing: leaves the policy some doubt, hence something for RL to explore."""
     levels: list[int] | None = None
 
 

@@ -94,6 +94,7 @@ def warm_start(
             args=config,
             train_dataset=Dataset.from_list(rows(solved)),
             processing_class=tokenizer,
+            compute_loss_func=_smoothed(section.smoothing) if section.smoothing else None,
             callbacks=[Listen()],
         )
         trainer.remove_callback(_printer())
@@ -116,6 +117,18 @@ def enough(evaluation: Evaluation, group_size: int) -> str:
         hint = "harder levels" if sum(rates) > len(rates) / 2 else "easier levels, or more demonstrations"
         return f"little for RL to work with: {seen}; choose {hint}"
     return f"warm start is enough: {seen}"
+
+
+def _smoothed(epsilon: float) -> Callable[..., Any]:
+    """Cross entropy with label smoothing over the trained tokens of all accumulated batches."""
+    from torch.nn.functional import cross_entropy
+
+    def loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        logits, targets = outputs.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+        total = cross_entropy(logits, targets, ignore_index=IGNORED, label_smoothing=epsilon, reduction="sum")
+        return total / (num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum())
+
+    return loss
 
 
 def _printer() -> Any:
