@@ -15,6 +15,10 @@ from agentrl.rollout.engine import Sampling
 from agentrl.types import Finish
 
 
+class ConnectionBroken(EngineError):
+    """The server went away in the middle of a call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What `/generate` sent back, checked."""
@@ -77,9 +81,9 @@ class Client:
             raise EngineError(f"SGLang at {self.url} refused {path} ({response.status_code}): {said}")
         return content
 
-    def _broken(self, path: str, error: Exception) -> EngineError:
+    def _broken(self, path: str, error: Exception) -> ConnectionBroken:
         reason = f"the connection to SGLang at {self.url} broke during {path} ({type(error).__name__}: {error})"
-        return EngineError("\n".join(filter(None, [reason, self._diagnose()])))
+        return ConnectionBroken("\n".join(filter(None, [reason, self._diagnose()])))
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str, *, adapter: str | None = None

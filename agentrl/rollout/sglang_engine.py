@@ -22,7 +22,7 @@ from agentrl import seeds
 from agentrl.errors import EngineError
 from agentrl.rollout.engine import Sampling, Weights
 from agentrl.rollout.routing import Router
-from agentrl.rollout.sglang_client import Client, Reply
+from agentrl.rollout.sglang_client import Client, ConnectionBroken, Reply
 from agentrl.rollout.sglang_server import Server
 from agentrl.types import Completion
 
@@ -149,8 +149,8 @@ class SglangEngine:
             name = f"{request_id or 'agentrl'}-{next(self._numbers)}"
             try:
                 reply = await client.generate(prompt + tokens, rest, name, adapter=self._adapter)
-            except EngineError:
-                self._revive_later()
+            except ConnectionBroken:
+                await self._revive_later()
                 raise
             tokens += reply.token_ids
             logprobs += reply.logprobs
@@ -245,8 +245,14 @@ class SglangEngine:
 
     # Life and death ---------------------------------------------------------------------------------------------
 
-    def _revive_later(self) -> None:
-        if self.server is not None and not self.server.alive and self._gate.is_set() and self._restarts_left > 0:
+    async def _revive_later(self) -> None:
+        if self.server is None:
+            return
+        for _ in range(60):  # its connections break before its process has ended
+            if not self.server.alive or not self._gate.is_set():
+                break
+            await asyncio.sleep(0.05)
+        if not self.server.alive and self._gate.is_set() and self._restarts_left > 0:
             self._gate.clear()
             self._revival = asyncio.get_running_loop().create_task(self._revive())
 
