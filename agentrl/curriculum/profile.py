@@ -62,7 +62,10 @@ def as_text(name: str, levels: Sequence[Level]) -> str:
             f"{row.level:>5}  {row.tasks:>5}  {row.score:>5.2f}  {row.informative:>11.2f}  {row.in_band:>7.2f}  {bars}"
         )
     best = max(levels, key=lambda row: row.informative)
-    lines += ["", f"most signal: level {best.level}, {best.informative:.0%} of its groups carry some"]
+    if best.informative:
+        lines += ["", f"most signal: level {best.level}, {best.informative:.0%} of its groups carry some"]
+    else:
+        lines += ["", "no level carries any signal for this model: warm it up first, or choose other levels or a model"]
     return "\n".join(lines)
 
 

@@ -34,6 +34,11 @@ def test_the_table() -> None:
     ]
 
 
+def test_no_signal_is_said() -> None:
+    dead = level_of(1, [[0.0, 0.0]], (0.2, 0.8))
+    assert as_text("files", [dead]).endswith("warm it up first, or choose other levels or a model")
+
+
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib, which the base install leaves out")
     draw("files", [LEVEL, LEVEL], tmp_path / "p.png")
