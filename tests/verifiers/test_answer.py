@@ -209,10 +209,8 @@ def test_fuzz_expressions(text: str) -> None:
     except Unclear:
         return
     value = tree.value()
-    if value is not None:
-        assert (
-            equivalent(tree, parse(f"({value.numerator})/({value.denominator})"), b"s") or abs(value.numerator) > 10**60
-        )
+    if value is not None and max(abs(value.numerator), value.denominator) < 10**60:  # longer ones cannot be written
+        assert equivalent(tree, parse(f"({value.numerator})/({value.denominator})"), b"s")
     assert equivalent(tree, parse(f"({text})+0", names=["x"]), b"s") or not equivalent(tree, tree, b"s")
 
 
