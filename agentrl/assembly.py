@@ -31,6 +31,8 @@ class Policy:
     renderer: Any
     context: int
     """The longest sequence it takes."""
+    folder: Path | None
+    """Where a server can load these very weights from; None for a scratch model and for LoRA."""
 
 
 @contextmanager
@@ -107,7 +109,9 @@ def policy(recipe: Recipe, found: Mapping[str, World], *, folder: Path | None = 
     renderer = Renderer(tokenizer)
     say(str(renderer.report))
     context = int(model.config.get_text_config().max_position_embeddings)
-    return Policy(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context))
+    source = folder or (recipe.model.path if recipe.model.type == "pretrained" else None)
+    served = None if recipe.model.lora else source
+    return Policy(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context), served)
 
 
 def demonstration_tasks(recipe: Recipe, found: Mapping[str, World], count: int) -> list[tuple[World, Task]]:

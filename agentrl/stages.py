@@ -14,7 +14,7 @@ from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
 from agentrl.report import episode
 from agentrl.rollout import scheduler
-from agentrl.rollout.engine import Engine, Weights
+from agentrl.rollout.engine import Engine
 from agentrl.rollout.rollout import Budget, Place, Style, World, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.runfolder import RunFolder
@@ -82,11 +82,6 @@ def samples(round_: Round, recipe: Recipe, gate: Gate, step: int) -> list[Traini
         seed=seeds.derive(recipe.run.seed, "advantages", step),
     )
     return gate.filter(made)
-
-
-async def publish(engine: Engine, learner: Learner) -> None:
-    """The learner's weights into the engine."""
-    await engine.publish(Weights(version=learner.version, tensors=learner.weights()))
 
 
 class Evaluator:
@@ -174,7 +169,7 @@ async def warm_start(trainer: Trainer) -> None:
         say=say,
     )
     trainer.learner = Learner(trainer.policy.model, trainer.policy.tokenizer, recipe)  # its masters: the new weights
-    await publish(trainer.engine, trainer.learner)
+    await trainer.publisher.publish(trainer.learner.version)
     trainer.metrics.log("warm_start", 0, {"demonstrations": len(made), "solved": solved, "loss": loss})
     if recipe.eval:
         trainer.progress.show(await trainer.evaluation(0, "sft"))

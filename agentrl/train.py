@@ -70,22 +70,28 @@ class Trainer:
         task.cancel()
 
     async def _train(self) -> int:
+        from agentrl.learn.weights import Publisher
+
         recipe, folder = self.recipe, self.folder
         async with AsyncExitStack() as stack:
             self.policy, self.learner, found = stages.begin(recipe, folder, self.worlds, self.progress.say)
             self.metrics = metrics.Metrics(folder.metrics, resume_step=found.step if found else None)
             stack.callback(self.metrics.close)
+            turns = not recipe.asynchronous.enabled
             self.engine = engines.make(
                 recipe.rollout.engine,
                 self.policy.model,
-                folder=folder.logs,
+                model_path=self.policy.folder,
+                folder=folder.path,
                 max_context=self.policy.context,
                 deterministic=recipe.run.deterministic,
-                share=not recipe.asynchronous.enabled,
-                version=self.learner.version,
+                share=turns,
+                version=found.learner["version"] if found else 0,
             )
             stack.push_async_callback(self.engine.close)
             await self.engine.start()
+            shared = turns and recipe.rollout.engine.type == "transformers"
+            self.publisher = Publisher(self.engine, lambda: self.learner.weights(), shared=shared)
             self.evaluation = stages.Evaluator(recipe, folder, self.worlds, self.policy, self.engine, self.metrics)
             self.sampler = curriculum.make(recipe.curriculum, assembly.sources(recipe, self.worlds), recipe.run.seed)
             self.gate = gates.make(recipe.gates, recipe.rollout.max_tokens)
@@ -144,7 +150,7 @@ class Trainer:
         batch = self.learner.pack(stages.samples(round_, self.recipe, self.gate, self.learner.steps))
         report = await asyncio.to_thread(self.learner.step, batch)
         learnt = time.monotonic()
-        await self.scheduler.update(lambda: stages.publish(self.engine, self.learner))
+        await self.scheduler.update(lambda: self.publisher.publish(report.version))
         row = metrics.step_row(round_, report.metrics(), version) | self.sampler.metrics()
         now = time.monotonic()
         row |= {"learn_s": learnt - began, "sync_s": now - learnt, "seconds": now - self.last}

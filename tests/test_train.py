@@ -1,0 +1,194 @@
+"""The whole thread on a tiny policy: recipe, environment, sandbox, engine, verifier, curriculum, loss, weights."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from agentrl import metrics
+from agentrl.cli import main
+from agentrl.learn import checkpoint
+from agentrl.rollout import store
+
+# Lengths shape the score, so that even a policy that never succeeds has something to learn from.
+TINY: dict[str, Any] = {
+    "run": {"name": "tiny", "seed": 3, "steps": 4, "threads": 1},
+    "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
+    "envs": [{"name": "files", "levels": [1]}],
+    "warm_start": {"demonstrations": 16, "epochs": 1, "lr": 0.003, "batch": 8},
+    "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 24},
+    "gates": {"overlong": "shape", "overlong_buffer": 20},
+    "learner": {"lr": 0.003, "groups_per_step": 2},
+    "eval": None,
+    "checkpoint": {"every": 1},
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def made(**changes: dict[str, Any]) -> Path:
+        data = {**TINY, "run": {**TINY["run"], "out": str(tmp_path / "runs")}}
+        for section, values in changes.items():
+            data[section] = {**(data.get(section) or {}), **values}
+        path = tmp_path / f"recipe-{len(list(tmp_path.glob('recipe-*')))}.yaml"
+        path.write_text(yaml.safe_dump(data))
+        return path
+
+    return made
+
+
+def train(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["train", *arguments])
+    code = end.value.code
+    return code if isinstance(code, int) else 0
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.latest(run / "checkpoints")
+    assert found is not None
+    return load_file(found.model / "model.safetensors")
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_learns_and_leaves_everything_behind(write: Callable[..., Path], tmp_path: Path) -> None:
+    assert train(str(write(eval={"every": 0, "tasks": 4}))) == 0
+    run = tmp_path / "runs" / "tiny"
+    rows = list(metrics.read(run / "metrics.jsonl"))
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4]
+    assert [row["stage"] for row in rows if row["kind"] == "eval"] == ["start", "sft", "end"]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert all(row["grad_norm"] > 0 and row["mismatch_mean"] < 1e-4 for row in steps)
+    assert checkpoint.latest(run / "checkpoints").step == 4  # type: ignore[union-attr]
+    kept = list(store.read(run / "trajectories"))
+    assert len(kept) == sum(row["rollouts"] for row in steps)
+    assert not any(stored.trajectory.task.secret for stored in kept)
+    versions = json.loads((run / "environment.json").read_text())["packages"]
+    assert versions["torch"] == torch.__version__
+
+
+def test_the_same_recipe_gives_the_same_weights_to_the_bit(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = str(write())
+    assert train(path, "--set", "run.name=a") == 0
+    assert train(path, "--set", "run.name=b") == 0
+    assert train(path, "--set", "run.name=c", "--set", "run.seed=4") == 0
+    runs = tmp_path / "runs"
+    assert equal(weights(runs / "a"), weights(runs / "b"))
+    assert not equal(weights(runs / "a"), weights(runs / "c"))
+
+
+def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """kill -9, again and again, anywhere: in the warm start, in a rollout, in a step, while a checkpoint is written."""
+    kills = 10 if os.environ.get("AGENTRL_FULL") else 3
+    path = str(write(run={"steps": 8}))
+    assert train(path, "--set", "run.name=calm") == 0
+    calm = tmp_path / "runs" / "calm"
+    rough = tmp_path / "runs" / "rough"
+    rng = random.Random(7)
+    killed = 0
+    while True:
+        resume = ["--resume"] if (rough / "recipe.yaml").exists() else []
+        command = [sys.executable, "-m", "agentrl", "train", path, "--set", "run.name=rough", *resume]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if killed < kills:
+            _wait_for_some_work(process, rough, rng)
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+        _, errors = process.communicate(timeout=240)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors.decode()
+    assert killed > 0
+    assert equal(weights(rough), weights(calm))
+
+    def told(run: Path) -> list[tuple[int, float]]:
+        return [(row["step"], row["loss"]) for row in metrics.read(run / "metrics.jsonl", "step")]
+
+    assert told(rough) == told(calm)
+
+
+def _wait_for_some_work(process: "subprocess.Popen[bytes]", run: Path, rng: random.Random) -> None:
+    """Until one more step is in the metrics, and then a random moment longer."""
+
+    def size() -> int:
+        file = run / "metrics.jsonl"
+        return file.stat().st_size if file.exists() else 0
+
+    before, began = size(), time.monotonic()
+    while size() <= before and process.poll() is None and time.monotonic() - began < 120:
+        time.sleep(0.02)
+    time.sleep(rng.random() * 0.8)
+
+
+def test_sigterm_writes_a_checkpoint_and_can_be_resumed(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = str(write(run={"steps": 300}, checkpoint={"every": 0}))
+    run = tmp_path / "runs" / "tiny"
+    process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path], stderr=subprocess.PIPE)
+    _wait_for_some_work(process, run, random.Random(0))
+    process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors.decode()
+    assert b"--resume" in errors
+    found = checkpoint.latest(run / "checkpoints")
+    assert found is not None
+    assert train(path, "--resume", "--set", f"run.steps={found.step + 1}") == 0
+
+
+def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train(str(write(run={"max_hours": 1e-6}))) == 3
+    assert checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints").step == 1  # type: ignore[union-attr]
+    assert "max_hours" in capfd.readouterr().err
+
+
+def test_a_second_run_of_one_name_is_refused(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(run={"steps": 1}))
+    assert train(path) == 0
+    assert train(path) == 2
+    assert "--resume" in capfd.readouterr().err
+    assert train(path, "--resume", "--set", "learner.lr=0.5") == 2
+    assert "learner.lr: was 0.003, is 0.5" in capfd.readouterr().err
+
+
+def test_a_dry_run_tries_every_part_and_trains_nothing(
+    write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(str(write()), "--dry-run") == 0
+    said = capsys.readouterr().out
+    for part in ("run folder", "environments", "engine", "template", "memory", "episode in files", "ready to train"):
+        assert part in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_finds_what_is_missing(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    pretrained = {"type": "pretrained", "path": "no/such/model"}
+    data = yaml.safe_load(write().read_text()) | {"model": pretrained}
+    path = write()
+    path.write_text(yaml.safe_dump(data))
+    assert train(str(path), "--dry-run") in (1, 2)
+    captured = capsys.readouterr()
+    assert "no/such/model" in captured.out + captured.err
+
+
+def test_an_unsafe_sandbox_must_be_asked_for(write: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(write(run={"steps": 1}))
+    assert train(path, "--set", "envs.0.sandbox=process") == 2
+    assert "unsafe: true" in capfd.readouterr().err
