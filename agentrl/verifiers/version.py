@@ -22,13 +22,13 @@ def version_of(verifier: object) -> str:
 
 @cache
 def _source(module: str, name: str) -> str:
-    """The source of a module, and of its whole folder where it is a package: helpers decide verdicts too."""
+    """The source of a module, with its whole folder where that is a package: what it imports decides verdicts too."""
     found = sys.modules.get(module)
     path = getattr(found, "__file__", None)
     if path is None:
         return name
     file = Path(path)
-    parts = sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]
+    parts = sorted(file.parent.glob("*.py")) if (file.parent / "__init__.py").is_file() else [file]
     return "\n".join([name, *(part.read_text(encoding="utf-8", errors="replace") for part in parts)])
 
 
