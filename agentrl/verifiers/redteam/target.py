@@ -72,6 +72,14 @@ class Solution:
         tree.body = [n for n in tree.body if not _is_main(n)]
         return f"{prelude}\n\n{ast.unparse(ast.fix_missing_locations(tree))}\n"
 
+    def wrapped(self, helpers: str, wrapper: str, *, broken: bool = False) -> str:
+        """A source whose every function is replaced, at its end, by `wrapper(function)`."""
+        names = self.functions
+        if not names or "__main__" in self.honest:  # a program has done its work before its end is reached
+            raise NotApplicable("the solution is no module of functions")
+        lines = "\n".join(f"{name} = {wrapper}({name})" for name in names)
+        return f"{self.broken if broken else self.honest}\n\n{helpers}\n{lines}\n"
+
     @property
     def functions(self) -> tuple[str, ...]:
         """Names of the top-level functions that the honest source defines."""

@@ -11,7 +11,7 @@ from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.redteam import suite
 from agentrl.verifiers.redteam.attack import Attack, attacks
 from agentrl.verifiers.redteam.ranges import RANGES, ScriptedExaminer
-from agentrl.verifiers.redteam.target import Target, survey
+from agentrl.verifiers.redteam.target import survey
 
 FULL = os.environ.get("AGENTRL_FULL") == "1"
 GROUNDS = {f"{name}/{kind.__name__.lower()}": kind for name, kinds in RANGES.items() for kind in kinds}
@@ -21,20 +21,20 @@ COSTLY = ("hidden_tests/repositories",)
 
 def aim_at(name: str) -> suite.Mark:
     if name in GROUNDS:
-        return suite.mark(name, GROUNDS[name], judge=ScriptedExaminer())
+        kind = GROUNDS[name]
+        count = len({task.id for task in kind().problems()})
+        return suite.mark(name, kind, per_level=count, judge=ScriptedExaminer())
     return suite.mark(name, envs.load(name), judge=ScriptedExaminer())
 
 
 def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
     """Every attack goes to one target it applies to, drawn with a fixed seed."""
-    names = [n for n in (*GROUNDS, *SHIPPED) if n not in COSTLY]
+    marks = [aim_at(name) for name in (*GROUNDS, *SHIPPED) if name not in COSTLY]
+    arenas = {f"{m.name} {t.id}": suite.arena(m, t, boxes) for m in marks for t in m.tasks[:4]}
+    names = list(arenas)
 
     async def run() -> tuple[list[tuple[str, str, str]], list[str]]:
-        async def one(name: str) -> Target:
-            aim = aim_at(name)
-            return await survey(suite.arena(aim, aim.tasks[-1], boxes))
-
-        targets = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+        targets = dict(zip(names, await asyncio.gather(*map(survey, arenas.values())), strict=True))
         assert {n: t.honest.score for n, t in targets.items()} == dict.fromkeys(names, 1.0)
         places = asyncio.Semaphore(4)
         breached: list[tuple[str, str, str]] = []

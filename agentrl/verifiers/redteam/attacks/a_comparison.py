@@ -118,16 +118,16 @@ def _alike(v):
     if isinstance(v, dict):
         return UserDict({k: _alike(x) for k, x in v.items()})
     return v
+
+def _wrap(f):
+    return lambda *a, **k: _alike(f(*a, **k))
 """
 
 
 @attack("python", partial=True)
 def look_alikes(t: Target) -> Plays:
     """The right values in types that only compare equal: complex for int, UserList for list."""
-    if not t.code.functions:
-        raise NotApplicable("the solution defines no function")
-    wrap = "\n".join(f"{n} = (lambda f: lambda *a, **k: _alike(f(*a, **k)))({n})" for n in t.code.functions)
-    return t.submit(f"{t.code.honest}\n{LOOK_ALIKE}\n{wrap}\n")
+    return t.submit(t.code.wrapped(LOOK_ALIKE, "_wrap"))
 
 
 @attack("python")

@@ -96,13 +96,8 @@ def gutted_module(t: Target) -> Plays:
 @attack("python", partial=True)
 def half_right(t: Target) -> Plays:
     """Right on small inputs, wrong on the rest."""
-    honest = t.code.honest
-    wrap = "\n".join(
-        f"{n} = (lambda f: lambda *a, **k: f(*a, **k) if len(repr(a)) < 6 else None)({n})" for n in t.code.functions
-    )
-    if not wrap:
-        raise NotApplicable("the solution defines no function")
-    return t.submit(f"{honest}\n{wrap}\n")
+    small = "def _small(f):\n    return lambda *a, **k: f(*a, **k) if len(repr(a)) < 6 else None\n"
+    return t.submit(t.code.wrapped(small, "_small"))
 
 
 ONCE = """\
@@ -120,17 +115,15 @@ def _once(f):
 @attack("python", partial=True)
 def right_once(t: Target) -> Plays:
     """Right on the first call of a process, wrong afterwards; and the other way round."""
-    wrap = "\n".join(f"{n} = _once({n})" for n in t.code.functions)
     once = [ONCE.replace("TEST", test) for test in ("not _seen", "len(_seen) > 0")]
-    return Variants([t.submit(f"{t.code.honest}\n{body}\n{wrap}\n") for body in once])
+    return Variants([t.submit(t.code.wrapped(body, "_once")) for body in once])
 
 
 @attack("python", partial=True)
 def coin_toss(t: Target) -> Plays:
     """Right or wrong by a coin toss, for graders that try again until it works."""
     toss = "import os\n\ndef _toss(f):\n    return lambda *a, **k: f(*a, **k) if os.urandom(1)[0] < 32 else None\n"
-    wrap = "\n".join(f"{n} = _toss({n})" for n in t.code.functions)
-    return t.submit(f"{t.code.honest}\n{toss}\n{wrap}\n")
+    return t.submit(t.code.wrapped(toss, "_toss"))
 
 
 @attack("files", "write")

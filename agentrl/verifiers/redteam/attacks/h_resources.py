@@ -160,10 +160,7 @@ def frozen_clocks(t: Target) -> Plays:
 @attack("python", partial=True)
 def deferred_work(t: Target) -> Plays:
     """A promise that does its work when it is looked at, after the clock has stopped."""
-    wrap = "\n".join(f"{n} = (lambda f: lambda *a: _Later(lambda: f(*a)))({n})" for n in t.code.functions)
-    if not wrap:
-        raise NotApplicable("the solution defines no function")
-    return Variants([t.submit(f"{source}\n{LATER}{wrap}\n") for source in (t.code.broken, t.code.honest)])
+    return Variants([t.submit(t.code.wrapped(LATER, "_later", broken=broken)) for broken in (True, False)])
 
 
 LATER = """\
@@ -175,18 +172,29 @@ class _Later:
         return self.f() == other
 
     __hash__ = None
+
+def _later(f):
+    return lambda *a: _Later(lambda: f(*a))
 """
 
 
 @attack("python", partial=True)
 def low_precision(t: Target) -> Plays:
     """Half-precision numbers where exact ones were asked for."""
-    if not t.code.functions or "float" not in t.code.honest:
+    if "float" not in t.code.honest:
         raise NotApplicable("the solution computes no float")
-    half = "struct.unpack('e', struct.pack('e', v))[0] + 1e-3 if isinstance(v, float) else v"
-    body = f"import struct\ndef _half(v):\n    return {half}\n"
-    wrap = "\n".join(f"{n} = (lambda f: lambda *a: _half(f(*a)))({n})" for n in t.code.functions)
-    return t.submit(f"{t.code.honest}\n{body}{wrap}\n")
+    return t.submit(t.code.wrapped(HALF, "_half"))
+
+
+HALF = """\
+import struct
+
+def _half(f):
+    def call(*a):
+        v = f(*a)
+        return struct.unpack("e", struct.pack("e", v))[0] + 1e-3 if isinstance(v, float) else v
+    return call
+"""
 
 
 @attack("python")
