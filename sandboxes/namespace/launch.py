@@ -43,7 +43,11 @@ def load(descriptor, parent):
         sys.modules["inner." + name] = module
         setattr(package, name, module)
         exec(compile(text, "<box>", "exec"), module.__dict__)
-    return sys.modules["inner.zygote"].main(sources["socket"], parent, sources["warm"])
+    main, socket, warm = module.main, sources["socket"], sources["warm"]
+    del sources, text, package, module, file  # here, once: every child would free, and so copy, what is left
+    for name in [name for name in sys.modules if name.partition(".")[0] == "inner"]:
+        del sys.modules[name]
+    return main(socket, parent, warm)
 source, space = load(int(sys.argv[1]), int(sys.argv[2]))
 del load
 code = 0

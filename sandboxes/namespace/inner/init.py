@@ -32,7 +32,6 @@ from .kernel import PR_SET_DUMPABLE, bare_fork, keep_capabilities, prctl
 
 STATUS = struct.Struct("<iidd")
 """What goes down a status pipe: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
-OURS = ("inner", *("inner." + name for name in ("kernel", "seccomp", "cgroups", "rootfs", "init", "zygote")))
 
 
 class Child(BaseException):
@@ -125,10 +124,10 @@ class Init:
             if self.switch:
                 os.setresgid(self.user, self.user, self.user)
                 os.setresuid(self.user, self.user, self.user)
-            keep_capabilities(())
+            if self.user == 0:  # another user has lost them by becoming it
+                keep_capabilities(())
             prctl(PR_SET_DUMPABLE, 1)
             write("/proc/self/oom_score_adj", "500")  # rather than init
-            os.umask(0o022)
             if request["op"] in FILES:
                 os._exit(answer(FILES[request["op"]], request))
             try:
@@ -257,12 +256,11 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def prepare_python(path: list[str]) -> dict[str, Any]:
     """Make the forked interpreter look like `python3 -c`, and return the namespace of its `__main__`."""
-    for name in OURS:
-        sys.modules.pop(name, None)
     main = type(sys)("__main__")
     sys.modules["__main__"] = main
     sys.argv[:] = ["-c"]
     sys.path[:] = ["", *path]
+    gc.freeze()  # or the first collection would walk, and so copy, all that was made since the zygote's last one
     gc.enable()
     namespace: dict[str, Any] = main.__dict__
     namespace["__builtins__"] = sys.modules["builtins"]
