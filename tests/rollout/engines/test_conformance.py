@@ -22,7 +22,7 @@ PROMPT = [5, 17, 99, 201, 7, 42]
 Forward = Callable[..., list[float]]
 Run = Callable[[Callable[[Engine], Coroutine[Any, Any, None]]], None]
 
-pytestmark = pytest.mark.xdist_group("sglang")
+pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]  # a busy machine starts a server slowly
 
 
 @pytest.fixture(params=["transformers", "deterministic", "sglang"])

@@ -18,7 +18,7 @@ from agentrl.rollout.openai_engine import OpenaiEngine
 from agentrl.rollout.sglang_server import Server
 from agentrl.types import Message, ToolCall
 
-pytestmark = pytest.mark.xdist_group("sglang")
+pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]  # a busy machine starts a server slowly
 HELLO = [Message(role="system", content="be brief"), Message(role="user", content="hello")]
 
 

@@ -24,7 +24,7 @@ from agentrl.rollout.sglang_weights import distinct
 PROMPT = [5, 17, 99, 201, 7, 42]
 Forward = Callable[..., list[float]]
 
-pytestmark = pytest.mark.xdist_group("sglang")
+pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]  # a busy machine starts a server slowly
 
 
 def close(one: Any, other: Any) -> bool:
