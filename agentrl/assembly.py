@@ -109,8 +109,9 @@ def policy(recipe: Recipe, found: Mapping[str, World], *, folder: Path | None = 
     renderer = Renderer(tokenizer)
     say(str(renderer.report))
     context = int(model.config.get_text_config().max_position_embeddings)
+    adapted = recipe.model.type == "pretrained" and recipe.model.lora is not None
     source = folder or (recipe.model.path if recipe.model.type == "pretrained" else None)
-    served = None if recipe.model.lora else source
+    served = None if adapted else source
     return Policy(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context), served)
 
 

@@ -266,6 +266,8 @@ class GatesSection(Section):
     """MGPO-style weight of prompts near p = 0.5; 0 is off."""
     min_advantage: Annotated[float, Field(ge=0.0)] = 0.0
     """Leave samples with a smaller absolute advantage out of the loss."""
+    shuffle_scores: bool = False
+    """A control experiment: each rollout of a round is given another's score, so that nothing can be learnt."""
 
 
 class AlgorithmSection(Section):
@@ -313,6 +315,8 @@ class LearnerSection(Section):
     """Optimizer steps a pass."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    fuse: bool = True
+    """On a GPU, compile norms and MLPs into single kernels: some seconds at the start, then faster and smaller."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     old_logprobs: Literal["engine", "recompute"] = "engine"
     max_mismatch: Positive = 1.0

@@ -21,14 +21,15 @@ from agentrl.cli import main
 from agentrl.learn import checkpoint
 from agentrl.rollout import store
 
-# Lengths shape the score, so that even a policy that never succeeds has something to learn from.
+# The entropy bonus gives a gradient that depends on the sampled tokens even while every rollout fails.
 TINY: dict[str, Any] = {
     "run": {"name": "tiny", "seed": 3, "steps": 4, "threads": 1},
     "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
     "envs": [{"name": "files", "levels": [1]}],
     "warm_start": {"demonstrations": 16, "epochs": 1, "lr": 0.003, "batch": 8},
     "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 24},
-    "gates": {"overlong": "shape", "overlong_buffer": 20},
+    "gates": {"dynamic_sampling": False},
+    "algorithm": {"entropy_bonus": 0.01},
     "learner": {"lr": 0.003, "groups_per_step": 2},
     "eval": None,
     "checkpoint": {"every": 1},

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agentrl import seeds
 from agentrl.recipe import GatesSection
 from agentrl.types import Group, TrainingSample, Trajectory
 
@@ -83,7 +84,19 @@ class Gate:
             shaped = self._shaped(trajectory)
             if shaped != trajectory.outcome.score:
                 found[trajectory.group, trajectory.index] = shaped
-        return found
+        return self._shuffled(groups, found) if self._recipe.shuffle_scores else found
+
+    def _shuffled(self, groups: Sequence[Group], shaped: Mapping[Key, float]) -> dict[Key, float]:
+        """The same scores on other rollouts: over a round, who gets which is chance."""
+        graded = {
+            (t.group, t.index): shaped.get((t.group, t.index), t.outcome.score)
+            for group in groups
+            for t in group.trajectories
+            if t.outcome.score is not None
+        }
+        scores = list(graded.values())
+        seeds.generator(0, "shuffled scores", *(group.number for group in groups)).shuffle(scores)
+        return dict(zip(graded, scores, strict=True))
 
     def _shaped(self, trajectory: Trajectory) -> float:
         score = trajectory.outcome.score

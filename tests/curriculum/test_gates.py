@@ -127,3 +127,12 @@ def test_wasted_tokens_by_reason(draw: Draw, group_of: MakeGroup) -> None:
     group = longer(group_of(draw, [1, 1]), [10, 20])
     assert wasted_tokens([group], {3: "no signal"}) == {"no signal": 30}
     assert wasted_tokens([group], {}) == {}
+
+
+def test_shuffled_scores_are_the_same_scores_on_other_rollouts(draw: Draw, group_of: MakeGroup) -> None:
+    group = group_of(draw, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0])
+    gate = make(GatesSection(shuffle_scores=True), max_tokens=100)
+    found = gate.scores([group])
+    assert sorted(found.values()) == sorted(group.scores)
+    assert list(found.values()) != list(group.scores)
+    assert found == gate.scores([group])
