@@ -18,6 +18,7 @@ from torch import Tensor
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import Kind, Packing, choose, packed
+from agentrl.learn.fusing import Fusion
 from agentrl.learn.health import Gathered, Mismatch, StepReport, mismatch, quantile
 from agentrl.learn.logprobs import HeadOutput, head
 from agentrl.learn.objective import Tokens, divergence, token_losses
@@ -54,6 +55,7 @@ class Learner:
             raise RecipeError("the model's output head must be a plain linear layer without bias, and no LoRA target")
         self.device: torch.device = self._head.weight.device
         self._attention: Kind = choose(recipe.model.attention, self.device, self._head.weight.dtype)
+        self._fusion: Fusion = Fusion(self._inner if self._section.fuse else torch.nn.Module(), self.device)
         trainable = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
         self.optimizer: Optimizer = Optimizer(trainable, self._section)
         self._reference: dict[str, Tensor] | None = None
@@ -78,7 +80,10 @@ class Learner:
 
     def step(self, batch: Batch) -> StepReport:
         """Train on a batch. Raises EngineError when engine and learner disagree beyond the recipe's bound."""
-        with packed(self._inner):  # open through the backward pass: checkpointed layers run again there
+        with (
+            packed(self._inner),
+            self._fusion.on(),
+        ):  # open through the backward pass: checkpointed layers run again there
             return self._step(batch)
 
     def _step(self, batch: Batch) -> StepReport:
@@ -303,7 +308,8 @@ class Learner:
         self.model.eval()
         temperature = self.recipe.rollout.temperature
         with torch.no_grad():
-            ours = self.logprobs(micro).logprobs.float()
+            with self._fusion.on():
+                ours = self.logprobs(micro).logprobs.float()
             plain = torch.cat(
                 [
                     (self._inner(input_ids=i[None]).logits[0, :-1].float() / temperature)

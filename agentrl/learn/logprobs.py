@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 1280 * 2**20
+from agentrl.learn.fusing import can_fuse
+
+CHUNK_BYTES = 640 * 2**20
 """About how much the float32 logits of one chunk may take on an accelerator."""
 CPU_CHUNK_BYTES = 32 * 2**20
 """On a CPU chunks that stay near its caches are fastest."""
@@ -127,7 +129,7 @@ _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 def _fused(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """The function as one fused kernel on a GPU; as it is elsewhere, where compiling costs more than it gives."""
-    if device.type != "cuda":
+    if not can_fuse(device.type):
         return _logit_gradient_in_place if function is _logit_gradient else function
     if function not in _compiled:
         _compiled[function] = torch.compile(function, dynamic=True)

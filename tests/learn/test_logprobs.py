@@ -73,6 +73,6 @@ def test_no_rows_at_all() -> None:
 
 
 def test_chunks_stay_within_their_share_of_memory() -> None:
-    assert chunk_rows(152_000, torch.device("cuda")) == 2_176
+    assert chunk_rows(152_000, torch.device("cuda")) == 1_024
     assert chunk_rows(152_000, torch.device("cpu")) == 128
     assert chunk_rows(1_024, torch.device("cpu")) == 8_192
