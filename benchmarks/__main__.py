@@ -1,0 +1,41 @@
+"""`python -m benchmarks`: runs every benchmark one after another and keeps what each measured as JSON.
+
+python -m benchmarks [--out docs/evidence] [--only sandboxes,curriculum]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    parser.add_argument("--only", default="", help="comma-separated names; all by default")
+    arguments = parser.parse_args()
+    names = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
+    wanted = [n for n in names if not arguments.only or n in arguments.only.split(",")]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name in wanted:
+        began = time.monotonic()
+        print(f"== {name}", flush=True)
+        done = subprocess.run([sys.executable, str(HERE / f"{name}.py"), "--json"], stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            failed.append(name)
+        else:
+            (arguments.out / f"{name}.json").write_bytes(done.stdout)
+        print(f"   {time.monotonic() - began:.0f} s", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return len(failed) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
