@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .cgroups import write
-from .kernel import PR_SET_DUMPABLE, bare_fork, keep_capabilities, prctl
+from .kernel import PR_SET_DUMPABLE, bare_fork, child_descriptor, keep_capabilities, prctl
 
 STATUS = struct.Struct("<iidd")
 """What goes down a status pipe: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
@@ -52,11 +52,7 @@ class Init:
 
     def serve(self) -> None:
         """Until the host hangs up. In a child that shall run Python, `Child` is raised out of here."""
-        wake, waker = os.pipe()
-        os.set_blocking(waker, False)
-        os.set_blocking(wake, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        wake = child_descriptor()
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(wake, select.POLLIN)
@@ -114,8 +110,7 @@ class Init:
     def child(self, request: dict[str, Any], inherited: list[int], status: int) -> None:
         """In the forked child: never returns, but for `Child`."""
         try:
-            _signal.set_wakeup_fd(-1)
-            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
             os.setsid()
             for target, descriptor in enumerate(inherited):
                 os.dup2(descriptor, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import struct
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
@@ -106,6 +107,13 @@ def clone(flags: int, cgroup: int = -1) -> tuple[int, int]:
 def bare_fork() -> int:
     """fork without the interpreter's hooks: for a single-threaded process whose child soon executes something."""
     return _check(libc.fork(), "fork")
+
+
+def child_descriptor() -> int:
+    """Block SIGCHLD and return a descriptor that is readable when a child has ended: no handler has to run for it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    mask = struct.pack("Q", 1 << (signal.SIGCHLD - 1)).ljust(128, b"\0")
+    return _check(libc.signalfd(-1, mask, 0o2000000 | 0o4000), "signalfd")
 
 
 def last_capability() -> int:
