@@ -43,12 +43,13 @@ class Fusion:
             self._forms = [(m, torch.compile(m._call_impl, dynamic=True)) for m in alike]
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """Calls of the modules go to their fused forms while this is open."""
+    def on(self, active: bool = True) -> Iterator[None]:
+        """Calls of the modules go to their fused forms while this is open; with False, to the modules themselves."""
+        before = [module._compiled_call_impl for module, _ in self._forms]
         for module, form in self._forms:
-            module._compiled_call_impl = form
+            module._compiled_call_impl = form if active else None
         try:
             yield
         finally:
-            for module, _ in self._forms:
-                module._compiled_call_impl = None
+            for (module, _), form in zip(self._forms, before, strict=True):
+                module._compiled_call_impl = form

@@ -197,7 +197,8 @@ class Learner:
                 inside = {
                     n: parameters[names[id(p)]] for n, p in decoder.named_parameters() if names[id(p)] in parameters
                 }
-                hidden = torch.func.functional_call(decoder, inside, (), inputs)[0]
+                with self._fusion.on(False):  # a fused form knows its own weights
+                    hidden = torch.func.functional_call(decoder, inside, (), inputs)[0]
         return head(
             hidden[0, micro.predictors],
             weight,

@@ -25,4 +25,7 @@ def test_fused_forms_act_only_while_they_are_on() -> None:
     fusion._forms = [(model[0], lambda x: x * 3)]  # stands for what torch.compile makes
     with fusion.on():
         assert model(torch.ones(2)).tolist() == [3, 3]
+        with fusion.on(False):
+            assert model(torch.ones(2)).tolist() == [2, 2]
+        assert model(torch.ones(2)).tolist() == [3, 3]
     assert model(torch.ones(2)).tolist() == [2, 2]
