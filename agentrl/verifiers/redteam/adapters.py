@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -129,6 +130,7 @@ def harbor(folder: Path) -> type[Range]:
                 box.write(path, content, mode=0o755)
             box.exec(["mkdir", "-p", "logs/verifier"])
             box.exec(["bash", "tests/test.sh"], timeout=60.0)
+            time.sleep(0.2)  # Harbor copies the logs out before it reads them, and that takes longer still
             return _reward(box)
 
         def expert(self, task: Task) -> Sequence[ToolCall | str]:
