@@ -118,6 +118,8 @@ class Trainer:
                 stages.save(self)
                 raise
             stages.save(self)
+            if self.stopping:
+                return 3
             await stages.finish(self)
             return 0
 
@@ -166,5 +168,5 @@ class Trainer:
         if hours is None or time.monotonic() - self.began < hours * 3600:
             return False
         self.stopping = "max_hours"
-        self.progress.say(f"max_hours ({hours:g}) are over")
+        self.progress.say(f"max_hours ({hours:g}) are over; go on with --resume")
         return True
