@@ -75,7 +75,7 @@ def _convert(gguf: Path, to: Path, dtype: str) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     quantised: Any = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
     config = quantised.config
@@ -94,7 +94,8 @@ def check(folder: Path, packed: Packed) -> list[str]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
     for text in ("Hello, world!", " leading space", "naïve café 東京 🎈", "a\n\n\tb", "x = {'k': [1, 2.5]}"):
         back = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
         if back != text:
