@@ -407,7 +407,8 @@ order = json.load(os.fdopen(3))
 open("/tmp/solution.py", "w").write(order["solution"])
 sys.path.insert(0, "/tmp")
 import solution
-open("/tmp/log", "w").write("imported" * 1000)
+with open("/tmp/log", "w") as log:
+    log.write("imported" * 1000)
 subprocess.run(["true"])
 passed = all(getattr(solution, order["name"])(given) == expected for given, expected in order["cases"])
 os.write(4, json.dumps({"passed": passed}).encode())
