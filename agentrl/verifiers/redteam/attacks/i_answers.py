@@ -187,7 +187,8 @@ def collision(t: Target) -> Plays:
     """Another answer that careless normalisation makes equal: articles, punctuation, brackets, order of letters."""
     right = t.honest_answer.strip()
     wrong = t.wrong_answer.strip()
-    return _texts(t, f"{wrong} {right}", f"the {wrong} the {right} a", f"{right}.{wrong[-1:]}", f"({wrong})({right})")
+    tail = wrong.rstrip(".")[-1:]
+    return _texts(t, f"{wrong} {right}", f"the {wrong} the {right} a", f"{right}.{tail}", f"({wrong})({right})")
 
 
 @attack("answer")
