@@ -193,7 +193,7 @@ async def finish(trainer: Trainer) -> None:
         if solved is not None:
             say("one solved episode:\n" + episode.show(solved))
     say(f"run folder: {folder} (recipe.yaml, metrics.jsonl, trajectories/, checkpoints/)")
-    say(f"next: agentrl eval {folder} --k 1,8 · agentrl model export {folder} --to DIR · docs/authoring.md")
+    say(f"next: agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR · docs/authoring.md")
 
 
 def _table(rows: Sequence[Row]) -> str:

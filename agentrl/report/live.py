@@ -57,7 +57,7 @@ class Progress:
         if row["kind"] == "eval":
             score = row["pass@1"]
             self._heldout = f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-            self.say(f"held-out {row.get('split', '')} after step {row['step']}: pass@1 {self._heldout}")
+            self.say(f"{row['split']} tasks after step {row['step']} ({row['stage']}): pass@1 {self._heldout}")
         elif row["kind"] == "step":
             self._row = row
             self._scores.append(row.get("score") or 0.0)
