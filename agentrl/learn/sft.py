@@ -64,6 +64,19 @@ def warm_start(
                 losses.append(float(logs["loss"]))
                 say(f"warm start: step {state.global_step} of {state.max_steps}, loss {losses[-1]:.4f}")
 
+    class Smoothed(SFTTrainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            labels = inputs.pop("labels")[:, 1:].flatten()
+            outputs = model(**inputs)
+            logits = outputs.logits[:, :-1].flatten(0, 1).float()
+            total = torch.nn.functional.cross_entropy(
+                logits, labels, ignore_index=IGNORED, label_smoothing=section.smoothing, reduction="sum"
+            )
+            loss = total / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORED).sum())
+            return (loss, outputs) if return_outputs else loss
+
     cuda = next(model.parameters()).device.type == "cuda"
     pupil = copy.deepcopy(model).float()
     with tempfile.TemporaryDirectory() as temporary:
@@ -89,12 +102,11 @@ def warm_start(
             packing=False,
             dataloader_num_workers=0,
         )
-        trainer = SFTTrainer(
+        trainer = (Smoothed if section.smoothing else SFTTrainer)(
             model=pupil,
             args=config,
             train_dataset=Dataset.from_list(rows(solved)),
             processing_class=tokenizer,
-            compute_loss_func=_smoothed(section.smoothing) if section.smoothing else None,
             callbacks=[Listen()],
         )
         trainer.remove_callback(_printer())
@@ -117,18 +129,6 @@ def enough(evaluation: Evaluation, group_size: int) -> str:
         hint = "harder levels" if sum(rates) > len(rates) / 2 else "easier levels, or more demonstrations"
         return f"little for RL to work with: {seen}; choose {hint}"
     return f"warm start is enough: {seen}"
-
-
-def _smoothed(epsilon: float) -> Callable[..., Any]:
-    """Cross entropy with label smoothing over the trained tokens of all accumulated batches."""
-    from torch.nn.functional import cross_entropy
-
-    def loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-        logits, targets = outputs.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
-        total = cross_entropy(logits, targets, ignore_index=IGNORED, label_smoothing=epsilon, reduction="sum")
-        return total / (num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum())
-
-    return loss
 
 
 def _printer() -> Any:
