@@ -44,8 +44,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
-        self.logs = path / "logs"
-        for folder in (self.trajectories, self.checkpoints, self.logs):
+        for folder in (self.trajectories, self.checkpoints):
             folder.mkdir(exist_ok=True)
 
     @property

@@ -27,7 +27,7 @@ def test_a_new_run_keeps_its_recipe_and_environment(tmp_path: Path) -> None:
             json.loads((run.path / "environment.json").read_text())
         )
         assert sorted(p.name for p in run.path.iterdir()) == [
-            ".lock", "checkpoints", "environment.json", "logs", "recipe.yaml", "trajectories",
+            ".lock", "checkpoints", "environment.json", "recipe.yaml", "trajectories",
         ]  # fmt: skip
 
 
