@@ -1,0 +1,85 @@
+"""Search: answer questions of several hops over a corpus that was invented for the question."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agentrl.envs import Environment, tool
+from agentrl.types import Split, Task, ToolCall
+from agentrl.verifiers.answer import Answer
+
+from .index import Index
+from .world import LEVELS, world
+
+Id = Annotated[int, Field(ge=1, le=9_999)]
+
+
+def _right(task: Task, answer: str) -> bool:
+    """The name itself in any case, with or without a full stop; no article, no list, no sentence."""
+    return answer.isascii() and answer.removesuffix(".").lower() == task.secret["answer"].lower()
+
+
+class Search(Environment):
+    """Answer questions from documents."""
+
+    levels = range(min(LEVELS), max(LEVELS) + 1)
+    size = 10_000
+    verifier = Answer(check=_right)
+    system = (
+        "Look things up with search and open, then say the name alone. Where documents disagree, the newest is right."
+    )
+    max_turns = 24
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        made = world(split, level, index)
+        return Task(
+            id=f"search/{split}/{level}/{index}",
+            split=split,
+            level=level,
+            tags=(f"hops-{LEVELS[level].hops}", *sorted(made.relations)),
+            prompt=made.question,
+            setup={"documents": [{"title": d.title, "date": d.date, "facts": d.facts} for d in made.documents]},
+            secret={"answer": made.answer, "steps": made.steps()},
+        )
+
+    def start(self) -> None:
+        self._index = Index(self.given.setup["documents"])
+
+    def stop(self) -> None:
+        self._index.close()
+
+    @tool(output_limit=1_000)
+    def search(self, query: str) -> str:
+        """Search the documents for words.
+
+        Args:
+            query: words, such as a name
+        """
+        found = self._index.search(query)
+        return "\n".join(f"{id} {self._index.heading(id)}" for id in found) or "nothing found"
+
+    @tool(output_limit=2_000)
+    def open(self, id: Id) -> str:
+        """Read a document.
+
+        Args:
+            id: its number, as search gave it
+        """
+        return self._index.text(id)
+
+    def expert(self, task: Task) -> list[ToolCall | str]:
+        calls: list[ToolCall | str] = []
+        for name, ids in task.secret["steps"]:
+            calls.append(ToolCall(name="search", arguments={"query": name}))
+            calls += [ToolCall(name="open", arguments={"id": id}) for id in ids]
+        return [*calls, task.secret["answer"]]
+
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other right ways: a hasty one, other spellings, reading in another order."""
+        answer, calls = task.secret["answer"], self.expert(task)[:-1]
+        return [[answer], [*calls, f"{answer}."], [*calls, answer.lower()], [*calls[::-1], f" {answer}\n"]]
+
+
+EXPORT = Search
