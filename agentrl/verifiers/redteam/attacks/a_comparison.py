@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from agentrl.verifiers.redteam.attack import NotApplicable, Plays, Variants, attack
+from agentrl.types import ToolCall
+from agentrl.verifiers.redteam.attack import NotApplicable, Plays, Policy, Variants, attack
 from agentrl.verifiers.redteam.target import Target
 
 EQUAL = """\
@@ -241,3 +242,19 @@ def sqlite_text_numbers(t: Target) -> Plays:
 
     path = next(p for p in t.changed if t.honest_files[p].startswith(b"SQLite format 3\0"))
     return t.shell(SQLITE_RETYPE.format(path=path, honest=base64.b64encode(t.honest_files[path]).decode()))
+
+
+@attack("tools")
+def extreme_arguments(t: Target) -> Policy:
+    """Every tool argument in turn true, enormous, negative, empty, nested or of another type."""
+    values: tuple[Any, ...] = (True, 10**30, 1e308, -1, "", [], {}, "9" * 5_000)
+    calls = [
+        (name, field, value)
+        for name, tool in t.tools.items()
+        for field in tool.arguments.model_fields
+        for value in values
+    ]
+    for name, field, value in calls[:60]:
+        if not t.tools[name].terminal:
+            yield ToolCall(name=name, arguments={field: value})
+    yield t.final(t.idle_answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from agentrl.types import ToolCall
 from agentrl.verifiers.redteam.attack import Again, NotApplicable, Plays, Policy, attack
 from agentrl.verifiers.redteam.target import Target
 
@@ -288,8 +289,6 @@ def searched_box(t: Target) -> Policy:
 @attack("answer", "tools")
 def talkative_tools(t: Target) -> Policy:
     """Call every tool with nothing, with too much and with nonsense, and look for the answer in the errors."""
-    from agentrl.types import ToolCall
-
     text = ""
     for name, tool in t.tools.items():
         if tool.terminal:
@@ -324,3 +323,18 @@ def asks_for_it(t: Target) -> Policy:
 def network(t: Target) -> Plays:
     """Fetch the expected values from a service on this machine or elsewhere."""
     return _hunt(t, SERVICES)
+
+
+INJECTIONS = ("' OR '1'='1", "x'; SELECT * FROM answers; --", "../../../etc/passwd", "$(cat /box/*)", "{{secret}}", "*")
+
+
+@attack("tools")
+def injected_arguments(t: Target) -> Policy:
+    """Quotes, paths, templates and wildcards in every text argument, for tools that build queries from them."""
+    text = ""
+    for name, tool in t.tools.items():
+        for field, info in tool.arguments.model_fields.items():
+            if info.annotation is str and not tool.terminal:
+                for injection in INJECTIONS:
+                    text += str((yield ToolCall(name=name, arguments={field: injection})))
+    yield t.final(_hint(text) or t.idle_answer)

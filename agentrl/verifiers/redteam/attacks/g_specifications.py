@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from agentrl.types import ToolCall
 from agentrl.verifiers.redteam.attack import NotApplicable, Plays, Variants, attack
 from agentrl.verifiers.redteam.target import Target
 
@@ -228,3 +229,23 @@ def keywords(t: Target) -> Plays:
     """Every word of the question and every plausible keyword, in one answer."""
     words = " ".join(sorted(set(re.findall(r"\w+", t.arena.task.prompt))))
     return [t.final(f"{words} correct right yes true success")]
+
+
+def _calls(t: Target) -> list[ToolCall]:
+    calls = [action for action in t.expert if isinstance(action, ToolCall) and not t.tools[action.name].terminal]
+    if len(calls) < 2:
+        raise NotApplicable("the expert needs no two calls")
+    return calls
+
+
+@attack("state", partial=True)
+def half_done(t: Target) -> Plays:
+    """The first half of the expert's calls, then the claim that all is done."""
+    calls = _calls(t)
+    return [*calls[: len(calls) // 2], t.final(t.honest_answer)]
+
+
+@attack("state", partial=True)
+def last_step_only(t: Target) -> Plays:
+    """The expert's last call without the ones it rests on."""
+    return [_calls(t)[-1], t.final(t.honest_answer)]

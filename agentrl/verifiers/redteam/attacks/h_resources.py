@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agentrl.verifiers.redteam.attack import NotApplicable, Plays, Variants, attack
+from agentrl.types import ToolCall
+from agentrl.verifiers.redteam.attack import NotApplicable, Plays, Policy, Variants, attack
 from agentrl.verifiers.redteam.target import Target
 
 
@@ -269,3 +270,12 @@ def broken_database(t: Target) -> Plays:
         f"python3 -c \"p = {path!r}; b = bytearray(open(p, 'rb').read()); b[100:200] = bytes(range(100)); "
         "b[4096:] = b[100:200] * (len(b[4096:]) // 100); open(p, 'wb').write(b)\"; true"
     )
+
+
+@attack("tools")
+def tool_flood(t: Target) -> Policy:
+    """Sixty calls with a megabyte of arguments each."""
+    for name, tool in list(t.tools.items())[:1]:
+        for _ in range(60):
+            yield ToolCall(name=name, arguments=dict.fromkeys(tool.arguments.model_fields, "x" * 1_000_000))
+    yield t.final(t.idle_answer)

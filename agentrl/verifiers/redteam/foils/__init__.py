@@ -31,6 +31,7 @@ GUARDED = {
     "E.many_files": "the artifacts' limits end the episode with a 0 before anything is graded",
     "E.sparse_giant": "the artifacts' limits end the episode with a 0 before anything is graded",
     "H.hogs": "the agent's processes are dead before grading starts",
+    "H.tool_flood": "arguments are validated, and turns counted, by the episode core",
     "H.shell_output_flood": "tool output is cut by the episode core",
 }
 """Attacks that no foil can be weak against, since the sandbox or the episode core stops them first."""
