@@ -1,0 +1,116 @@
+"""Frozen lakes that can be crossed, and that a random walk seldom crosses: both are computed, not hoped for."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from math import isqrt
+
+from agentrl import seeds
+from agentrl.envs.splits import draw
+from agentrl.types import Split
+
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+"""In the order of FrozenLake's actions."""
+CHANCE = 0.03
+"""A lake that a random walk crosses more often than this, within its steps, is thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What the lakes of a level are like."""
+
+    side: int
+    holes: float
+    """Share of the cells that are holes, before start and goal are placed."""
+    distance: tuple[int, int]
+    """The least and the greatest number of moves of a shortest way."""
+
+
+LEVELS = {
+    1: Level(5, 0.3, (3, 4)),
+    2: Level(5, 0.35, (5, 7)),
+    3: Level(6, 0.35, (6, 9)),
+    4: Level(7, 0.35, (8, 12)),
+    5: Level(8, 0.35, (11, 16)),
+    6: Level(10, 0.35, (14, 20)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A map, and how many moves one gets on it."""
+
+    rows: tuple[str, ...]
+    steps: int
+
+
+def lake(split: Split, level: int, index: int) -> Lake:
+    """The lake with that number. Ice, holes and start decide its split; the goal is placed where the way is right."""
+    kind = LEVELS[level]
+    for attempt in count():
+        ice = draw(split, level, index, env=f"gym lake {attempt}", make=lambda rng: _ice(rng, kind), content=str)
+        away = distances(ice)
+        goals = [cell for cell, moves in away.items() if kind.distance[0] <= moves <= kind.distance[1]]
+        if not goals:
+            continue
+        goal = seeds.generator(0, "gym goal", split, level, index, ice).choice(goals)
+        cells = f"{ice[:goal]}G{ice[goal + 1 :]}"
+        steps = 2 * away[goal]
+        if crossed_by_chance(cells, steps) <= CHANCE:
+            return Lake(tuple(cells[at : at + kind.side] for at in range(0, len(cells), kind.side)), steps)
+    raise AssertionError("unreachable")
+
+
+def _ice(rng: random.Random, kind: Level) -> str:
+    cells = rng.choices("HF", (kind.holes, 1 - kind.holes), k=kind.side * kind.side)
+    cells[rng.randrange(len(cells))] = "S"
+    return "".join(cells)
+
+
+@lru_cache
+def _ways(side: int) -> tuple[tuple[int, ...], ...]:
+    """Where each move leads from each cell."""
+    return tuple(
+        tuple(
+            min(max(row + down, 0), side - 1) * side + min(max(column + right, 0), side - 1)
+            for down, right in MOVES.values()
+        )
+        for row in range(side)
+        for column in range(side)
+    )
+
+
+def distances(cells: str) -> dict[int, int]:
+    """Moves of the shortest way from S to each cell that can be reached."""
+    ways = _ways(isqrt(len(cells)))
+    start = cells.index("S")
+    away = {start: 0}
+    queue = deque([start])
+    while queue:
+        cell = queue.popleft()
+        for there in ways[cell]:
+            if cells[there] != "H" and there not in away:
+                away[there] = away[cell] + 1
+                queue.append(there)
+    return away
+
+
+def crossed_by_chance(cells: str, steps: int) -> float:
+    """The chance that `steps` moves, each drawn evenly from the four, reach the goal: exact."""
+    ways = _ways(isqrt(len(cells)))
+    where = {cells.index("S"): 1.0}
+    arrived = 0.0
+    for _ in range(steps):
+        after: dict[int, float] = {}
+        for cell, chance in where.items():
+            for there in ways[cell]:
+                if cells[there] == "G":
+                    arrived += chance / 4
+                elif cells[there] != "H":
+                    after[there] = after.get(there, 0.0) + chance / 4
+        where = after
+    return arrived

@@ -1,0 +1,176 @@
+"""Gym: worlds of gymnasium as tasks; scores by a declared rule, experts that plan, floors that hold."""
+
+import asyncio
+import random
+import statistics
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl.envs import load
+from agentrl.envs.gym.games import Rule
+from agentrl.envs.gym.lakes import CHANCE, LEVELS, crossed_by_chance, distances, lake
+from agentrl.envs.script import Played, Stage, play
+from agentrl.errors import AuthoringError
+from agentrl.types import SPLITS, Split, ToolCall
+
+Gym = load("gym")
+EXPERT = object()
+SMALL = {"desc": ["SFF", "HHF", "GFF"], "is_slippery": False}
+
+
+def moves(*names: str) -> list[ToolCall]:
+    return [ToolCall(name="act", arguments={"action": name}) for name in names]
+
+
+def played(where: Stage, script: Any, place: tuple[Split, int, int] = ("train", 1, 0), /, **options: Any) -> Played:
+    """An episode of the task at a place, by a script or by the expert."""
+    environment = Gym(**options)
+    task = environment.task(*place)
+    return asyncio.run(play(environment, task, environment.expert(task) if script is EXPERT else script, where))
+
+
+def test_distances_and_chances_of_a_lake_worked_by_hand() -> None:
+    cells = "SFHG"  # two by two: S F over H G
+    assert distances(cells) == {0: 0, 1: 1, 3: 2}
+    # left or up (1/2) stays, down (1/4) drowns, right (1/4) goes on; from there down (1/4) arrives
+    assert crossed_by_chance(cells, 1) == 0.0
+    assert crossed_by_chance(cells, 2) == 1 / 16
+    assert crossed_by_chance(cells, 3) == 1 / 16 + 1 / 2 * 1 / 16 + 1 / 4 * 1 / 2 * 1 / 4
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_lakes_can_be_crossed_and_seldom_by_chance(level: int) -> None:
+    kind = LEVELS[level]
+    homes: dict[tuple[str, ...], str] = {}
+    for split in SPLITS:
+        for index in range(60):
+            made = lake(split, level, index)
+            cells = "".join(made.rows)
+            moves_needed = distances(cells)[cells.index("G")]
+            assert kind.distance[0] <= moves_needed <= kind.distance[1]
+            assert (len(made.rows), made.steps) == (kind.side, 2 * moves_needed)
+            assert crossed_by_chance(cells, made.steps) <= CHANCE
+            assert homes.setdefault(made.rows, split) == split
+    assert len(homes) == 180
+
+
+@pytest.mark.parametrize("id", ["FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"])
+def test_the_expert_wins_by_the_shortest_way(id: str, where: Stage) -> None:
+    for level in (1, 3, 6):
+        for split in SPLITS:
+            found = played(where, EXPERT, (split, level, 0), id=id)
+            steps = Gym(id=id).task(split, level, 0).setup["start"]["steps"]
+            turns = sum(message.role == "assistant" for message in found.messages)
+            assert (found.score, 2 * turns) == (1.0, steps)
+
+
+def test_what_is_seen_and_said(where: Stage) -> None:
+    found = played(where, moves("left", "fly", "up"), kwargs=SMALL)
+    assert found.messages[1].content.startswith("Play the game. At most 40 moves: left, down, right, up.\n")
+    task = Gym().task("train", 1, 0)
+    side = task.prompt.splitlines()[1:]
+    assert (len(side), "".join(side).count("A"), "".join(side).count("G")) == (5, 1, 1)
+    assert [m.content for m in found.messages if m.role == "tool"][1] == (
+        "<out>error: the moves are: left, down, right, up</out>"
+    )
+
+
+def test_taxi_and_cliff_are_drawn_as_text() -> None:
+    taxi = Gym(id="Taxi-v4").task("train", 1, 0).prompt.splitlines()
+    assert [len(line) for line in taxi[1:6]] == [11] * 5
+    assert taxi[6].startswith("taxi A in row ") and " passenger at " in taxi[6]
+    cliff = Gym(id="CliffWalking-v1").task("train", 1, 0).prompt.splitlines()
+    assert len(cliff) == 5 and sorted(set("".join(cliff[1:]))) in (list(".ACG"), list(".ACGS"))
+
+
+def test_a_fall_an_end_of_the_budget_and_an_early_word_score_0(where: Stage) -> None:
+    fallen = played(where, moves("down"), kwargs=SMALL)
+    spent = played(where, moves(*["left"] * 9), kwargs=SMALL, steps=8)
+    early = played(where, ["I won. Reward 1.0"], kwargs=SMALL)
+    won = played(where, moves("right", "right", "down", "down", "left", "left"), kwargs=SMALL)
+    assert [p.verdict.evidence[0] for p in (fallen, spent, early, won) if p.verdict] == [
+        "1 steps, rewards 0 in all, 0 at last",
+        "8 steps, rewards 0 in all, 0 at last",
+        "0 steps, rewards 0 in all, 0 at last",
+        "6 steps, rewards 1 in all, 1 at last",
+    ]
+    assert [p.score for p in (fallen, spent, early, won)] == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_random_moves_for_the_whole_budget_stay_near_0(where: Stage) -> None:
+    scores = []
+    for index in range(120):
+        rng = random.Random(index)
+        scores.append(
+            played(where, moves(*rng.choices(("left", "down", "right", "up"), k=40)), ("train", 1, index)).score
+        )
+    assert statistics.fmean(score or 0.0 for score in scores) <= 0.05
+
+
+def test_rules() -> None:
+    ended = {"return": -3.0, "last": 20.0, "terminated": True, "over": True}
+    cut = {"return": -3.0, "last": 20.0, "terminated": False, "over": True}
+    open_ = {"return": 5.0, "last": 1.0, "terminated": False, "over": False}
+    goal, sums = Rule("goal", reward=20.0), Rule("return", low=-5.0, high=5.0)
+    assert [goal.score(state) for state in (ended, cut, open_)] == [1.0, 0.0, 0.0]
+    assert [sums.score(state) for state in (ended, cut, open_)] == [0.2, 0.2, 0.0]
+    assert [sums.score({**cut, "return": value}) for value in (-90.0, 90.0, float("nan"), float("inf"))] == [
+        0.0, 1.0, 0.0, 0.0,
+    ]  # fmt: skip
+
+
+def test_any_other_world_with_its_own_rule(where: Stage) -> None:
+    blackjack: dict[str, Any] = {
+        "id": "Blackjack-v1",
+        "score": {"type": "goal", "reward": 1.0},
+        "actions": ["stick", "hit"],
+    }
+    winnable = []
+    for index in range(8):
+        try:
+            winnable.append(played(where, EXPERT, ("train", 1, index), **blackjack).score)
+        except AuthoringError as error:  # with this seed every play loses, and the expert says so
+            assert "cannot be won" in str(error)
+    assert winnable and set(winnable) == {1.0}
+    pole: dict[str, Any] = {"id": "CartPole-v1", "score": {"type": "return", "low": 0, "high": 10}, "steps": 10}
+    assert played(where, moves(*"01" * 5), **pole).score == 1.0
+    assert played(where, moves(*"01"), **pole).score == 0.0
+    slippery: dict[str, Any] = {"kwargs": {"is_slippery": True}}
+    task = Gym(**slippery).task("train", 1, 0)
+    assert task.setup["start"]["kwargs"]["desc"] and played(where, EXPERT, **slippery).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"id": "CartPole-v1"}, "CartPole-v1 needs a rule for its score"),
+        ({"id": "Pendulum-v1", "score": {"type": "goal"}}, "only Discrete ones become a tool"),
+        ({"id": "NoSuch-v1", "score": {"type": "goal"}}, "gymnasium cannot make 'NoSuch-v1'"),
+        ({"id": "CartPole-v1", "score": {"type": "best"}}, "score must be"),
+        ({"id": "CartPole-v1", "score": {"kind": "goal"}}, "score must be"),
+        ({"id": "CartPole-v1", "score": {"type": "goal"}, "actions": ["a"]}, "has 2 actions"),
+        ({"kwargs": {"no_such": 1}, "score": {"type": "goal"}}, "gymnasium cannot make 'FrozenLake-v1'"),
+    ],
+)
+def test_options_that_do_not_work_are_told(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(AuthoringError, match=why):
+        Gym(**options)
+
+
+def test_closed_spaces_begin_again_within_their_split() -> None:
+    taxi = Gym(id="Taxi-v4")
+    starts = {split: {taxi.task(split, 2, i).setup["start"]["state"] for i in range(60)} for split in SPLITS}
+    assert [len(found) for found in starts.values()] == [40, 5, 5]
+    assert len(set.union(*starts.values())) == 50
+
+
+def test_gymnasium_itself_agrees_with_the_score(where: Stage) -> None:
+    environment = Gym()
+    task = environment.task("test", 4, 7)
+    world = gymnasium.make("FrozenLake-v1", desc=task.setup["start"]["kwargs"]["desc"], is_slippery=False)
+    world.reset(seed=0)
+    names = [call.arguments["action"] for call in environment.expert(task) if isinstance(call, ToolCall)]
+    paid = [world.step(("left", "down", "right", "up").index(name))[1] for name in names]
+    assert paid == [0.0] * (len(paid) - 1) + [1.0]
