@@ -33,6 +33,8 @@ from agentrl.rollout.engine import Weights
 from agentrl.rollout.sglang_client import Client
 
 Way = Literal["tensor", "distributed", "disk"]
+VOCABULARY_BLOCK = 64
+"""SGLang rounds a vocabulary up to a multiple of this."""
 STACKED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -294,7 +296,15 @@ def _differing(tensors: dict[str, torch.Tensor], checksums: Mapping[str, str]) -
             continue
         hasher = hashlib.sha256()
         for part in parts:
-            hasher.update(tensors[part].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            hasher.update(_as_served(part, tensors[part]).contiguous().reshape(-1).view(torch.uint8).numpy().data)
         if hasher.hexdigest()[:16] != expected:
             wrong.append(name)
     return wrong
+
+
+def _as_served(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as the server lays it out: rows of a vocabulary are filled up with zeros to a whole block."""
+    tensor = tensor.cpu()
+    if not name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        return tensor
+    return torch.nn.functional.pad(tensor, (0, 0, 0, -len(tensor) % VOCABULARY_BLOCK))

@@ -121,7 +121,7 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
     async def main() -> None:
         if not server.alive:
             await server.start()
-        engine = SglangEngine(server=server, vocabulary=320, max_context=4096)
+        engine = SglangEngine(server=server, vocabulary=310, max_context=4096)
         await engine.start()
         try:
             await engine.publish(Weights(version=3, tensors=scaled(model, 1.2)))

@@ -1,0 +1,43 @@
+"""Each classic failure raises its alarm, and a healthy run raises none."""
+
+from typing import Any
+
+import pytest
+
+from agentrl.alarms import alarms
+
+HEALTHY = {"score": 0.5, "entropy": 1.0, "sampled_mean": 100.0, "informative": 0.8, "rollouts": 64, "infra_errors": 0}
+
+
+def rows(count: int = 30, **last: Any) -> list[dict[str, Any]]:
+    """A run whose second half carries other values."""
+    return [{"kind": "step", "step": n, **HEALTHY, **(last if n >= count // 2 else {})} for n in range(count)]
+
+
+def evals(*values: float) -> list[dict[str, Any]]:
+    return [{"kind": "eval", "pass@1": {"value": value}} for value in values]
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    assert alarms(rows(), evals(0.3, 0.4, 0.5)) == {}
+    assert alarms([], []) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"entropy": 0.05}, "entropy"),
+        ({"sampled_mean": 250.0}, "length"),
+        ({"informative": 0.0}, "signal"),
+        ({"skipped": 1}, "not finite"),
+        ({"infra_errors": 40}, "infrastructure"),
+        ({"grading_alarms": 2}, "grading"),
+    ],
+)
+def test_each_failure_has_its_alarm(change: dict[str, Any], name: str) -> None:
+    assert list(alarms(rows(**change), evals(0.3, 0.4, 0.5))) == [name]
+
+
+def test_a_score_that_only_training_sees_is_suspicious() -> None:
+    assert list(alarms(rows(score=0.9), evals(0.30, 0.31, 0.30))) == ["hacking"]
+    assert alarms(rows(score=0.9), evals(0.3, 0.5, 0.7)) == {}

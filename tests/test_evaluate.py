@@ -1,0 +1,116 @@
+"""Evaluation with scripted policies whose success is known beforehand, in real episodes."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl import assembly, evaluating
+from agentrl import recipe as recipes
+from agentrl.cli import main
+from agentrl.errors import UserError
+from agentrl.evaluate import EVAL_GROUP, Evaluation, Problem, compare, evaluate, fingerprint, overlap, problems
+from agentrl.rollout.engine import Sampling
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Budget, Style, World
+from agentrl.rollout.scripted import ScriptedEngine
+from agentrl.types import Completion
+
+RECIPE = {
+    "run": {"name": "r", "threads": 1},
+    "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 2048},
+    "envs": [{"name": "countdown", "levels": [1, 2]}],
+    "rollout": {"max_turns": 2, "max_tokens": 24},
+    "eval": {"tasks": 4},
+}
+
+
+class Expert(ScriptedEngine):
+    """Solves the tasks whose numbers are in `solved`; says "no" to all others."""
+
+    def __init__(self, renderer: Renderer, tasks: Sequence[Problem], solved: set[int]) -> None:
+        self._scripts: dict[str, ScriptedEngine] = {}
+        self._make = lambda n: ScriptedEngine(
+            renderer, tasks[n].world.make().expert(tasks[n].task) if n in solved else ["no"]
+        )
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        group, index = request_id.split("-")[:2]
+        script = self._scripts.setdefault(f"{group}-{index}", self._make(int(group) - EVAL_GROUP))
+        return await script.generate(token_ids, sampling)
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[list[Problem], Renderer, World]:
+    recipe = recipes.build(RECIPE)
+    with assembly.worlds(recipe) as worlds:
+        renderer = assembly.policy(recipe, worlds, say=lambda text: None).renderer
+        return problems(worlds["countdown"], "heldout", [1, 2], 6), renderer, worlds["countdown"]
+
+
+def tried(found: tuple[list[Problem], Renderer, World], solved: set[int], samples: int = 2) -> Evaluation:
+    tasks, renderer, _ = found
+    return asyncio.run(
+        evaluate(
+            Expert(renderer, tasks, solved),
+            renderer,
+            tasks,
+            samples=samples,
+            budget=Budget(context=2048, tokens=512),
+            style=Style(),
+            seed=1,
+            key=b"k",
+        )
+    )
+
+
+def test_success_is_counted_task_by_task(found: tuple[list[Problem], Renderer, World]) -> None:
+    result = tried(found, {0, 1, 2})
+    assert list(result.passes.values()) == [(True, True)] * 3 + [(False, False)] * 3
+    summary = result.summary([1, 2])
+    assert (summary["pass@1"]["value"], summary["pass@2"]["value"]) == (0.5, 0.5)
+    assert (summary["tasks"], summary["tries"], summary["ungraded"]) == (6, 12, 0)
+    assert summary["levels"] == {"1": pytest.approx(2 / 3), "2": pytest.approx(1 / 3)}
+
+
+def test_two_policies_are_compared_on_the_same_tasks(found: tuple[list[Problem], Renderer, World]) -> None:
+    weak, strong = tried(found, {0}, 1), tried(found, {0, 1, 2, 3, 4}, 1)
+    assert compare(weak, strong).value == pytest.approx(4 / 6)
+    assert compare(weak, weak).value == 0.0
+
+
+def test_overlap_is_found_by_content_not_by_name(found: tuple[list[Problem], Renderer, World]) -> None:
+    tasks = [problem.task for problem in found[0]]
+    train = [problem.task for problem in problems(found[2], "train", [1, 2], 50)]
+    assert overlap(tasks, {fingerprint(task) for task in train}) == 0
+    assert overlap(tasks, {fingerprint(tasks[0].public())}) == 1
+
+
+def test_targets_are_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    assert evaluating.find(str(path)).model is None
+    with pytest.raises(UserError, match="--on"):
+        evaluating.find("http://127.0.0.1:1")
+    with pytest.raises(UserError, match="neither a recipe"):
+        evaluating.find(str(tmp_path / "nothing"))
+    empty = tmp_path / "runs" / "r"
+    (empty / "checkpoints").mkdir(parents=True)
+    (empty / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        evaluating.find(str(empty))
+
+
+def test_the_command_evaluates_an_untrained_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(path), "--k", "1,2", "--compare", str(path)])
+    assert end.value.code in (0, None)
+    said = capsys.readouterr().out
+    assert "pass@2" in said and "no difference that these tasks can show" in said
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(path), "--k", "0"])
+    assert end.value.code == 2
