@@ -43,7 +43,51 @@ def sandboxes() -> list[Finding]:
     return found
 
 
-SECTIONS: dict[str, Callable[[], list[Finding]]] = {"sandboxes": sandboxes}
+def engines() -> list[Finding]:
+    """What can sample: the embedded engine's packages, and SGLang's environments."""
+    from importlib.util import find_spec
+
+    from agentrl.rollout import install
+
+    absent = tuple(name for name in ("torch", "transformers") if find_spec(name) is None)
+    fix = "pip install 'agentrl[train]'" if absent else ""
+    found = [Finding(name="transformers", works=not absent, missing=absent, fix=fix)]
+    for cpu in (False, True):
+        python, flag = install.python(cpu), " --cpu" if cpu else ""
+        there = python.exists()
+        found.append(
+            Finding(
+                name=f"sglang{' on the CPU' if cpu else ''}",
+                works=there,
+                gives=(str(python),) if there else (),
+                missing=() if there else ("its environment is not built",),
+                fix="" if there else f"agentrl engine install sglang{flag}",
+            )
+        )
+    return found
+
+
+def devices() -> list[Finding]:
+    """Accelerators that torch sees; without torch, nothing can be said."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return [Finding(name="torch", works=False, missing=("torch",), fix="pip install 'agentrl[train]'")]
+    import torch
+
+    cpu = Finding(name="cpu", works=True, gives=(f"{torch.get_num_threads()} threads",))
+    cards = [
+        Finding(
+            name=f"cuda:{number}",
+            works=True,
+            gives=(torch.cuda.get_device_name(number), f"{torch.cuda.mem_get_info(number)[1] >> 30} GiB"),
+        )
+        for number in range(torch.cuda.device_count())
+    ]
+    return [cpu, *cards]
+
+
+SECTIONS: dict[str, Callable[[], list[Finding]]] = {"sandboxes": sandboxes, "engines": engines, "devices": devices}
 """What the doctor looks at, in order; each section finds things and never raises for one that is missing."""
 
 

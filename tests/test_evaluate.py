@@ -32,14 +32,16 @@ class Expert(ScriptedEngine):
 
     def __init__(self, renderer: Renderer, tasks: Sequence[Problem], solved: set[int]) -> None:
         self._scripts: dict[str, ScriptedEngine] = {}
-        self._make = lambda n: ScriptedEngine(
-            renderer, tasks[n].world.make().expert(tasks[n].task) if n in solved else ["no"]
-        )
+        self._renderer, self._tasks, self._solved = renderer, tasks, solved
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
         group, index = request_id.split("-")[:2]
-        script = self._scripts.setdefault(f"{group}-{index}", self._make(int(group) - EVAL_GROUP))
-        return await script.generate(token_ids, sampling)
+        number, key = int(group) - EVAL_GROUP, f"{group}-{index}"
+        if key not in self._scripts:
+            problem = self._tasks[number]
+            actions = problem.world.make().expert(problem.task) if number in self._solved else ["no"]
+            self._scripts[key] = ScriptedEngine(self._renderer, actions)
+        return await self._scripts[key].generate(token_ids, sampling)
 
 
 @pytest.fixture(scope="module")
