@@ -1,0 +1,164 @@
+"""Repair: mend broken modules of a small Python repository, graded on tests that nobody sees."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import posixpath
+import random
+
+from agentrl.envs import Environment, tool
+from agentrl.sandboxes.base import Limits, SandboxSpec
+from agentrl.types import Split, Task, ToolCall
+from agentrl.verifiers.hidden_tests import Case, HiddenTests, Ref, Step, differential, script
+
+from . import reference
+from .program import Probe
+from .programs import PROGRAMS
+from .public import RUNNER
+from .tasks import LEVELS, repository
+
+HIDDEN = 24
+"""Hidden probes of each module that are drawn afresh for each group, besides the program's edges."""
+TOGETHER = 12
+"""Probes that one box carries out."""
+
+
+def cases(task: Task, rng: random.Random) -> list[Case]:
+    """The hidden cases: for each module its edges, probes that are known to tell its mutant, and fresh ones."""
+    found: list[Case] = []
+    for module, telling in sorted(task.secret["modules"].items()):
+        program = PROGRAMS[module]
+        fresh = reference.drawn(program, rng, HIDDEN)
+        once = next((probe for probe in fresh if len(probe) == 1), None)
+        if once is not None:
+            ((name, args),) = once
+            found.append(differential(getattr(reference.names(module), name), f"{module}.{name}", *args))
+        probes = [*program.edges, *(reference.pool(module)[number] for number in telling), *fresh]
+        for start in range(0, len(probes), TOGETHER):
+            found.append(_together(module, probes[start : start + TOGETHER]))
+    return found
+
+
+def _together(module: str, probes: list[Probe]) -> Case:
+    """Some probes in one process, call by call against the reference."""
+    steps: list[Step] = []
+    for probe in probes:
+        made = Ref(len(steps))
+        for name, args in probe:
+            if name.startswith("."):
+                steps.append(Step(target=name[1:], args=args, on=made))
+            else:
+                steps.append(Step(target=f"{module}.{name}", args=args))
+    return script({module: reference.names(module)}, steps)
+
+
+class Repair(Environment):
+    """Mend a Python repository."""
+
+    levels = range(min(LEVELS), max(LEVELS) + 1)
+    size = 10_000
+    verifier = HiddenTests(cases, artifact="", module="lib")
+    system = "Make the code do what its docstrings say, in all cases. The tests show only some. Then say done."
+    max_turns = 24
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        made = repository(split, level, index)
+        paths = [f"lib/{module}.py" for module in made.modules]
+        one = f"{paths[0]} is broken. Fix it."
+        several = f"At least one of {', '.join(paths)} is broken. Fix what is."
+        return Task(
+            id=f"repair/{split}/{level}/{index}",
+            split=split,
+            level=level,
+            tags=tuple(sorted({PROGRAMS[m.program].kind for m in made.broken})),
+            prompt=one if len(paths) == 1 else several,
+            setup={"files": made.files()},
+            secret={
+                "fixed": made.fixed(),
+                "modules": {
+                    **{name: [] for name in made.sound},
+                    **{mutant.program: mutant.telling[-6:] for mutant in made.broken},
+                },
+            },
+        )
+
+    def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
+        return SandboxSpec(files=task.setup["files"], limits=Limits(seconds=10.0))
+
+    @tool
+    def read(self, path: str) -> str:
+        """Read a file.
+
+        Args:
+            path: such as lib/name.py
+        """
+        return self.box.read(_inside(path)).decode("utf-8", "replace")
+
+    @tool
+    def edit(self, path: str, old: str, new: str) -> str:
+        """Replace text in a file.
+
+        Args:
+            path: the file
+            old: a text that stands in it exactly once
+            new: what to put in its place
+        """
+        text = self.box.read(_inside(path)).decode("utf-8", "replace")
+        count = text.count(old) if old else 0
+        if count != 1:
+            raise ValueError(f"the old text stands {count} times in {path}; it must stand there exactly once")
+        self.box.write(path, text.replace(old, new).encode("utf-8", "replace"))
+        return "edited"
+
+    @tool(output_limit=3_000)
+    def run_tests(self) -> str:
+        """Run the tests."""
+        return self.box.python(RUNNER, timeout=10.0).text
+
+    def expert(self, task: Task) -> list[ToolCall | str]:
+        calls: list[ToolCall] = []
+        for path, fixed in task.secret["fixed"].items():
+            calls.append(ToolCall(name="read", arguments={"path": path}))
+            for old, new in edits(task.setup["files"][path], fixed):
+                calls.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
+        return [*calls, ToolCall(name="run_tests"), "done"]
+
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other right solutions: the reference printed from its syntax tree, and programs that were written anew."""
+        found: list[list[ToolCall | str]] = []
+        for number in range(2):
+            actions: list[ToolCall | str] = []
+            for path, fixed in task.secret["fixed"].items():
+                others = PROGRAMS[posixpath.basename(path).removesuffix(".py")].others
+                new = others[0] if number and others else ast.unparse(ast.parse(fixed)) + "\n"
+                old = task.setup["files"][path]
+                actions.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
+            found.append([*actions, "done"])
+        return found
+
+
+def _inside(path: str) -> str:
+    """The path, if it lies in the workspace."""
+    if not path or "\0" in path or path.startswith("/") or ".." in path.split("/"):
+        raise ValueError("give a path of the repository, such as lib/name.py")
+    return path
+
+
+def edits(broken: str, fixed: str) -> list[tuple[str, str]]:
+    """Edits that turn one text into the other, each with an old text that stands there exactly once."""
+    found: list[tuple[str, str]] = []
+    after = fixed.splitlines(keepends=True)
+    while broken != fixed:
+        before = broken.splitlines(keepends=True)
+        codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+        _, start, end, first, last = next(code for code in codes if code[0] != "equal")
+        while start == end or broken.count("".join(before[start:end])) != 1:
+            start, first = start - 1, first - 1  # lines above are equal already: they only make it unique
+        old, new = "".join(before[start:end]), "".join(after[first:last])
+        broken = broken.replace(old, new)
+        found.append((old, new))
+    return found
+
+
+EXPORT = Repair

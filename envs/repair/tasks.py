@@ -1,0 +1,120 @@
+"""Makes tasks: which modules a repository has, how they are broken, and which tests are shown."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agentrl import seeds
+from agentrl.envs.splits import split_of
+from agentrl.types import SPLITS, Split
+
+from . import public, reference
+from .programs import PROGRAMS
+from .table import Mutant, mutants
+
+SHORT = 16
+"""Lines of a program, docstrings included, that level 1 uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What a repository of a level is like."""
+
+    broken: tuple[tuple[int, ...], ...]
+    """For each broken module, how many changes it may have."""
+    sound: int = 0
+    """Modules that nothing is wrong with."""
+    tests: int = 4
+    """Public tests of each module."""
+    failing: int = 2
+    """At most so many of a module's public tests show that something is wrong; at least one where this is not 0."""
+    longest: int = 1_000
+    """Lines of a program."""
+
+
+LEVELS = {
+    1: Level(broken=((1,),), tests=3, failing=3, longest=SHORT),
+    2: Level(broken=((1,),), tests=4),
+    3: Level(broken=((2,),), tests=4),
+    4: Level(broken=((1,), (1,)), tests=3),
+    5: Level(broken=((1, 2), (2,)), sound=1, tests=3, failing=1),
+    6: Level(broken=((1, 2), (2,), (2, 3)), sound=1, tests=2, failing=0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A broken repository."""
+
+    broken: tuple[Mutant, ...]
+    sound: tuple[str, ...]
+    shown: dict[str, tuple[int, ...]]
+    """Probes of each module's pool that its public tests are made of."""
+
+    @property
+    def modules(self) -> list[str]:
+        return sorted([*self.shown])
+
+    def files(self) -> dict[str, str]:
+        """The workspace."""
+        sources = {mutant.program: mutant.source for mutant in self.broken}
+        files = {"lib/__init__.py": f"from . import {', '.join(self.modules)}\n"}
+        for module in self.modules:
+            files[f"lib/{module}.py"] = sources.get(module, PROGRAMS[module].source)
+            files[f"test_{module}.py"] = public.text(module, self.shown[module])
+        return files
+
+    def fixed(self) -> dict[str, str]:
+        """The broken files as they should be."""
+        return {f"lib/{mutant.program}.py": PROGRAMS[mutant.program].source for mutant in self.broken}
+
+
+@lru_cache(maxsize=1)
+def _by_split() -> dict[Split, list[Mutant]]:
+    found: dict[Split, list[Mutant]] = {split: [] for split in SPLITS}
+    for program, every in mutants().items():
+        for mutant in every:
+            found[split_of(f"{program} {mutant.numbers}")].append(mutant)
+    return found
+
+
+@lru_cache(maxsize=256)
+def candidates(split: Split, sizes: tuple[int, ...], longest: int, quiet: bool) -> tuple[Mutant, ...]:
+    """The mutants of a split, shuffled. The program and its changes decide the split, on all levels alike."""
+    found = [
+        mutant
+        for mutant in _by_split()[split]
+        if len(mutant.numbers) in sizes
+        and (mutant.mask.bit_count() < mutant.pool or not quiet)
+        and PROGRAMS[mutant.program].source.count("\n") <= longest
+    ]
+    seeds.generator(0, "repair", split, *sizes, longest).shuffle(found)
+    return tuple(found)
+
+
+def repository(split: Split, level: int, index: int) -> Repository:
+    """The repository of a task. Where one module is broken, all mutants come by before one comes again."""
+    kind = LEVELS[level]
+    rng = seeds.generator(0, "repair", split, level, index)
+    chosen: dict[str, Mutant] = {}
+    for sizes in kind.broken:
+        known = candidates(split, sizes, kind.longest, kind.failing == 0)
+        mutant = known[index % len(known)] if len(kind.broken) == 1 else rng.choice(known)
+        while mutant.program in chosen:
+            mutant = rng.choice(known)
+        chosen[mutant.program] = mutant
+    sound = tuple(rng.sample([name for name in PROGRAMS if name not in chosen], kind.sound))
+    shown = {name: _shown(mutant, kind, rng) for name, mutant in chosen.items()}
+    for name in sound:
+        shown[name] = tuple(sorted(rng.sample(range(len(reference.pool(name))), kind.tests)))
+    return Repository(tuple(chosen.values()), sound, shown)
+
+
+def _shown(mutant: Mutant, kind: Level, rng: random.Random) -> tuple[int, ...]:
+    """Which probes become public tests."""
+    failing = rng.randint(1, min(kind.failing, len(mutant.telling))) if kind.failing else 0
+    found = rng.sample(mutant.telling, failing)
+    found += rng.sample(mutant.passing, min(kind.tests - failing, len(mutant.passing)))
+    return tuple(sorted(found))
