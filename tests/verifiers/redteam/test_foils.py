@@ -12,7 +12,7 @@ from agentrl.verifiers.redteam.foils import FOILS, breaks
 from agentrl.verifiers.redteam.target import survey
 
 FULL = os.environ.get("AGENTRL_FULL") == "1"
-SAMPLE = 4
+SAMPLE = 3
 
 
 @pytest.mark.parametrize("name", sorted(FOILS))

@@ -17,7 +17,7 @@ from agentrl.verifiers.redteam.target import survey
 FULL = os.environ.get("AGENTRL_FULL") == "1"
 GROUNDS = {f"{name}/{kind.__name__.lower()}": kind for name, kinds in RANGES.items() for kind in kinds}
 SHIPPED = sorted(members("envs"))
-COSTLY = ("hidden_tests/repositories",)
+COSTLY = ("hidden_tests/repositories",)  # graded in the verifiers' own tests; attacked with AGENTRL_FULL=1
 
 
 def aim_at(name: str) -> suite.Mark:
@@ -71,7 +71,7 @@ def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
     assert asyncio.run(run()) == ([], [])
 
 
-@pytest.mark.parametrize("name", [*GROUNDS, *SHIPPED])
+@pytest.mark.parametrize("name", [n for n in (*GROUNDS, *SHIPPED) if FULL or n not in COSTLY])
 def test_controls_are_right(name: str, boxes: Pool) -> None:
     aim = aim_at(name)
     report = asyncio.run(suite.run(aim, boxes, chosen=[]))
