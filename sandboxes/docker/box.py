@@ -1,0 +1,319 @@
+"""One container as a box: commands, files and its end, all over the line to its agent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrl.errors import AgentError, SandboxDied, SandboxError
+from agentrl.sandboxes import tree
+from agentrl.sandboxes.base import WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage
+from agentrl.sandboxes.docker.line import Line, unpack
+from agentrl.sandboxes.ledger import Ledger
+from agentrl.sandboxes.namespace.box import Running
+from agentrl.sandboxes.shell import ARGV, PipeShell
+from agentrl.sandboxes.streams import Output, pump
+
+PATIENCE = 60.0
+"""Seconds after which something that does not depend on the agent counts as broken."""
+BATCH = 4 << 20
+"""Bytes of a snapshot that travel at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What the daemon knows about a container's end."""
+
+    reachable: bool
+    """Whether the daemon could be asked at all."""
+    out_of_memory: int = 0
+    killed: bool = False
+    """Somebody told the daemon to end it."""
+    exit_code: int | None = None
+
+
+class Container(Protocol):
+    """What the backend lends a box: a container that runs an agent."""
+
+    line: Line
+
+    def fate(self, *, wait: float) -> Fate:
+        """How it ended; waits that long for the daemon to notice."""
+
+    def remove(self) -> None:
+        """Destroy it. Safe to call twice."""
+
+
+class DockerSandbox(Sandbox):
+    def __init__(
+        self, spec: SandboxSpec, root: str, container: Container, prepare: Callable[[SandboxSpec], DockerSandbox]
+    ) -> None:
+        self.spec, self.root = spec, root
+        self._container, self._line, self._prepare = container, container.line, prepare
+        self._ledger = Ledger(spec)
+        self._lock = threading.Lock()
+        self._closed = self._killed = self._gave_up = False
+        self._snapshots: dict[str, list[tuple[list[Any], bytes]]] = {}
+
+    @property
+    def alive(self) -> bool:
+        return self._line.open and not self._killed and not self._closed
+
+    def lay_out(self, spec: SandboxSpec) -> None:
+        """Take on a spec that differs from the first in files and environment only, before anything ran."""
+        assert (spec.image, spec.limits, spec.user) == (self.spec.image, self.spec.limits, self.spec.user)
+        self.spec, self._ledger = spec, Ledger(spec)
+        entries = spec.entries()
+        heads = [
+            [_text(path.encode("utf-8", "surrogateescape")), entry.kind, len(entry.content), entry.mode]
+            for path, entry in entries.items()
+        ]
+        blob = b"".join(entry.content for entry in entries.values())
+        try:
+            self._ask({"op": "lay_out", "entries": heads}, blob)
+        except OSError as error:
+            raise SandboxError(f"the files of a sandbox could not be laid out: {error}") from error
+
+    # running
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = WORKSPACE,
+    ) -> ExecResult:
+        if isinstance(argv, str) or not argv:
+            raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
+        return self._run({"op": "exec", "argv": list(argv), "cwd": cwd}, stdin, env, timeout)
+
+    def python(
+        self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
+    ) -> ExecResult:
+        request = {"op": "python", "source": source, "cwd": WORKSPACE}
+        return self._run(request, b"", None, timeout, message=message, reply_limit=reply_limit)
+
+    def _start(self, request: dict[str, Any], streams: Sequence[int | None]) -> Running:
+        with self._lock:
+            if self._closed or self._killed:
+                raise SandboxError("the box was closed; nothing can run in it any more")
+        number, (*pipes, status) = self._line.start(request, streams)
+        return Running(self, number, pipes, status)
+
+    def _run(
+        self,
+        request: dict[str, Any],
+        stdin: bytes,
+        env: Mapping[str, str] | None,
+        timeout: float | None,
+        *,
+        message: bytes | None = None,
+        reply_limit: int = 0,
+        output_limit: int | None = None,
+    ) -> ExecResult:
+        """Run one request from its start to its end."""
+        limit = self.spec.limits.output_bytes if output_limit is None else output_limit
+        request["env"] = {**self.spec.env, **(env or {})}
+        running = self._start(request, (None, limit, limit, *((None, reply_limit) if message is not None else ())))
+        with running:
+            inputs = {running.take(0): stdin}
+            outputs = {running.pipes[1]: Output(limit), running.pipes[2]: Output(limit)}
+            if message is not None:
+                inputs[running.take(3)] = message
+                outputs[running.pipes[4]] = Output(reply_limit)
+            limit_s = self.spec.limits.seconds if timeout is None else timeout
+            pumped = pump(running.status, inputs, outputs, limit_s, running.kill)
+            if not pumped.finished:
+                self._destroy()
+            code, cpu, memory = running.ended()
+        kept = list(outputs.values())
+        result = ExecResult(
+            exit_code=code,
+            stdout=bytes(kept[0].data),
+            stderr=bytes(kept[1].data),
+            timed_out=pumped.timed_out,
+            truncated=any(output.dropped for output in kept),
+            reply=bytes(kept[2].data) if len(kept) > 2 else b"",
+            usage=Usage(wall_s=pumped.wall_s, cpu_s=cpu, memory_mb=memory),
+        )
+        if request["op"] in ("exec", "python"):
+            self._ledger.ran(result)
+        return result
+
+    def _send(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """For `Running`: tell the agent to kill a command."""
+        self._line.say(request)
+        return int(request["id"])
+
+    def shell(self) -> Shell:
+        limits = self.spec.limits
+        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ledger.ran)
+
+    def _session(self) -> Running:
+        request = {"op": "exec", "argv": list(ARGV), "cwd": WORKSPACE, "env": dict(self.spec.env)}
+        running = self._start(request, (None, -1, -1, None, -1))
+        os.close(running.take(0))
+        return running
+
+    # files
+
+    def _file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
+        path = request["path"]
+        if "\0" in path:
+            raise ValueError(f"path {path!r} holds a NUL byte")
+        result = self._run(request, content, None, PATIENCE, output_limit=self.spec.limits.disk_mb << 20)
+        if result.exit_code < 0 or result.timed_out or result.truncated:
+            raise AgentError(f"could not {request['op']} {path!r} in the box within its limits")
+        if result.exit_code:
+            raise OSError(result.exit_code, os.strerror(result.exit_code), path)
+        return result.stdout
+
+    def read(self, path: str) -> bytes:
+        return self._file({"op": "read", "path": path})
+
+    def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        self._file({"op": "write", "path": path, "mode": mode}, content)
+
+    def list(self, path: str = WORKSPACE) -> list[str]:
+        return sorted(os.fsdecode(name) for name in self._file({"op": "list", "path": path}).split(b"\0")[:-1])
+
+    def _ask(self, request: dict[str, Any], blob: bytes = b"", *, limit: int = 64 << 20) -> Any:
+        """The value of the agent's answer."""
+        return self._ask_at_length(request, blob, limit=limit)[-1][0]
+
+    def _ask_at_length(self, request: dict[str, Any], blob: bytes = b"", *, limit: int) -> list[tuple[Any, memoryview]]:
+        """All parts of the agent's answer, the value of the last one unpacked."""
+        if self._closed:
+            raise SandboxError("the box was closed; its files are gone")
+        try:
+            parts = self._line.ask(request, blob, timeout=PATIENCE, limit=limit)
+        except TimeoutError:
+            self._destroy()
+            parts = None
+        if parts is None:
+            raise self._death()
+        found = [unpack(part) for part in parts]
+        head, rest = found[-1]
+        if "agent" in head:
+            raise AgentError(head["agent"])
+        if "errno" in head:
+            raise OSError(head["errno"], head["message"], request.get("path"))
+        return [*found[:-1], (head["value"], rest)]
+
+    def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
+        request = {"op": "collect", "path": path, "max_bytes": max_bytes, "max_files": max_files}
+        heads, blob = self._ask_at_length(request, limit=2 * max_bytes + 8192 * max_files + 4096)[-1]
+        found: dict[str, Entry] = {}
+        at = 0
+        for name, kind, size, mode in heads:
+            found[os.fsdecode(name.encode("latin-1"))] = Entry(kind, bytes(blob[at : at + size]), mode)
+            at += size
+        return found
+
+    def _records(self) -> dict[bytes, tree.Record]:
+        found: dict[bytes, tree.Record] = {}
+        for path, kind, mode, uid, gid, mtime_ns, content, xattrs in self._ask({"op": "records"}, limit=1 << 30):
+            names = tuple((_raw(name), _raw(value)) for name, value in xattrs)
+            found[_raw(path)] = tree.Record(kind, mode, uid, gid, mtime_ns, _raw(content), names)
+        return found
+
+    def digest(self) -> str:
+        return tree.digest_of(self._records())
+
+    def ledger(self) -> dict[str, Any]:
+        return self._ledger.report(self._records())
+
+    def snapshot(self) -> str:
+        """Workspace, /tmp, home and /dev/shm; what runs in the box is stopped for the moment of copying."""
+        limits = self.spec.limits
+        most = (4 * limits.disk_mb << 20) + limits.files * 32_768 + (1 << 20)
+        *items, _ = self._ask_at_length({"op": "save"}, limit=most)
+        name = str(len(self._snapshots))
+        self._snapshots[name] = [(head, bytes(blob)) for head, blob in items]
+        return name
+
+    def fork(self, snapshot: str) -> DockerSandbox:
+        if snapshot not in self._snapshots:
+            known = ", ".join(self._snapshots) or "none"
+            raise ValueError(f"this box has no snapshot {snapshot!r} (it has: {known})")
+        box = self._prepare(self.spec)
+        try:
+            batch: list[tuple[list[Any], bytes]] = []
+            for item in self._snapshots[snapshot]:
+                batch.append(item)
+                if sum(len(blob) for _, blob in batch) > BATCH or len(batch) > 1000:
+                    box._make(batch)
+                    batch = []
+            box._make(batch)
+            box._ask({"op": "finish"})
+        except BaseException as error:
+            box.close()
+            if isinstance(error, OSError):
+                raise SandboxError(f"a snapshot could not be restored: {error}") from error
+            raise
+        return box
+
+    def _make(self, batch: list[tuple[list[Any], bytes]]) -> None:
+        self._ask({"op": "make", "items": [head for head, _ in batch]}, b"".join(blob for _, blob in batch))
+
+    # the end
+
+    def kill_all(self) -> None:
+        """End everything but the agent, which goes on to read the files for the host."""
+        with self._lock:
+            if self._killed or self._closed:
+                return
+            self._killed = True
+        try:
+            answer = self._line.ask({"op": "kill_all"}, timeout=PATIENCE)
+        except TimeoutError:
+            answer = None
+        if answer is None:  # it is dead already, or shall be now; its files are gone with it
+            self._gave_up = True
+            self._container.remove()
+        self._ledger.out_of_memory(self._container.fate(wait=0.0).out_of_memory)
+
+    def _destroy(self) -> None:
+        """End a container that does not answer."""
+        with self._lock:
+            self._killed = self._gave_up = True
+        self._container.remove()
+
+    def _death(self) -> AgentError | SandboxError:
+        """The error that says why the agent is gone: from inside, or from outside."""
+        with self._lock:
+            if self._closed:
+                return SandboxError("the box was closed while something ran in it")
+            gave_up, self._killed = self._gave_up, True
+        if gave_up:
+            return SandboxDied("the box did not answer any more and was ended")
+        fate = self._container.fate(wait=5.0)
+        self._ledger.out_of_memory(fate.out_of_memory)
+        if not fate.reachable:
+            return SandboxError("the Docker daemon does not answer any more")
+        if fate.out_of_memory:
+            return SandboxDied("the box ran out of its memory and was ended")
+        if fate.killed or fate.exit_code in (None, 137, 143):
+            return SandboxError(f"the container was ended from outside (exit code {fate.exit_code})")
+        said = bytes(self._line.complaints).decode("utf-8", "replace").strip()
+        return SandboxDied(f"the box's first process ended with code {fate.exit_code}: {said[-500:]}")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = self._killed = True
+        self._container.remove()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("latin-1")
+
+
+def _raw(string: str) -> bytes:
+    return string.encode("latin-1")

@@ -1,0 +1,434 @@
+"""Process 1 of a container: what the namespace backend's init is, spoken to over stdin and stdout.
+
+    host ──(stdin: frames)──> agent ──fork──> child: the box's user, runs
+         <──(stdout: frames)──      <─pipes──
+
+A frame is a header (length, kind, stream, number of the request) and its payload. Pipes cannot cross a daemon, so the
+agent keeps those of every running command and carries their bytes: towards a command no more than WINDOW bytes that it
+has not taken yet, from it no more than the host grants or wants to keep. When stdin ends, so does the container.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import stat
+import struct
+import sys
+import termios
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.errors import AgentError
+from agentrl.sandboxes import snapshot, tree
+from agentrl.sandboxes.base import MTIME, Entry
+
+from . import kernel, seccomp
+from .init import STATUS, Child, Init, prepare_python
+from .zygote import warm_up
+
+HEADER = struct.Struct("<IBBI")
+REQUEST, DATA, GRANT, END, ANSWER = range(1, 6)
+WINDOW = 1 << 16
+BACKLOG = 1 << 20
+"""Bytes on their way to the host, beyond which no command is listened to."""
+FIRST_PIPE = 32
+"""Pipes lie above the descriptors that a child gets, so that placing one never overwrites another."""
+TOPS = {"box": "/box", "tmp": "/tmp", "home": "/home/agent", "shm": "/dev/shm"}
+RLIMITS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 8 << 20, resource.RLIMIT_MSGQUEUE: 1 << 20}
+KEPT: list[Any] = []
+"""What a child leaves behind but does not free."""
+
+
+class Stream:
+    """One pipe between the agent and a running command."""
+
+    def __init__(self, descriptor: int, keep: int | None) -> None:
+        self.descriptor = descriptor
+        self.left = keep
+        """Bytes that the host still keeps; None for a stream that it grants by and by."""
+        self.credit = WINDOW
+        self.buffer = bytearray()
+        self.last = False
+        """The host has sent all of its input."""
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+class Run:
+    """One running command: its streams by number, and the pipe on which init's code says how it ended."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.inputs: dict[int, Stream] = {}
+        self.outputs: dict[int, Stream] = {}
+
+
+def pack(head: Any, blob: bytes = b"") -> bytes:
+    encoded = json.dumps(head).encode()
+    return b"".join((struct.pack("<I", len(encoded)), encoded, blob))
+
+
+def unpack(payload: bytes) -> tuple[Any, memoryview]:
+    (length,) = struct.unpack_from("<I", payload)
+    return json.loads(payload[4 : 4 + length]), memoryview(payload)[4 + length :]
+
+
+def high_pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, FIRST_PIPE) for end in ends]
+    for end in ends:
+        os.close(end)
+    return moved[0], moved[1]
+
+
+class Agent(Init):
+    def __init__(self, plan: dict[str, Any]) -> None:
+        super().__init__(None, plan)  # type: ignore[arg-type]  # there is no socket: frames come on descriptor 0
+        self.runs: dict[int, Run] = {}
+        self.received = bytearray()
+        self.unsent = bytearray()
+        self.restored: dict[str, list[snapshot.Saved]] = {}
+        self.operations: dict[str, Callable[[dict[str, Any], memoryview, int], Any]] = {
+            "lay_out": self.lay_out,
+            "records": self.records,
+            "collect": self.collect,
+            "save": self.save,
+            "make": self.make,
+            "finish": self.finish,
+            "kill_all": self.kill_all,
+        }
+
+    # the loop
+
+    def serve(self) -> None:
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        wake = kernel.child_descriptor()
+        while True:
+            poll = select.poll()
+            poll.register(0, select.POLLIN)
+            poll.register(wake, select.POLLIN)
+            if self.unsent:
+                poll.register(1, select.POLLOUT)
+            for run in self.runs.values():
+                poll.register(run.status, select.POLLIN)
+                for stream in run.inputs.values():
+                    if stream.buffer and stream.descriptor >= 0:
+                        poll.register(stream.descriptor, select.POLLOUT)
+                for stream in run.outputs.values():
+                    if stream.credit and stream.descriptor >= 0 and len(self.unsent) < BACKLOG:
+                        poll.register(stream.descriptor, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+                self.reap()
+            if 1 in ready:
+                self.flush()
+            for number, run in list(self.runs.items()):
+                self.carry(number, run, ready)
+            if 0 in ready:
+                self.listen()
+            self.flush()
+
+    def listen(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            part = os.read(0, 1 << 18)
+            if not part:
+                os._exit(0)
+            self.received += part
+        at = 0
+        while len(self.received) - at >= HEADER.size:
+            length, kind, place, number = HEADER.unpack_from(self.received, at)
+            if len(self.received) - at - HEADER.size < length:
+                break
+            payload = bytes(memoryview(self.received)[at + HEADER.size : at + HEADER.size + length])
+            at += HEADER.size + length
+            self.frame(kind, place, number, payload)
+        del self.received[:at]
+
+    def frame(self, kind: int, place: int, number: int, payload: bytes) -> None:
+        run = self.runs.get(number)
+        if kind == REQUEST:
+            request, blob = unpack(payload)
+            request.setdefault("id", number)
+            if request["op"] in self.operations:
+                self.operate(request, blob, number)
+            elif request["op"] in ("kill", "stop", "continue"):
+                self.handle(request, [])
+            else:
+                self.start(request, number)
+        elif run is not None and kind == DATA and place in run.inputs:
+            stream = run.inputs[place]
+            stream.buffer += payload
+            stream.last |= not payload
+            self.feed(number, place, stream)
+        elif run is not None and kind == GRANT and place in run.outputs:
+            run.outputs[place].credit += struct.unpack("<I", payload)[0]
+
+    def send(self, kind: int, place: int, number: int, payload: bytes) -> None:
+        self.unsent += HEADER.pack(len(payload), kind, place, number)
+        self.unsent += payload
+
+    def flush(self, *, all_of_it: bool = False) -> None:
+        while self.unsent:
+            try:
+                del self.unsent[: os.write(1, memoryview(self.unsent)[:WINDOW])]
+            except BlockingIOError:
+                if not all_of_it:
+                    return
+                select.select([], [1], [])
+            except OSError:
+                os._exit(0)  # the host hung up
+
+    # commands
+
+    def start(self, request: dict[str, Any], number: int) -> None:
+        """`streams` says for each descriptor of the command: None where the host writes it, else how much it keeps."""
+        reader, writer = high_pipe()
+        run = Run(reader)
+        theirs = []
+        for place, keep in enumerate(request["streams"]):
+            ends = high_pipe()
+            writes = keep is None
+            mine = ends[1] if writes else ends[0]
+            theirs.append(ends[0] if writes else ends[1])
+            os.set_blocking(mine, False)
+            streams = run.inputs if writes else run.outputs
+            streams[place] = Stream(mine, None if writes or keep < 0 else keep)
+        self.runs[number] = run
+        self.handle(request, [*theirs, writer])
+
+    def carry(self, number: int, run: Run, ready: set[int]) -> None:
+        for place, stream in run.inputs.items():
+            if stream.descriptor in ready:
+                self.feed(number, place, stream)
+        for place, stream in run.outputs.items():
+            if stream.descriptor in ready:
+                self.drain(number, place, stream, stream.credit)
+        if run.status in ready:
+            status = os.read(run.status, STATUS.size)
+            for place, stream in run.outputs.items():  # what it wrote before it ended, and not what others still write
+                left = array.array("i", [0])
+                if stream.descriptor >= 0:
+                    fcntl.ioctl(stream.descriptor, termios.FIONREAD, left)
+                while left[0] > 0:
+                    taken = self.drain(number, place, stream, left[0])
+                    if not taken:
+                        break
+                    left[0] -= taken
+            for stream in (*run.inputs.values(), *run.outputs.values()):
+                stream.close()
+            os.close(run.status)
+            del self.runs[number]
+            self.send(END, 0, number, status)
+
+    def feed(self, number: int, place: int, stream: Stream) -> None:
+        taken = 0
+        try:
+            while stream.buffer and stream.descriptor >= 0:
+                wrote = os.write(stream.descriptor, stream.buffer)
+                del stream.buffer[:wrote]
+                taken += wrote
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads it
+            stream.close()
+        if stream.descriptor < 0:
+            taken += len(stream.buffer)
+            stream.buffer.clear()
+        elif stream.last and not stream.buffer:
+            stream.close()
+        if taken:
+            self.send(GRANT, place, number, struct.pack("<I", taken))
+
+    def drain(self, number: int, place: int, stream: Stream, most: int) -> int:
+        """Pass on what there is, up to `most`; how much there was."""
+        try:
+            part = os.read(stream.descriptor, min(most, WINDOW))
+        except BlockingIOError:
+            return 0
+        if not part:
+            stream.close()
+            self.send(DATA, place, number, b"")
+            return 0
+        kept = part
+        if stream.left is None:
+            stream.credit = max(stream.credit - len(part), 0)
+        else:
+            # one byte beyond the limit tells the host that something was dropped
+            kept, stream.left = part[: stream.left + 1], max(stream.left - len(part), -1)
+        if kept:
+            self.send(DATA, place, number, kept)
+        return len(part)
+
+    # what the agent itself does for the host
+
+    def operate(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
+        try:
+            reply = self.operations[request["op"]](request, blob, number)
+            payload = reply if isinstance(reply, bytes) else pack({"value": reply})
+        except AgentError as error:
+            payload = pack({"agent": str(error)})
+        except OSError as error:
+            payload = pack({"errno": error.errno, "message": error.strerror})
+        self.send(ANSWER, 1, number, payload)
+
+    def lay_out(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
+        entries, at = {}, 0
+        for path, kind, size, mode in request["entries"]:
+            entries[path.encode("latin-1").decode("utf-8", "surrogateescape")] = Entry(
+                kind, bytes(blob[at : at + size]), mode
+            )
+            at += size
+        with opened("box") as folder:
+            tree.lay_out(folder, entries)
+
+    def records(self, request: dict[str, Any], blob: memoryview, number: int) -> Any:
+        with opened("box") as folder:
+            found = tree.records(folder, lambda uid, gid: (uid, gid))
+        return [
+            [
+                text(path),
+                item.kind,
+                item.mode,
+                item.uid,
+                item.gid,
+                item.mtime_ns,
+                text(item.content),
+                [[text(name), text(value)] for name, value in item.xattrs],
+            ]
+            for path, item in found.items()
+        ]
+
+    def collect(self, request: dict[str, Any], blob: memoryview, number: int) -> bytes:
+        with opened("box") as folder:
+            found = tree.collect(
+                folder, request["path"], max_bytes=request["max_bytes"], max_files=request["max_files"]
+            )
+        heads = [[text(os.fsencode(path)), item.kind, len(item.content), item.mode] for path, item in found.items()]
+        return pack({"value": heads}, b"".join(item.content for item in found.values()))
+
+    def save(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
+        def take(item: snapshot.Saved) -> None:
+            head = [
+                top,
+                text(item.path),
+                item.mode,
+                item.mtime_ns,
+                item.size,
+                [[at, len(chunk)] for at, chunk in item.chunks],
+                text(item.target),
+                [[text(name), text(value)] for name, value in item.xattrs],
+            ]
+            self.send(ANSWER, 0, number, pack(head, b"".join(chunk for _, chunk in item.chunks)))
+            self.flush(all_of_it=True)
+
+        with self.stopped():
+            for top in TOPS:
+                with opened(top) as folder:
+                    snapshot.each(folder, take)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Any:
+        """Everything but this process stands still."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGCONT)
+
+    def make(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
+        at = 0
+        for top, path, mode, mtime_ns, size, chunks, target, xattrs in request["items"]:
+            content = []
+            for offset, length in chunks:
+                content.append((offset, bytes(blob[at : at + length])))
+                at += length
+            names = tuple((raw(name), raw(value)) for name, value in xattrs)
+            item = snapshot.Saved(raw(path), mode, mtime_ns, size, tuple(content), raw(target), names)
+            with opened(top) as folder:
+                snapshot.make(folder, item)
+            if stat.S_ISDIR(mode):
+                self.restored.setdefault(top, []).append(item)
+
+    def finish(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
+        for top, items in self.restored.items():
+            with opened(top) as folder:
+                snapshot.finish(folder, items)
+        self.restored.clear()
+
+    def kill_all(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)  # the kernel lets none escape that is being forked just now
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+                self.reap()
+
+
+def text(data: bytes) -> str:
+    """Bytes as a string that JSON can carry."""
+    return data.decode("latin-1")
+
+
+def raw(string: str) -> bytes:
+    return string.encode("latin-1")
+
+
+@contextlib.contextmanager
+def opened(top: str) -> Any:
+    descriptor = os.open(TOPS[top], tree.FOLDER)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def settle() -> None:
+    """Close itself in: nobody in the container may trace, read or signal this process, or open what it should not."""
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.install_filter(seccomp.program(kernel.MACHINE))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which for process 1 means: not from inside
+    for kind, value in RLIMITS.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+    for place in TOPS.values():
+        os.utime(place, (MTIME, MTIME))
+
+
+def main(plan: dict[str, Any], modules: list[str]) -> tuple[str, dict[str, Any]]:
+    """Serve. Returns only in a child that is to run Python: the source, and the namespace to run it in."""
+    path = list(sys.path)
+    for name in set(os.environ) - set(plan["env"]):
+        del os.environ[name]
+    os.environ.update(plan["env"])
+    frames, nowhere = os.dup(1), os.open("/dev/null", os.O_WRONLY)
+    os.dup2(nowhere, 1)  # warming up prints
+    warm_up(modules)
+    os.dup2(frames, 1)
+    os.close(frames)
+    os.close(nowhere)
+    settle()
+    agent = Agent(plan)
+    agent.send(ANSWER, 1, 0, pack({"value": list(sys.version_info[:2])}))
+    try:
+        agent.serve()
+    except Child as child:
+        KEPT.extend((agent, child, modules))
+        return child.source, prepare_python(path)
+    raise AssertionError("the agent only ends by _exit")
