@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,15 @@ Snapshot = tuple[Saved, ...]
 
 def save(folder: int) -> Snapshot:
     """Everything below a folder, and the folder itself under the path b""."""
+    saved: list[Saved] = []
+    each(folder, saved.append)
+    return tuple(saved)
+
+
+def each(folder: int, take: Callable[[Saved], None]) -> None:
+    """Hand on what `save` keeps, one object at a time, so that nobody has to hold all of it."""
     own = os.fstat(folder)
-    saved = [Saved(b"", own.st_mode, own.st_mtime_ns, xattrs=xattrs(folder))]
+    take(Saved(b"", own.st_mode, own.st_mtime_ns, xattrs=xattrs(folder)))
     names: dict[int, bytes] = {}
 
     def keep(path: bytes, name: bytes, within: int, status: os.stat_result) -> None:
@@ -50,17 +58,20 @@ def save(folder: int) -> Snapshot:
                 fields["xattrs"] = xattrs(below)
         elif stat.S_ISLNK(status.st_mode):
             fields["target"] = os.readlink(name, dir_fd=within)
-        saved.append(Saved(path, status.st_mode, status.st_mtime_ns, **fields))
+        take(Saved(path, status.st_mode, status.st_mtime_ns, **fields))
 
     walk(folder, keep)
-    return tuple(saved)
 
 
 def restore(folder: int, snapshot: Snapshot) -> None:
     """Make the saved objects below an empty folder that nobody else touches. A dead socket's name is left out."""
     for item in snapshot:
-        if item.path:
-            _make(folder, item)
+        make(folder, item)
+    finish(folder, snapshot)
+
+
+def finish(folder: int, snapshot: Sequence[Saved]) -> None:
+    """Give the folders that were made their modes, attributes and mtimes."""
     for item in reversed(snapshot):  # folders last and deepest first: making what lies in them moved their mtime
         if stat.S_ISDIR(item.mode):
             descriptor = os.open(item.path, FOLDER, dir_fd=folder) if item.path else os.dup(folder)
@@ -70,7 +81,10 @@ def restore(folder: int, snapshot: Snapshot) -> None:
                 os.close(descriptor)
 
 
-def _make(folder: int, item: Saved) -> None:
+def make(folder: int, item: Saved) -> None:
+    """Make one saved object; the folder it lies in was made before it."""
+    if not item.path:
+        return
     if stat.S_ISDIR(item.mode):
         os.mkdir(item.path, 0o700, dir_fd=folder)
     elif stat.S_ISLNK(item.mode):

@@ -27,7 +27,7 @@ WARM = """
 """
 """Modules that every program finds imported. None of them imports threading, whose fork hook alone costs 0.5 ms."""
 
-STUB = """
+LOAD = """
 import sys
 sys.path[:] = [p for p in sys.path if p]
 def load(descriptor, parent):
@@ -50,6 +50,8 @@ def load(descriptor, parent):
     return main(socket, parent, warm)
 source, space = load(int(sys.argv[1]), int(sys.argv[2]))
 del load
+"""
+RUN = """
 code = 0
 try:
     exec(compile(source, "<string>", "exec"), space)
@@ -77,6 +79,8 @@ finally:
         code = code or 120
     os._exit(code & 255)
 """
+"""What a fork of a warm interpreter does with a program: as `python3 -c` would, to its end."""
+STUB = LOAD + RUN
 
 
 @dataclass(frozen=True, slots=True)
