@@ -56,7 +56,7 @@ check: $(VENV)/.test
 
 test: system-test check
 	$(BIN)/agentrl engine install sglang --cpu
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 test-full: system-test check
 	$(BIN)/agentrl engine install sglang --cpu

@@ -109,7 +109,8 @@ class Trainer:
             )
             if found:
                 stages.restore(self, found)
-            else:
+            await self.publisher.publish(self.learner.version)  # a server that was running may hold anything
+            if not found:
                 await stages.warm_start(self)
                 stages.save(self)
             try:
