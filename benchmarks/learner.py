@@ -1,6 +1,6 @@
 """The learner's step and its head, against TRL's loss step and a plain transformers loop, in one run on the same data.
 
-    python benchmarks/learner.py [--sections head,qwen3-4k,smollm2-1k,qwen3-16k] [--seconds 280] [--json OUT]
+    python benchmarks/learner.py [--sections head,qwen3-4k,smollm2-1k,qwen3-16k] [--seconds 280] [--json]
 
 Random weights in real shapes: nothing is downloaded. Lengths are heavy-tailed (most sequences far shorter than the
 longest), and every row trains on the same sequences. Tokens/s counts real tokens alone, never padding; MFU counts the
@@ -22,11 +22,11 @@ import json
 import math
 import platform
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", help="comma-separated: head, " + ", ".join(SHAPES))
     parser.add_argument("--seconds", type=float, default=280.0, help="start nothing new after this long")
-    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    parser.add_argument("--json", action="store_true", help="print JSON; the rows still appear on stderr as they come")
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
@@ -88,7 +88,8 @@ def main() -> None:
     began = time.perf_counter()
     peak = matrix_rate(device)
     machine = torch.cuda.get_device_name() if gpu else platform.processor() or platform.machine()
-    print(f"{machine}, torch {torch.__version__}, matrix product {peak / 1e12:.1f} TFLOP/s", flush=True)
+    say = sys.stderr if options.json else sys.stdout
+    print(f"{machine}, torch {torch.__version__}, matrix product {peak / 1e12:.1f} TFLOP/s", file=say, flush=True)
     rows: list[Row] = []
     for section in sections:
         jobs = head_jobs(device) if section == "head" else step_jobs(section, SHAPES[section], device, peak)
@@ -97,10 +98,10 @@ def main() -> None:
                 rows.append({"section": section, "name": name, "error": "left out: the time was up"})
             else:
                 rows.append({"section": section, "name": name} | attempt(job))
-            print(json.dumps(rows[-1]), flush=True)
-            if options.json:
-                result = {"machine": machine, "torch": torch.__version__, "matrix_tflops": peak / 1e12, "rows": rows}
-                options.json.write_text(json.dumps(result, indent=1) + "\n")
+            print(json.dumps(rows[-1]), file=say, flush=True)
+    if options.json:
+        result = {"machine": machine, "torch": torch.__version__, "matrix_tflops": peak / 1e12, "rows": rows}
+        print(json.dumps(result, indent=1))
 
 
 def attempt(job: Callable[[], Row]) -> Row:
