@@ -72,7 +72,8 @@ Entry = namedtuple("Entry", "kind content mode")
 def _sources() -> list[tuple[str, str | None]]:
     """The modules that the agent is made of, in the order in which they import each other; None for a package."""
     own = Path(__file__).parent / "inner" / "agent.py"
-    inner = [(f"inner.{name}", (INNER / f"{name}.py").read_text()) for name in MODULES]
+    package = "agentrl.sandboxes.namespace.inner"
+    inner = [(f"{package}.{name}", (INNER / f"{name}.py").read_text()) for name in MODULES]
     files = [(module.__name__, Path(str(module.__file__)).read_text()) for module in (tree, snapshot)]
     return [
         ("agentrl", None),
@@ -80,9 +81,11 @@ def _sources() -> list[tuple[str, str | None]]:
         ("agentrl.sandboxes", None),
         ("agentrl.sandboxes.base", STAND_IN),
         *files,
-        ("inner", None),
+        ("agentrl.sandboxes.namespace", None),
+        (package, None),
         *inner,
-        ("inner.agent", own.read_text()),
+        ("agentrl.sandboxes.docker", None),
+        ("agentrl.sandboxes.docker.agent", own.read_text()),
     ]
 
 
@@ -214,7 +217,7 @@ class DockerBackend(Backend):
             if self._runtime and self._runtime not in known:
                 raise SandboxError(f"the Docker daemon has no runtime {self._runtime!r} (it has: {', '.join(known)})")
             base = images.describe(images.HOST)
-            missing = ()
+            missing: tuple[str, ...] = ()
             if base is not None and images.inspect(client, base.tag) is None:
                 missing = (f"the image {base.tag}, which is made at first use (way: {images.way(base)})",)
             else:

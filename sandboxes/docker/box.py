@@ -17,6 +17,9 @@ from agentrl.sandboxes.namespace.box import Running
 from agentrl.sandboxes.shell import ARGV, PipeShell
 from agentrl.sandboxes.streams import Output, pump
 
+Parts = list[tuple[Any, memoryview]]
+Batch = list[tuple[list[Any], bytes]]
+"""Objects of a snapshot as the agent sent them: what it says of each, and a file's content without its holes."""
 PATIENCE = 60.0
 """Seconds after which something that does not depend on the agent counts as broken."""
 BATCH = 4 << 20
@@ -56,7 +59,7 @@ class DockerSandbox(Sandbox):
         self._ledger = Ledger(spec)
         self._lock = threading.Lock()
         self._closed = self._killed = self._gave_up = False
-        self._snapshots: dict[str, list[tuple[list[Any], bytes]]] = {}
+        self._snapshots: dict[str, Batch] = {}
 
     @property
     def alive(self) -> bool:
@@ -186,7 +189,7 @@ class DockerSandbox(Sandbox):
         """The value of the agent's answer."""
         return self._ask_at_length(request, blob, limit=limit)[-1][0]
 
-    def _ask_at_length(self, request: dict[str, Any], blob: bytes = b"", *, limit: int) -> list[tuple[Any, memoryview]]:
+    def _ask_at_length(self, request: dict[str, Any], blob: bytes = b"", *, limit: int) -> Parts:
         """All parts of the agent's answer, the value of the last one unpacked."""
         if self._closed:
             raise SandboxError("the box was closed; its files are gone")
@@ -243,7 +246,7 @@ class DockerSandbox(Sandbox):
             raise ValueError(f"this box has no snapshot {snapshot!r} (it has: {known})")
         box = self._prepare(self.spec)
         try:
-            batch: list[tuple[list[Any], bytes]] = []
+            batch: Batch = []
             for item in self._snapshots[snapshot]:
                 batch.append(item)
                 if sum(len(blob) for _, blob in batch) > BATCH or len(batch) > 1000:
@@ -258,7 +261,7 @@ class DockerSandbox(Sandbox):
             raise
         return box
 
-    def _make(self, batch: list[tuple[list[Any], bytes]]) -> None:
+    def _make(self, batch: Batch) -> None:
         self._ask({"op": "make", "items": [head for head, _ in batch]}, b"".join(blob for _, blob in batch))
 
     # the end

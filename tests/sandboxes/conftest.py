@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from agentrl import sandboxes
+from agentrl.errors import UserError
 from agentrl.sandboxes import Backend, Sandbox, SandboxSpec
 
 Make = Callable[..., Sandbox]
@@ -30,7 +32,36 @@ def process() -> Iterator[Backend]:
     backend.close()
 
 
-@pytest.fixture(scope="session", params=["namespace", "process"])
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[str]:
+    """A Docker daemon: the one that answers, or one of our own for the length of the tests."""
+    pytest.importorskip("docker", reason="the Docker SDK is missing: pip install 'agentrl[docker]'")
+    from agentrl.sandboxes.docker import daemon as own
+
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(own.running())
+        except UserError as error:
+            pytest.skip(str(error))
+        yield address
+
+
+@pytest.fixture(scope="session")
+def docker(daemon: str) -> Iterator[Backend]:
+    backend = sandboxes.load("docker")()
+    backend.create(SandboxSpec()).close()  # makes the image where it has to be made
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session", params=["namespace", "docker"])
+def isolating(request: pytest.FixtureRequest) -> Backend:
+    """Every backend that keeps boxes apart."""
+    found: Backend = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="session", params=["namespace", "process", "docker"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     found: Backend = request.getfixturevalue(request.param)
     return found
@@ -55,6 +86,12 @@ def _maker(backend: Backend) -> Iterator[Make]:
 def make(backend: Backend) -> Iterator[Make]:
     """Boxes of every backend that are closed after the test."""
     yield from _maker(backend)
+
+
+@pytest.fixture
+def isolated(isolating: Backend) -> Iterator[Make]:
+    """Boxes of every backend that keeps boxes apart, closed after the test."""
+    yield from _maker(isolating)
 
 
 @pytest.fixture

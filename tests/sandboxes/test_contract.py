@@ -241,9 +241,9 @@ def test_async_face(make: Make) -> None:
     assert asyncio.run(box.aio.ledger())["execs"] == 10
 
 
-def test_same_digest_on_every_backend(namespace: Backend, process: Backend) -> None:
+def test_same_digest_on_every_backend(namespace: Backend, backend: Backend) -> None:
     spec = SandboxSpec(files=FILES)
-    with namespace.create(spec) as one, process.create(spec) as two:
+    with namespace.create(spec) as one, backend.create(spec) as two:
         assert one.digest() == two.digest()
 
 

@@ -28,10 +28,9 @@ from typing import Any
 from agentrl.errors import AgentError
 from agentrl.sandboxes import snapshot, tree
 from agentrl.sandboxes.base import MTIME, Entry
-
-from . import kernel, seccomp
-from .init import STATUS, Child, Init, prepare_python
-from .zygote import warm_up
+from agentrl.sandboxes.namespace.inner import kernel, seccomp
+from agentrl.sandboxes.namespace.inner.init import STATUS, Child, Init, prepare_python
+from agentrl.sandboxes.namespace.inner.zygote import warm_up
 
 HEADER = struct.Struct("<IBBI")
 REQUEST, DATA, GRANT, END, ANSWER = range(1, 6)
@@ -91,9 +90,9 @@ def high_pipe() -> tuple[int, int]:
     return moved[0], moved[1]
 
 
-class Agent(Init):
+class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
     def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__(None, plan)  # type: ignore[arg-type]  # there is no socket: frames come on descriptor 0
+        super().__init__(None, plan)  # there is no socket: frames come on descriptor 0
         self.runs: dict[int, Run] = {}
         self.received = bytearray()
         self.unsent = bytearray()

@@ -1,0 +1,112 @@
+"""Starts a Docker daemon of one's own where none answers: for tests and benchmarks on a machine without one."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agentrl.errors import UserError
+
+INSTALL = "apt-get install docker.io debootstrap"
+PATIENCE = 60.0
+
+
+def answers() -> bool:
+    """Whether the daemon that DOCKER_HOST names, or the usual one, answers."""
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=10)
+        try:
+            return bool(client.ping())
+        finally:
+            client.close()
+    except DockerException:
+        return False
+
+
+def program() -> str | None:
+    """Where dockerd lies; system folders are not on everybody's PATH."""
+    return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/usr/local/bin")
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """The address of a daemon that answers; DOCKER_HOST names it for the length of the block."""
+    if answers():
+        yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        return
+    dockerd = program()
+    if dockerd is None:
+        raise UserError(f"Docker is not installed: {INSTALL}")
+    if os.geteuid() != 0:
+        raise UserError("no Docker daemon answers, and only root can start one: systemctl start docker")
+    folder = tempfile.mkdtemp(prefix="agentrl-dockerd-")
+    address, before = f"unix://{folder}/socket", os.environ.get("DOCKER_HOST")
+    process = _start(dockerd, folder, address)
+    os.environ["DOCKER_HOST"] = address
+    try:
+        _wait(process, folder)
+        yield address
+    finally:
+        if before is None:
+            os.environ.pop("DOCKER_HOST", None)
+        else:
+            os.environ["DOCKER_HOST"] = before
+        _stop(process, folder)
+
+
+def _start(dockerd: str, folder: str, address: str) -> subprocess.Popen[bytes]:
+    """No bridge and no firewall rules: our containers have no network, and the machine's own is left alone."""
+    options = [f"--host={address}", f"--data-root={folder}/data", f"--exec-root={folder}/exec"]
+    options += [f"--pidfile={folder}/pid", f"--cgroup-parent={_group(folder)}", "--bridge=none"]
+    options += ["--iptables=false", "--ip-forward=false", "--ip-masq=false"]
+    # should the parent die without a word, the daemon hears of it, and ends with all that it started
+    leash = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    with open(f"{folder}/log", "wb") as log:
+        return subprocess.Popen(
+            [*leash, dockerd, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _group(folder: str) -> str:
+    return os.path.basename(folder)
+
+
+def _wait(process: subprocess.Popen[bytes], folder: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not answers():
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = Path(folder, "log").read_text(errors="replace").splitlines()[-5:]
+            raise UserError("a Docker daemon could not be started here; it said: " + " | ".join(said))
+        time.sleep(0.1)
+
+
+def _stop(process: subprocess.Popen[bytes], folder: str) -> None:
+    """End it, its containerd and its containers; then no mount, control group or file of it may be left."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for mount in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        where = mount.split()[1]
+        if where.startswith(folder + "/"):
+            subprocess.run(["umount", "-l", where], capture_output=True)
+    for place in glob.glob(f"/sys/fs/cgroup/{_group(folder)}") + glob.glob(f"/sys/fs/cgroup/*/{_group(folder)}"):
+        for below in sorted(glob.glob(f"{place}/**/", recursive=True), key=len, reverse=True):
+            with suppress(OSError):
+                os.rmdir(below)
+        with suppress(OSError):
+            os.rmdir(place)
+    shutil.rmtree(folder, ignore_errors=True)
