@@ -27,9 +27,7 @@ class Search(Environment):
     levels = range(min(LEVELS), max(LEVELS) + 1)
     size = 10_000
     verifier = Answer(check=_right)
-    system = (
-        "Look things up with search and open, then say the name alone. Where documents disagree, the newest is right."
-    )
+    system = "Look things up with search and open, then say the name alone. If documents disagree, the newest is right."
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:

@@ -1,0 +1,263 @@
+"""Service: a customer-service desk with a policy, a database, irreversible actions, and a customer who talks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from agentrl.envs import Environment, tool
+from agentrl.types import Done, Observation, Split, Task, ToolCall, Verdict
+from agentrl.verifiers.base import Context, Submission, Verifier
+
+from .cases import case
+from .customer import Customer
+from .policy import apply
+
+Number = Annotated[int, Field(ge=1, le=9_999_999)]
+Amount = Annotated[int, Field(ge=1, le=100_000)]
+_ROWS = ("refunds", "vouchers", "declined")
+
+
+class Desk(Verifier):
+    """1 when the database is exactly as it should be and nothing forbidden was done on the way, else 0.
+
+    Both come from what the environment kept on the host side. Something forbidden, even if it was put right later, is
+    a 0: a customer would have noticed.
+    """
+
+    async def probe(self, context: Context) -> None:
+        """Nothing outside this process is needed."""
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        secret = submission.task.secret
+        try:
+            differences = _differences(secret["tables"], submission.state["tables"])
+            violations = _violations(secret, submission.state["log"], submission.state["tables"])
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return Verdict(score=0.0, evidence=("the desk's records cannot be read",), verifier=self.version)
+        lines = [*(f"table {name} is not as it should be" for name in differences), *violations]
+        return Verdict(
+            score=0.0 if lines else 1.0,
+            breakdown={"differences": float(len(differences)), "violations": float(len(violations))},
+            evidence=tuple(lines[:20]) or ("the database is right, and no rule was broken",),
+            verifier=self.version,
+        )
+
+
+def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Tables that differ; values with their types, rows in any order."""
+    names = sorted({*wanted, *found})
+    return [
+        name for name in names if name not in wanted or name not in found or _form(name, wanted) != _form(name, found)
+    ]
+
+
+def _form(name: str, tables: Mapping[str, Any]) -> Any:
+    if name in _ROWS:
+        return Counter(json.dumps(row) for row in tables[name])
+    return json.dumps(tables[name], sort_keys=True)
+
+
+def _violations(secret: Mapping[str, Any], log: Sequence[Sequence[Any]], tables: Mapping[str, Any]) -> list[str]:
+    """Actions that nobody may take, or that came before the customer was known."""
+    allowed = Counter(secret["actions"])
+    known: set[str] = set()
+    found = []
+    for entry in log:
+        if entry[0] == "verify":
+            if entry[2] is True:
+                known.add(entry[1])
+            continue
+        key = json.dumps(list(entry))
+        if not allowed[key]:
+            found.append(f"forbidden: {entry[0]}")
+            continue
+        allowed[key] -= 1
+        owner = tables["orders"][str(entry[1])]["customer"]
+        if secret["identity"] and entry[0] != "decline" and owner not in known:
+            found.append(f"before the customer was known: {entry[0]}")
+    return found
+
+
+class Service(Environment):
+    """Serve a customer by the book."""
+
+    levels = range(1, 7)
+    size = 10_000
+    verifier = Desk()
+    system = (
+        "You are a shop's service desk. Follow the policy. Settle each request with a tool: do it, or decline it by "
+        "the number of the rule it breaks. Then tell the customer."
+    )
+    max_turns = 32
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        made = case(split, level, index)
+        return Task(
+            id=f"service/{split}/{level}/{index}",
+            split=split,
+            level=level,
+            tags=tuple(sorted(made.tags)),
+            prompt=made.opening,
+            setup={
+                "tables": made.tables,
+                "policy": made.policy.text(),
+                "rules": len(made.policy.rules),
+                "customer": made.script,
+            },
+            secret={
+                "tables": made.expected(),
+                "actions": [json.dumps(action) for action in made.actions],
+                "identity": "identity" in made.policy.rules,
+                "expert": [json.dumps(step) for step in made.expert],
+            },
+        )
+
+    def start(self) -> None:
+        self._tables = copy.deepcopy(dict(self.given.setup["tables"]))
+        self._customer = Customer(self.given.setup["customer"])
+        self._log: list[list[Any]] = []
+
+    def state(self) -> dict[str, Any]:
+        return {"tables": self._tables, "log": self._log}
+
+    def on_message(self, text: str) -> Observation | Done:
+        touched = {entry[1] for entry in self._log if entry[0] != "verify"}
+        declined = {row[0] for row in self._tables["declined"]}
+        said = self._customer.reply(text, touched, declined)
+        return Done(text) if said is None else Observation(content=said, role="user")
+
+    # Looking ----------------------------------------------------------------------------------------------------
+
+    @tool
+    def read_policy(self) -> str:
+        """Read the shop's policy."""
+        return str(self.given.setup["policy"])
+
+    @tool
+    def get_order(self, order: Number) -> str:
+        """Look up an order.
+
+        Args:
+            order: its number
+        """
+        rows = {table: [row[1] for row in self._tables[table] if row[0] == order] for table in _ROWS[:2]}
+        return json.dumps({**self._order(order), **{table: sums for table, sums in rows.items() if sums}})
+
+    @tool
+    def find_customer(self, name: str) -> str:
+        """Look up a customer.
+
+        Args:
+            name: first and last name
+        """
+        for id, row in self._tables["customers"].items():
+            if row["name"].lower() == " ".join(name.split()).lower():
+                orders = [int(n) for n, order in self._tables["orders"].items() if order["customer"] == id]
+                return json.dumps({"customer": id, "tier": row["tier"], "orders": orders})
+        raise LookupError("there is no customer of that name")
+
+    @tool
+    def verify(self, customer: str, postcode: str) -> str:
+        """Check a customer's postcode.
+
+        Args:
+            customer: the customer's id, such as c1
+            postcode: as the customer says it
+        """
+        if customer not in self._tables["customers"]:
+            raise LookupError("there is no customer with that id")
+        right = self._tables["customers"][customer]["postcode"] == "".join(postcode.split()).upper()
+        self._log.append(["verify", customer, right])
+        return "it fits" if right else "it does not fit"
+
+    # Acting -----------------------------------------------------------------------------------------------------
+
+    @tool(irreversible=True)
+    def cancel(self, order: Number) -> str:
+        """Cancel an order.
+
+        Args:
+            order: its number
+        """
+        return self._act("cancel", order)
+
+    @tool(irreversible=True)
+    def change_address(self, order: Number, address: str) -> str:
+        """Send an order to another address.
+
+        Args:
+            order: its number
+            address: the new one
+        """
+        address = " ".join(address.split())
+        if not 1 <= len(address) <= 100:
+            raise ValueError("an address has 1 to 100 characters")
+        return self._act("change_address", order, address)
+
+    @tool(irreversible=True)
+    def refund(self, order: Number, amount: Amount) -> str:
+        """Pay money back for an order.
+
+        Args:
+            order: its number
+            amount: how much
+        """
+        return self._act("refund", order, amount)
+
+    @tool(irreversible=True)
+    def give_voucher(self, order: Number, amount: Amount) -> str:
+        """Give a voucher for a late order.
+
+        Args:
+            order: its number
+            amount: what it is worth
+        """
+        return self._act("give_voucher", order, amount)
+
+    @tool(irreversible=True)
+    def decline(self, order: Number, rule: Number) -> str:
+        """Refuse what the customer wants for an order.
+
+        Args:
+            order: its number
+            rule: the number of the rule it breaks
+        """
+        if rule > self.given.setup["rules"]:
+            raise ValueError(f"the policy has no rule {rule}")
+        return self._act("decline", order, rule)
+
+    def _order(self, order: int) -> dict[str, Any]:
+        if str(order) not in self._tables["orders"]:
+            raise LookupError(f"there is no order {order}")
+        found: dict[str, Any] = self._tables["orders"][str(order)]
+        return found
+
+    def _act(self, name: str, order: int, *rest: Any) -> str:
+        self._order(order)
+        self._log.append([name, order, *rest])
+        apply(self._tables, self._log[-1])
+        return "recorded"
+
+    # Knowing how ------------------------------------------------------------------------------------------------
+
+    def expert(self, task: Task) -> list[ToolCall | str]:
+        steps = map(json.loads, task.secret["expert"])
+        return [s if isinstance(s, str) else ToolCall(name=s[0], arguments=s[1]) for s in steps]
+
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other right ways: without looking things up first, looking twice, in other words."""
+        script = self.expert(task)
+        looks = ("read_policy", "get_order", "find_customer")
+        hasty = [s for s in script if isinstance(s, str) or s.name not in looks]
+        thorough = [again for s in script for again in ([s, s] if isinstance(s, ToolCall) and s.name in looks else [s])]
+        wordy = [f"Thank you for your patience. {s} Kind regards." if isinstance(s, str) else s for s in script]
+        return [hasty, thorough, wordy]
+
+
+EXPORT = Service

@@ -1,0 +1,270 @@
+"""Makes cases: a policy, a database, a customer with requests, and what the desk must do about each."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl import seeds
+from agentrl.envs.splits import Shuffle
+from agentrl.types import Split
+
+from . import policy, words
+from .policy import GOODS, STAGES, Kind, Policy, Tables, apply
+
+FIRST, NUMBERS = 100_000, 900_000
+_ORDERS = Shuffle(NUMBERS, "service")
+"""The first order's number decides a task's split, and no two tasks of a level share it."""
+
+KINDS: tuple[Kind, ...] = ("cancel", "change_address", "refund", "give_voucher")
+OTHER: dict[Kind, Kind] = {
+    "cancel": "change_address",
+    "change_address": "cancel",
+    "refund": "give_voucher",
+    "give_voucher": "refund",
+}
+"""What a customer might have wanted first for an order at the same stage."""
+QUIRKS: dict[int, tuple[str, ...]] = {
+    4: ("plain", "misread", "lost"),
+    5: ("plain", "misread", "lost", "mind", "together"),
+    6: ("misread", "lost", "mind", "together", "stranger", "other"),
+}
+"""misread: the first postcode is wrong; lost: the first order number is; mind: another wish after all; together: two
+requests at once; stranger: the postcode never fits; other: an order of somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing that the customer wants, and what comes of it."""
+
+    kind: Kind
+    number: int
+    ask: str
+    action: tuple[Any, ...]
+    """The right one, a refusal included."""
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.action[0] == "decline")
+
+
+@dataclass(slots=True)
+class Case:
+    """A whole task."""
+
+    policy: Policy
+    tables: Tables
+    opening: str
+    script: dict[str, Any]
+    """For the customer."""
+    actions: list[tuple[Any, ...]]
+    """All that may and must be done."""
+    expert: list[Any]
+    """Calls as [name, arguments], messages as text."""
+    tags: set[str]
+
+    def expected(self) -> Tables:
+        """The database when all is done."""
+        after = copy.deepcopy(self.tables)
+        for action in self.actions:
+            apply(after, action)
+        return after
+
+
+def case(split: Split, level: int, index: int) -> Case:
+    """The case with that number."""
+    number = FIRST + _ORDERS.number(split, index)
+    return _Maker(level, number, seeds.generator(0, "service", level, number)).case()
+
+
+@dataclass(slots=True)
+class _Maker:
+    level: int
+    first: int
+    rng: random.Random
+    terms: Policy = field(init=False)
+    tables: Tables = field(init=False)
+
+    def case(self) -> Case:
+        rng, level = self.rng, self.level
+        self.terms = policy.draw(rng, level)
+        self.tables = {"customers": {}, "orders": {}, "refunds": [], "vouchers": [], "declined": []}
+        for at, name in enumerate(rng.sample(words.NAMES, 2)):
+            tier = rng.choice(("basic", "gold")) if level >= 3 else "basic"
+            self.tables["customers"][f"c{at + 1}"] = {"name": name, "tier": tier, "postcode": words.postcode(rng)}
+        quirk = rng.choice(QUIRKS.get(level, ("plain",)))
+        count = 1 if level < 5 else rng.randint(2, 3)
+        refusals = [level >= 2 and quirk != "stranger" and rng.random() < 0.5 for _ in range(count)]
+        if level == 6 and quirk not in ("stranger", "other") and not any(refusals):
+            refusals[rng.randrange(count)] = True
+        requests = [self._request(refuse, quirk, at) for at, refuse in enumerate(refusals)]
+        for owner in ("c1", "c2"):
+            self._order(self._number(), owner)
+        orders = list(self.tables["orders"].items())
+        rng.shuffle(orders)
+        self.tables["orders"] = dict(orders)
+        return self._assemble(requests, quirk)
+
+    # Orders -----------------------------------------------------------------------------------------------------
+
+    def _number(self) -> int:
+        while True:
+            number = FIRST + self.rng.randrange(NUMBERS)
+            if number != self.first and str(number) not in self.tables["orders"]:
+                return number
+
+    def _order(self, number: int, owner: str, status: str = "") -> dict[str, Any]:
+        rng = self.rng
+        goods = rng.choice(list(GOODS))
+        order = self.tables["orders"][str(number)] = {
+            "customer": owner,
+            "item": rng.choice(GOODS[goods]),
+            "goods": goods,
+            "price": rng.randint(12, 240),
+            "status": status or rng.choice(STAGES),
+            "address": words.address(rng),
+        }
+        if order["status"] == "delivered":
+            order["days_since_delivery"] = rng.randint(1, 60)
+            order["days_late"] = rng.randint(0, 12)
+        return order
+
+    def _request(self, refuse: bool, quirk: str, at: int) -> Request:
+        """A request that breaks exactly one rule, or none."""
+        number = self.first if at == 0 else self._number()
+        owner = "c2" if quirk == "other" and at == 0 else "c1"
+        refuse = refuse and owner == "c1"
+        withdrawn = quirk == "mind" and at == 0
+        kinds = KINDS if self.level >= 3 else KINDS[:3]
+        if withdrawn and refuse:  # whether an order can be cancelled and whether it can be sent elsewhere often agree
+            kinds = KINDS[2:]
+        kind = self.rng.choice(kinds)
+        while True:
+            status = "delivered" if kind in ("refund", "give_voucher") else self.rng.choice(STAGES)
+            order = self._order(number, owner, status)
+            self._history(kind, number, refuse)
+            broken = self.terms.broken(kind, order, number, self.tables)
+            before = self.terms.broken(OTHER[kind], order, number, self.tables) if withdrawn else []
+            if len(broken) == refuse and not before:
+                break
+            for table in ("refunds", "vouchers"):
+                self.tables[table] = [row for row in self.tables[table] if row[0] != number]
+        if owner == "c2":
+            broken = ["owner"]
+        elif quirk == "stranger":
+            broken = ["identity"]
+        return self._wish(kind, number, order, broken)
+
+    def _history(self, kind: Kind, number: int, refuse: bool) -> None:
+        """Some orders had their refund or voucher already."""
+        table, rule = {"refund": ("refunds", "once"), "give_voucher": ("vouchers", "one_voucher")}.get(kind, ("", ""))
+        if refuse and rule in self.terms.rules and self.rng.random() < 0.4:
+            self.tables[table].append([number, self.rng.randint(5, 12)])
+
+    def _wish(self, kind: Kind, number: int, order: dict[str, Any], broken: list[str]) -> Request:
+        address = words.address(self.rng)
+        ask = self.rng.choice(words.ASKS[kind]).format(order=number, address=address)
+        if broken:
+            return Request(kind, number, ask, ("decline", number, self.terms.number(broken[0])))
+        tier = self.tables["customers"][order["customer"]]["tier"]
+        rest = {
+            "cancel": (),
+            "change_address": (address,),
+            "refund": (self.terms.amount("refund", order, tier),),
+            "give_voucher": (self.terms.amount("give_voucher", order, tier),),
+        }[kind]
+        return Request(kind, number, ask, (kind, number, *rest))
+
+    # Talk -------------------------------------------------------------------------------------------------------
+
+    def _assemble(self, requests: list[Request], quirk: str) -> Case:
+        rng = self.rng
+        name = self.tables["customers"]["c1"]["name"]
+        size = 2 if quirk == "together" else 1
+        groups = [requests[:size], *([request] for request in requests[size:])]
+        pushes = [self._pushes(group) for group in groups]
+        first = " ".join(request.ask for request in groups[0])
+        spoken, script = first, self._script(name, groups, pushes)
+        head = requests[0]
+        if quirk == "lost":
+            wrong = self._number()
+            spoken = head.ask.replace(str(head.number), str(wrong))
+            script["stages"][0]["orders"] = [[wrong, head.number]]
+            script["number"] = rng.choice(words.CORRECTIONS).format(order=head.number)
+        elif quirk == "other":
+            script["number"] = rng.choice(words.INSISTS).format(order=head.number)
+        elif quirk == "mind":
+            spoken, script["mind"] = self._change_of_mind(head)
+        right = self.tables["customers"]["c1"]["postcode"]
+        if "identity" in self.terms.rules:
+            wrong_codes = [words.postcode(rng, other_than=right) for _ in range(2)]
+            script["postcodes"] = {"misread": [wrong_codes[0], right], "stranger": wrong_codes}.get(quirk, [right])
+        opening = rng.choice(words.GREETINGS).format(name=name, ask=spoken)
+        expert = _Desk(self.terms, self.level, script).talk(groups, pushes, quirk)
+        refused = {"refusal"} if any(request.refused for request in requests) else set()
+        tags = {request.kind for request in requests} | refused | ({quirk} - {"plain"})
+        return Case(self.terms, self.tables, opening, script, [r.action for r in requests], expert, tags)
+
+    def _pushes(self, group: list[Request]) -> list[str]:
+        if self.level < 6 or not any(request.refused for request in group):
+            return []
+        return self.rng.sample(words.PUSHES, self.rng.randint(1, 2))
+
+    def _script(self, name: str, groups: list[list[Request]], pushes: list[list[str]]) -> dict[str, Any]:
+        stages = []
+        for group, push in zip(groups, pushes, strict=True):
+            ask = " ".join(request.ask for request in group)
+            stages.append(
+                {
+                    "opens": self.rng.choice(words.FURTHER).format(ask=ask),
+                    "again": self.rng.choice(words.REMINDERS).format(ask=ask),
+                    "orders": [[request.number] for request in group],
+                    "pushes": push,
+                }
+            )
+        return {"name": name, "stages": stages, "postcodes": [], "number": "", "mind": ""}
+
+    def _change_of_mind(self, request: Request) -> tuple[str, str]:
+        """What is asked first, and the words that take it back for what is wanted.
+
+        No rule is against the first wish, so a careful desk asks for the postcode before it does anything about it.
+        """
+        first = self.rng.choice(words.ASKS[OTHER[request.kind]])
+        first = first.format(order=request.number, address=words.address(self.rng))
+        return first, self.rng.choice(words.CHANGES).format(ask=request.ask)
+
+
+@dataclass(slots=True)
+class _Desk:
+    """The expert's part of the talk."""
+
+    terms: Policy
+    level: int
+    customer: dict[str, Any]
+    """The customer's script."""
+
+    def talk(self, groups: list[list[Request]], pushes: list[list[str]], quirk: str) -> list[Any]:
+        said: list[Any] = [["read_policy", {}]] if self.level >= 2 else []
+        if quirk == "lost":
+            wrong = self.customer["stages"][0]["orders"][0][0]
+            said += [["get_order", {"order": wrong}], words.ASK_NUMBER]
+        for at, (group, push) in enumerate(zip(groups, pushes, strict=True)):
+            said += [["get_order", {"order": request.number}] for request in group]
+            if at == 0 and quirk == "other":
+                said.append(words.ASK_NUMBER)
+            if at == 0 and self.level >= 3:
+                said.append(["find_customer", {"name": self.customer["name"]}])
+                for code in self.customer["postcodes"]:
+                    said += [words.ASK_POSTCODE, ["verify", {"customer": "c1", "postcode": code}]]
+            said += [_call(request.action) for request in group]
+            said += [words.REFUSED if any(request.refused for request in group) else words.DONE]
+            said += [words.FIRM] * len(push)
+        return said
+
+
+def _call(action: tuple[Any, ...]) -> list[Any]:
+    name, number, *rest = action
+    field = {"change_address": "address", "refund": "amount", "give_voucher": "amount", "decline": "rule"}.get(name)
+    return [name, {"order": number, **({field: rest[0]} if field else {})}]

@@ -1,0 +1,65 @@
+"""The customer: says what the script holds, when asked or when it is time; the same talk gives the same answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+PATIENCE = 4
+"""How many messages that settle nothing and ask nothing a customer puts up with."""
+_POSTCODE = re.compile(r"post ?code|postal|\bzip\b", re.IGNORECASE)
+_NAME = re.compile(r"\bname\b|who are you", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"number|which order|\b(?:no|not|find|right|correct|another|whose)\b.*\border|\border\b.*\b(?:not|no|right|exist)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Customer:
+    """One conversation from the customer's side.
+
+    The script: `stages` are told one after the other, each with `opens` (how it is brought up), `again` (how it is
+    repeated), `orders` (for each request the numbers that settle it) and `pushes` (what follows a refusal);
+    `postcodes` are given one at a time, `number` when an order's number is asked for, `mind` with the first reply.
+    """
+
+    def __init__(self, script: Mapping[str, Any]) -> None:
+        self._name = script["name"]
+        self._stages = script["stages"]
+        self._postcodes = list(script["postcodes"])
+        self._number = script["number"]
+        self._mind = script["mind"]
+        self._pushes = list(self._stages[0]["pushes"])
+        self._patience = PATIENCE
+        self._at = 0
+
+    def reply(self, text: str, touched: set[int], declined: set[int]) -> str | None:
+        """What the customer says to a message, given the orders dealt with so far; None: there is no more to say."""
+        stage = self._stages[self._at]
+        if not self._mind and all(touched.intersection(numbers) for numbers in stage["orders"]):
+            return self._settled(stage, declined)
+        said = []
+        if _POSTCODE.search(text) and self._postcodes:
+            said.append(f"My postcode is {self._postcodes[0]}.")
+            self._postcodes = self._postcodes[1:] or self._postcodes
+        if _NAME.search(text):
+            said.append(f"I am {self._name}.")
+        if _NUMBER.search(text) and self._number:
+            said.append(self._number)
+        if self._mind:
+            said.append(self._mind)
+            self._mind = ""
+        if not said:
+            self._patience -= 1
+            return str(stage["again"]) if self._patience > 0 else None
+        return " ".join(said)
+
+    def _settled(self, stage: Mapping[str, Any], declined: set[int]) -> str | None:
+        if self._pushes and any(declined.intersection(numbers) for numbers in stage["orders"]):
+            return str(self._pushes.pop(0))
+        self._at += 1
+        if self._at == len(self._stages):
+            return None
+        self._pushes = list(self._stages[self._at]["pushes"])
+        return str(self._stages[self._at]["opens"])
