@@ -1,0 +1,154 @@
+"""Generated schemas and their data: a table of things, a table of what belongs to each, and one more level below.
+
+    customers(id, name, city, age, phone)  <-  orders(id, customer_id, status, total, day)  <-  items(id, order_id, ...)
+
+Names of tables and columns, labels and ranges are drawn; the shape is always this, so that questions can be asked.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .words import DOMAINS, PEOPLE, Domain
+
+Kind = Literal["id", "name", "label", "number", "maybe", "ref", "day"]
+Row = tuple[Any, ...]
+Data = dict[str, list[Row]]
+Constant = tuple[str, str, Any]
+"""(table, column, value): something a question asks about, which the data should hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column and what is in it."""
+
+    name: str
+    kind: Kind
+    values: tuple[str, ...] = ()
+    low: int = 0
+    high: int = 0
+
+    @property
+    def type(self) -> str:
+        return "INTEGER" if self.kind in ("id", "number", "ref") else "TEXT"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; `one` is what one of its rows is called."""
+
+    name: str
+    one: str
+    columns: tuple[Column, ...]
+
+    def of(self, kind: Kind) -> Column:
+        """Its column of that kind."""
+        return next(column for column in self.columns if column.kind == kind)
+
+    @property
+    def create(self) -> str:
+        """The statement that creates it."""
+        columns = [f"{c.name} {c.type}{' PRIMARY KEY' if c.kind == 'id' else ''}" for c in self.columns]
+        return f"CREATE TABLE {self.name} ({', '.join(columns)})"
+
+    @property
+    def shown(self) -> str:
+        return f"{self.name}({', '.join(column.name for column in self.columns)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One to three tables; each refers to the one before it."""
+
+    tables: tuple[Table, ...]
+
+    @property
+    def creates(self) -> tuple[str, ...]:
+        """The statements that create it."""
+        return tuple(table.create for table in self.tables)
+
+    @property
+    def shown(self) -> str:
+        """As a prompt shows it."""
+        return ", ".join(table.shown for table in self.tables)
+
+    def data(self, rng: random.Random, constants: tuple[Constant, ...], *, fewest: int = 5, most: int = 11) -> Data:
+        """Rows for every table. Values near the constants are frequent: that is where careless queries go wrong."""
+        found: Data = {}
+        for depth, table in enumerate(self.tables):
+            count = rng.randint(fewest, most) * (2 if depth else 1)
+            mine = [c for c in constants if c[0] == table.name]
+            above = [row[0] for row in found[self.tables[depth - 1].name]] if depth else []
+            forced = [value for _, column, value in mine if table.columns[1].kind == "name" and column == "name"]
+            names = [*forced, *rng.sample([n for n in PEOPLE if n not in forced], count)][:count]
+            rows = []
+            for number in range(count):
+                row = [self._cell(column, number, names, above, mine, rng) for column in table.columns]
+                rows.append(tuple(row))
+            rng.shuffle(rows)
+            found[table.name] = rows
+        return found
+
+    def _cell(
+        self, column: Column, number: int, names: list[str], above: list[int], near: list[Constant], rng: random.Random
+    ) -> Any:
+        close = [value for _, name, value in near if name == column.name]
+        if column.kind == "id":
+            return number + 1
+        if column.kind == "name":
+            return names[number]
+        if column.kind == "ref":
+            return rng.choice(above[: max(2, 2 * len(above) // 3)])  # some have none
+        if column.kind == "label":
+            return rng.choice([*column.values, *close])
+        if column.kind == "maybe":
+            return None if rng.random() < 0.4 else f"{column.name}-{rng.randint(10, 99)}"
+        if column.kind == "day":
+            if close and rng.random() < 0.3:
+                return rng.choice(close)
+            return day(rng)
+        if close and rng.random() < 0.45:
+            return rng.choice(close) + rng.choice([-1, 0, 0, 1])
+        return rng.randint(column.low, column.high)
+
+
+def day(rng: random.Random, first: int = 1, last: int = 6) -> str:
+    """A day of these months of 2024."""
+    return f"2024-{rng.randint(first, last):02}-{rng.randint(1, 28):02}"
+
+
+def schema(rng: random.Random, depth: int) -> Schema:
+    """A schema of so many tables."""
+    domain: Domain = rng.choice(DOMAINS)
+    parent, child, grand = (rng.choice(names) for names in (domain.parents, domain.children, domain.grands))
+    label, values = rng.choice(domain.labels)
+    first = Table(
+        *parent,
+        (
+            Column("id", "id"),
+            Column("name", "name"),
+            Column(label, "label", tuple(rng.sample(values, 4))),
+            _number(rng, domain.numbers),
+            Column(rng.choice(domain.maybe), "maybe"),
+        ),
+    )
+    label, values = rng.choice(domain.child_labels)
+    second = Table(
+        *child,
+        (
+            Column("id", "id"),
+            Column(f"{parent[1]}_id", "ref"),
+            Column(label, "label", values),
+            _number(rng, domain.child_numbers),
+            Column("day", "day"),
+        ),
+    )
+    third = Table(*grand, (Column("id", "id"), Column(f"{child[1]}_id", "ref"), _number(rng, domain.grand_numbers)))
+    return Schema((first, second, third)[:depth])
+
+
+def _number(rng: random.Random, options: tuple[tuple[str, int, int], ...]) -> Column:
+    name, low, high = rng.choice(options)
+    return Column(name, "number", (), low, high)
