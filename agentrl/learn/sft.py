@@ -6,9 +6,15 @@ and the observations are those that training will see.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback
 
 from agentrl.errors import UserError
 from agentrl.evaluate import Evaluation
@@ -42,13 +48,7 @@ def warm_start(
 
     The work is done on a float32 copy: small updates would be lost in bfloat16 weights.
     """
-    import copy
-
-    import torch
     from datasets import Dataset, disable_progress_bars
-    from transformers import TrainerCallback
-    from trl.trainer.sft_config import SFTConfig
-    from trl.trainer.sft_trainer import SFTTrainer
 
     solved = [t for t in trajectories if t.outcome.score == 1.0]
     if not solved:
@@ -57,12 +57,64 @@ def warm_start(
         )
     disable_progress_bars()
     losses: list[float] = []
+    pupil = copy.deepcopy(model).float()
+    with tempfile.TemporaryDirectory() as temporary:
+        trainer = _trainer_class(section.smoothing)(
+            model=pupil,
+            args=_config(section, len(solved), seed, Path(temporary), next(model.parameters()).device.type == "cuda"),
+            train_dataset=Dataset.from_list(rows(solved)),
+            processing_class=tokenizer,
+            callbacks=[_listener(losses, say)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    model.load_state_dict(pupil.state_dict())  # into the same tensors: an engine may be sampling from them
+    model.eval()
+    return losses[-1] if losses else float("nan")
 
-    class Listen(TrainerCallback):
+
+def _config(section: WarmStartSection, count: int, seed: int, folder: Path, cuda: bool) -> Any:
+    from trl.trainer.sft_config import SFTConfig
+
+    return SFTConfig(
+        output_dir=str(folder),
+        num_train_epochs=section.epochs,
+        per_device_train_batch_size=section.batch,
+        learning_rate=section.lr,
+        lr_scheduler_type="cosine",
+        warmup_steps=10,
+        weight_decay=0.0,
+        bf16=cuda and torch.cuda.is_bf16_supported(),
+        use_cpu=not cuda,
+        gradient_checkpointing=False,
+        logging_strategy="steps",
+        logging_steps=max(1, int(count * section.epochs / section.batch / 10)),
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=seed % 2**31,
+        data_seed=seed % 2**31,
+        max_length=None,
+        packing=False,
+        dataloader_num_workers=0,
+    )
+
+
+def _listener(losses: list[float], say: Callable[[str], None]) -> TrainerCallback:
+    """Keeps the losses and says them."""
+
+    class Listener(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 losses.append(float(logs["loss"]))
                 say(f"warm start: step {state.global_step} of {state.max_steps}, loss {losses[-1]:.4f}")
+
+    return Listener()
+
+
+def _trainer_class(smoothing: float) -> Any:
+    """TRL's SFTTrainer, with label smoothing where it is asked for."""
+    from trl.trainer.sft_trainer import SFTTrainer
 
     class Smoothed(SFTTrainer):
         def compute_loss(
@@ -72,48 +124,12 @@ def warm_start(
             outputs = model(**inputs)
             logits = outputs.logits[:, :-1].flatten(0, 1).float()
             total = torch.nn.functional.cross_entropy(
-                logits, labels, ignore_index=IGNORED, label_smoothing=section.smoothing, reduction="sum"
+                logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
             )
             loss = total / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORED).sum())
             return (loss, outputs) if return_outputs else loss
 
-    cuda = next(model.parameters()).device.type == "cuda"
-    pupil = copy.deepcopy(model).float()
-    with tempfile.TemporaryDirectory() as temporary:
-        config = SFTConfig(
-            output_dir=temporary,
-            num_train_epochs=section.epochs,
-            per_device_train_batch_size=section.batch,
-            learning_rate=section.lr,
-            lr_scheduler_type="cosine",
-            warmup_steps=10,
-            weight_decay=0.0,
-            bf16=cuda and torch.cuda.is_bf16_supported(),
-            use_cpu=not cuda,
-            gradient_checkpointing=False,
-            logging_strategy="steps",
-            logging_steps=max(1, int(len(solved) * section.epochs / section.batch / 10)),
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            seed=seed % 2**31,
-            data_seed=seed % 2**31,
-            max_length=None,
-            packing=False,
-            dataloader_num_workers=0,
-        )
-        trainer = (Smoothed if section.smoothing else SFTTrainer)(
-            model=pupil,
-            args=config,
-            train_dataset=Dataset.from_list(rows(solved)),
-            processing_class=tokenizer,
-            callbacks=[Listen()],
-        )
-        trainer.remove_callback(_printer())
-        trainer.train()
-    model.load_state_dict(pupil.state_dict())  # into the same tensors: an engine may be sampling from them
-    model.eval()
-    return losses[-1] if losses else float("nan")
+    return Smoothed if smoothing else SFTTrainer
 
 
 def enough(evaluation: Evaluation, group_size: int) -> str:
@@ -129,9 +145,3 @@ def enough(evaluation: Evaluation, group_size: int) -> str:
         hint = "harder levels" if sum(rates) > len(rates) / 2 else "easier levels, or more demonstrations"
         return f"little for RL to work with: {seen}; choose {hint}"
     return f"warm start is enough: {seen}"
-
-
-def _printer() -> Any:
-    from transformers.trainer_callback import PrinterCallback
-
-    return PrinterCallback
