@@ -45,7 +45,8 @@ def add(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="insert",
         schema=schema,
-        text=f"Add the {t.one} {key}: name {who}, {label.name} '{value}', {number.name} {count}, no {t.of('maybe').name}.",
+        text=f"Add the {t.one} {key}: name {who}, {label.name} '{value}', {number.name} {count}, no "
+        f"{t.of('maybe').name}.",
         sql=(f"INSERT INTO {t.name} VALUES ({key}, '{who}', '{value}', {count}, NULL)",),
         change=True,
     )
@@ -189,8 +190,8 @@ def merge(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="merge",
         schema=schema,
-        text=f"{other} and {one} are the same {p.one}. Give all {c.name} of {other} to {one}, add {other}'s {number} to "
-        f"{one}'s, then delete the {p.one} {other}.",
+        text=f"{other} and {one} are the same {p.one}. Give all {c.name} of {other} to {one}, add {other}'s {number} "
+        f"to {one}'s, then delete the {p.one} {other}.",
         sql=(
             f"UPDATE {c.name} SET {p.one}_id = {id_of} '{one}') WHERE {p.one}_id = {id_of} '{other}')",
             f"UPDATE {p.name} SET {number} = {number} + (SELECT {number} FROM {p.name} WHERE name = '{other}') "
@@ -226,8 +227,8 @@ def spread(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="update join",
         schema=schema,
-        text=f"Set the {total} of every {c.one} whose {where.text} to the total {number} of its {g.name}, 0 where it has "
-        f"none; then delete every {c.one} whose {total} is 0.",
+        text=f"Set the {total} of every {c.one} whose {where.text} to the total {number} of its {g.name}, 0 where it "
+        f"has none; then delete every {c.one} whose {total} is 0.",
         sql=(
             f"UPDATE {c.name} SET {total} = (SELECT COALESCE(SUM({number}), 0) FROM {g.name} WHERE {c.one}_id = "
             f"{c.name}.id) WHERE {where.sql}",
@@ -247,8 +248,8 @@ def summary(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="new table",
         schema=schema,
-        text=f"Create the table summary({label} TEXT, {p.name} INTEGER, {number} INTEGER): for each {label} of {p.name} how "
-        f"many of them have it, and the total {number} of all their {c.name}, 0 where none.",
+        text=f"Create the table summary({label} TEXT, {p.name} INTEGER, {number} INTEGER): for each {label} of "
+        f"{p.name} how many of them have it, and the total {number} of all their {c.name}, 0 where none.",
         sql=(
             f"CREATE TABLE summary ({label} TEXT, {p.name} INTEGER, {number} INTEGER)",
             f"INSERT INTO summary SELECT p.{label}, COUNT(DISTINCT p.id), COALESCE(SUM(c.{number}), 0) FROM {p.name} p "
@@ -285,9 +286,9 @@ def normalise(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="normalise",
         schema=schema,
-        text=f"Move the {label} into a table of its own: create {label}_list(id INTEGER, name TEXT) with each {label} of "
-        f"{p.name} once, numbered from 1 in alphabetical order; give {p.name} a new last column {label}_id INTEGER that "
-        f"refers to it; then delete the column {label} of {p.name}.",
+        text=f"Move the {label} into a table of its own: create {label}_list(id INTEGER, name TEXT) with each "
+        f"{label} of {p.name} once, numbered from 1 in alphabetical order; give {p.name} a new last column "
+        f"{label}_id INTEGER that refers to it; then delete the column {label} of {p.name}.",
         sql=(
             f"CREATE TABLE {label}_list (id INTEGER, name TEXT)",
             f"INSERT INTO {label}_list SELECT ROW_NUMBER() OVER (ORDER BY {label}), {label} FROM "
@@ -306,8 +307,9 @@ def last_day(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="new column",
         schema=schema,
-        text=f"Give {p.name} two new last columns: last_day TEXT, the latest day of their {c.name} whose {where.text} (NULL "
-        f"where none), and then {c.name} INTEGER, how many those are. Then rename the table {c.name} to all_{c.name}.",
+        text=f"Give {p.name} two new last columns: last_day TEXT, the latest day of their {c.name} whose "
+        f"{where.text} (NULL where none), and then {c.name} INTEGER, how many those are. Then rename the table "
+        f"{c.name} to all_{c.name}.",
         sql=(
             f"ALTER TABLE {p.name} ADD COLUMN last_day TEXT",
             f"ALTER TABLE {p.name} ADD COLUMN {c.name} INTEGER",

@@ -116,7 +116,8 @@ def joined(rng: random.Random, schema: Schema) -> Plan:
         text=f"{number} and day of every {c.one} together with its {p.one}'s name, as {number}, day, name, where the "
         f"{p.one}'s {where.text}.",
         sql=(
-            f"SELECT c.{number}, c.day, p.name FROM {c.name} c JOIN {p.name} p ON p.id = c.{p.one}_id WHERE {where.sql}",
+            f"SELECT c.{number}, c.day, p.name FROM {c.name} c JOIN {p.name} p ON p.id = c.{p.one}_id WHERE "
+            f"{where.sql}",
         ),
         constants=where.constants,
     )
@@ -207,8 +208,8 @@ def one_not_other(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="anti join",
         schema=schema,
-        text=f"the name of every {p.one} who has a {c.one} whose {label.name} is '{yes}', but none whose {label.name} is "
-        f"'{no}'.",
+        text=f"the name of every {p.one} who has a {c.one} whose {label.name} is '{yes}', but none whose "
+        f"{label.name} is '{no}'.",
         sql=(f"SELECT name FROM {p.name} WHERE id IN ({some} '{yes}') AND id NOT IN ({some} '{no}')",),
     )
 
@@ -219,8 +220,8 @@ def above_average(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="subquery",
         schema=schema,
-        text=f"name and {number} of every {p.one} whose {number} is greater than the average {number} of all {p.name} with "
-        f"the same {label}.",
+        text=f"name and {number} of every {p.one} whose {number} is greater than the average {number} of all "
+        f"{p.name} with the same {label}.",
         sql=(
             f"SELECT name, {number} FROM {p.name} a WHERE {number} > "
             f"(SELECT AVG({number}) FROM {p.name} b WHERE b.{label} = a.{label})",
@@ -267,8 +268,8 @@ def running(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="window",
         schema=schema,
-        text=f"id, {number} and running total of {number} of all {c.name} whose {where.text}, sorted by day and then id; "
-        "the running total goes in this order.",
+        text=f"id, {number} and running total of {number} of all {c.name} whose {where.text}, sorted by day and then "
+        "id; the running total goes in this order.",
         sql=(
             f"SELECT id, {number}, SUM({number}) OVER (ORDER BY day, id ROWS UNBOUNDED PRECEDING) FROM {c.name} "
             f"WHERE {where.sql} ORDER BY day, id",
@@ -287,8 +288,8 @@ def deep_total(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="deep join",
         schema=schema,
-        text=f"the name of every {p.one} and the total {number} of all {g.name} of their {c.name} whose {where.text}, 0 "
-        "where there are none, sorted by name.",
+        text=f"the name of every {p.one} and the total {number} of all {g.name} of their {c.name} whose "
+        f"{where.text}, 0 where there are none, sorted by name.",
         sql=(
             f"SELECT p.name, COALESCE(SUM(g.{number}), 0) FROM {p.name} p LEFT JOIN {c.name} c ON c.{p.one}_id = p.id "
             f"AND {where.sql} LEFT JOIN {g.name} g ON g.{c.one}_id = c.id GROUP BY p.id, p.name ORDER BY p.name",
@@ -304,9 +305,9 @@ def deep_leader(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="deep join",
         schema=schema,
-        text=f"for each {label} of {p.name} the name of the one whose {c.name} have the greatest total {number} of {g.name} "
-        f"(where equal, the name that comes first), as {label}, name, total, sorted by {label}; leave out those without "
-        f"{g.name}.",
+        text=f"for each {label} of {p.name} the name of the one whose {c.name} have the greatest total {number} of "
+        f"{g.name} (where equal, the name that comes first), as {label}, name, total, sorted by {label}; leave out "
+        f"those without {g.name}.",
         sql=(
             f"WITH t AS (SELECT p.{label} AS label_, p.name AS name_, SUM(g.{number}) AS total_ FROM {p.name} p "
             f"JOIN {c.name} c ON c.{p.one}_id = p.id JOIN {g.name} g ON g.{c.one}_id = c.id GROUP BY p.id, p.name), "
@@ -327,8 +328,8 @@ def counts_of_both(rng: random.Random, schema: Schema) -> Plan:
         text=f"for every {p.one} whose {number} is at least {least}: name, how many {c.name} they have, and how many "
         f"{g.name} those have in all; 0 where none.",
         sql=(
-            f"SELECT p.name, COUNT(DISTINCT c.id), COUNT(g.id) FROM {p.name} p LEFT JOIN {c.name} c ON c.{p.one}_id = p.id "
-            f"LEFT JOIN {g.name} g ON g.{c.one}_id = c.id WHERE p.{number} >= {least} GROUP BY p.id, p.name",
+            f"SELECT p.name, COUNT(DISTINCT c.id), COUNT(g.id) FROM {p.name} p LEFT JOIN {c.name} c ON c.{p.one}_id "
+            f"= p.id LEFT JOIN {g.name} g ON g.{c.one}_id = c.id WHERE p.{number} >= {least} GROUP BY p.id, p.name",
         ),
         constants=((p.name, number, least),),
     )

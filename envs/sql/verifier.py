@@ -61,7 +61,8 @@ class SqlVerifier(Verifier):
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         if submission.task.setup["writable"]:
-            return await self.state.verify(submission, context)
+            verdict: Verdict = await self.state.verify(submission, context)
+            return verdict
         try:
             sql = query_of(submission.answer)
             databases = hidden(submission.task, context.secret)

@@ -25,13 +25,12 @@ class Domain:
     grand_numbers: Numbers
 
 
-PEOPLE = tuple(
-    (
-        "Ada Ali Amy Ana Ben Bea Cal Cleo Dan Dora Eli Elsa Emil Eva Finn Fay Gus Gina Hal Hana Ida Igor Ines Ivo Jan "
-        "Jill Kai Kim Lars Lena Leo Lia Max Mia Milo Mona Ned Nina Noa Olga Omar Otto Pam Paul Pia Raj Rita Rob Rosa "
-        "Sam Sara Sven Tara Ted Tess Theo Tina Tom Uma Ute Vera Vic Wes Will Yara Yuri Zara Zoe"
-    ).split()
+_PEOPLE = (
+    "Ada Ali Amy Ana Ben Bea Cal Cleo Dan Dora Eli Elsa Emil Eva Finn Fay Gus Gina Hal Hana Ida Igor Ines Ivo Jan "
+    "Jill Kai Kim Lars Lena Leo Lia Max Mia Milo Mona Ned Nina Noa Olga Omar Otto Pam Paul Pia Raj Rita Rob Rosa "
+    "Sam Sara Sven Tara Ted Tess Theo Tina Tom Uma Ute Vera Vic Wes Will Yara Yuri Zara Zoe"
 )
+PEOPLE = tuple(_PEOPLE.split())
 CITIES = ("Rome", "Oslo", "Lima", "Cairo", "Delhi", "Kyoto", "Quito", "Accra")
 COUNTRIES = ("Peru", "Chad", "Fiji", "Iran", "Laos", "Mali", "Oman", "Togo")
 COLOURS = ("red", "blue", "green", "white", "black", "grey")
