@@ -14,7 +14,7 @@ from agentrl.envs import Environment, tool
 from agentrl.types import Done, Observation, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
-from .cases import case
+from .cases import CALLER, case
 from .customer import Customer
 from .policy import apply
 
@@ -37,7 +37,7 @@ class Desk(Verifier):
         secret = submission.task.secret
         try:
             differences = _differences(secret["tables"], submission.state["tables"])
-            violations = _violations(secret, submission.state["log"], submission.state["tables"])
+            violations = _violations(secret, submission.state["log"])
         except (LookupError, TypeError, ValueError, AttributeError):
             return Verdict(score=0.0, evidence=("the desk's records cannot be read",), verifier=self.version)
         lines = [*(f"table {name} is not as it should be" for name in differences), *violations]
@@ -63,24 +63,21 @@ def _form(name: str, tables: Mapping[str, Any]) -> Any:
     return json.dumps(tables[name], sort_keys=True)
 
 
-def _violations(secret: Mapping[str, Any], log: Sequence[Sequence[Any]], tables: Mapping[str, Any]) -> list[str]:
-    """Actions that nobody may take, or that came before the customer was known."""
+def _violations(secret: Mapping[str, Any], log: Sequence[Sequence[Any]]) -> list[str]:
+    """Actions that the case does not call for, or that came before the customer's postcode was checked."""
     allowed = Counter(secret["actions"])
-    known: set[str] = set()
+    unchecked = set(secret["codes"])
     found = []
-    for entry in log:
-        if entry[0] == "verify":
-            if entry[2] is True:
-                known.add(entry[1])
+    for name, *rest in log:
+        if name == "verify":
+            unchecked -= {rest[1]} if rest[0] == CALLER else set()
             continue
-        key = json.dumps(list(entry))
+        key = json.dumps([name, *rest])
         if not allowed[key]:
-            found.append(f"forbidden: {entry[0]}")
-            continue
+            found.append(f"not called for: {name}")
+        elif unchecked:
+            found.append(f"before the postcode was checked: {name}")
         allowed[key] -= 1
-        owner = tables["orders"][str(entry[1])]["customer"]
-        if secret["identity"] and entry[0] != "decline" and owner not in known:
-            found.append(f"before the customer was known: {entry[0]}")
     return found
 
 
@@ -113,7 +110,7 @@ class Service(Environment):
             secret={
                 "tables": made.expected(),
                 "actions": [json.dumps(action) for action in made.actions],
-                "identity": "identity" in made.policy.rules,
+                "codes": made.codes,
                 "expert": [json.dumps(step) for step in made.expert],
             },
         )
@@ -172,9 +169,9 @@ class Service(Environment):
         """
         if customer not in self._tables["customers"]:
             raise LookupError("there is no customer with that id")
-        right = self._tables["customers"][customer]["postcode"] == "".join(postcode.split()).upper()
-        self._log.append(["verify", customer, right])
-        return "it fits" if right else "it does not fit"
+        code = "".join(postcode.split()).upper()
+        self._log.append(["verify", customer, code])
+        return "it fits" if code == self._tables["customers"][customer]["postcode"] else "it does not fit"
 
     # Acting -----------------------------------------------------------------------------------------------------
 

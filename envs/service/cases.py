@@ -14,18 +14,13 @@ from agentrl.types import Split
 from . import policy, words
 from .policy import GOODS, STAGES, Kind, Policy, Tables, apply
 
+CALLER = "c1"
+"""The customer who writes; there is another one, whose orders are none of their business."""
 FIRST, NUMBERS = 100_000, 900_000
 _ORDERS = Shuffle(NUMBERS, "service")
 """The first order's number decides a task's split, and no two tasks of a level share it."""
 
 KINDS: tuple[Kind, ...] = ("cancel", "change_address", "refund", "give_voucher")
-OTHER: dict[Kind, Kind] = {
-    "cancel": "change_address",
-    "change_address": "cancel",
-    "refund": "give_voucher",
-    "give_voucher": "refund",
-}
-"""What a customer might have wanted first for an order at the same stage."""
 QUIRKS: dict[int, tuple[str, ...]] = {
     4: ("plain", "misread", "lost"),
     5: ("plain", "misread", "lost", "mind", "together"),
@@ -65,6 +60,12 @@ class Case:
     """Calls as [name, arguments], messages as text."""
     tags: set[str]
 
+    @property
+    def codes(self) -> list[str]:
+        """Postcodes to be checked before anything is settled: the right one, or both of a stranger's wrong ones."""
+        said: list[str] = self.script["postcodes"]
+        return said if "stranger" in self.tags else said[-1:]
+
     def expected(self) -> Tables:
         """The database when all is done."""
         after = copy.deepcopy(self.tables)
@@ -100,7 +101,7 @@ class _Maker:
         if level == 6 and quirk not in ("stranger", "other") and not any(refusals):
             refusals[rng.randrange(count)] = True
         requests = [self._request(refuse, quirk, at) for at, refuse in enumerate(refusals)]
-        for owner in ("c1", "c2"):
+        for owner in (CALLER, "c2"):
             self._order(self._number(), owner)
         orders = list(self.tables["orders"].items())
         rng.shuffle(orders)
@@ -134,20 +135,15 @@ class _Maker:
     def _request(self, refuse: bool, quirk: str, at: int) -> Request:
         """A request that breaks exactly one rule, or none."""
         number = self.first if at == 0 else self._number()
-        owner = "c2" if quirk == "other" and at == 0 else "c1"
-        refuse = refuse and owner == "c1"
-        withdrawn = quirk == "mind" and at == 0
-        kinds = KINDS if self.level >= 3 else KINDS[:3]
-        if withdrawn and refuse:  # whether an order can be cancelled and whether it can be sent elsewhere often agree
-            kinds = KINDS[2:]
-        kind = self.rng.choice(kinds)
+        owner = "c2" if quirk == "other" and at == 0 else CALLER
+        refuse = refuse and owner == CALLER
+        kind = self.rng.choice(KINDS if self.level >= 3 else KINDS[:3])
         while True:
             status = "delivered" if kind in ("refund", "give_voucher") else self.rng.choice(STAGES)
             order = self._order(number, owner, status)
             self._history(kind, number, refuse)
             broken = self.terms.broken(kind, order, number, self.tables)
-            before = self.terms.broken(OTHER[kind], order, number, self.tables) if withdrawn else []
-            if len(broken) == refuse and not before:
+            if len(broken) == refuse:
                 break
             for table in ("refunds", "vouchers"):
                 self.tables[table] = [row for row in self.tables[table] if row[0] != number]
@@ -181,7 +177,7 @@ class _Maker:
 
     def _assemble(self, requests: list[Request], quirk: str) -> Case:
         rng = self.rng
-        name = self.tables["customers"]["c1"]["name"]
+        name = self.tables["customers"][CALLER]["name"]
         size = 2 if quirk == "together" else 1
         groups = [requests[:size], *([request] for request in requests[size:])]
         pushes = [self._pushes(group) for group in groups]
@@ -197,10 +193,11 @@ class _Maker:
             script["number"] = rng.choice(words.INSISTS).format(order=head.number)
         elif quirk == "mind":
             spoken, script["mind"] = self._change_of_mind(head)
-        right = self.tables["customers"]["c1"]["postcode"]
+        right = self.tables["customers"][CALLER]["postcode"]
         if "identity" in self.terms.rules:
-            wrong_codes = [words.postcode(rng, other_than=right) for _ in range(2)]
-            script["postcodes"] = {"misread": [wrong_codes[0], right], "stranger": wrong_codes}.get(quirk, [right])
+            one = words.postcode(rng, (right,))
+            other = words.postcode(rng, (right, one))
+            script["postcodes"] = {"misread": [one, right], "stranger": [one, other]}.get(quirk, [right])
         opening = rng.choice(words.GREETINGS).format(name=name, ask=spoken)
         expert = _Desk(self.terms, self.level, script).talk(groups, pushes, quirk)
         refused = {"refusal"} if any(request.refused for request in requests) else set()
@@ -227,11 +224,8 @@ class _Maker:
         return {"name": name, "stages": stages, "postcodes": [], "number": "", "mind": ""}
 
     def _change_of_mind(self, request: Request) -> tuple[str, str]:
-        """What is asked first, and the words that take it back for what is wanted.
-
-        No rule is against the first wish, so a careful desk asks for the postcode before it does anything about it.
-        """
-        first = self.rng.choice(words.ASKS[OTHER[request.kind]])
+        """What is asked first, and what takes it back: in reply to the first message, before the desk may act."""
+        first = self.rng.choice(words.ASKS[self.rng.choice([kind for kind in KINDS if kind != request.kind])])
         first = first.format(order=request.number, address=words.address(self.rng))
         return first, self.rng.choice(words.CHANGES).format(ask=request.ask)
 
@@ -257,7 +251,7 @@ class _Desk:
             if at == 0 and self.level >= 3:
                 said.append(["find_customer", {"name": self.customer["name"]}])
                 for code in self.customer["postcodes"]:
-                    said += [words.ASK_POSTCODE, ["verify", {"customer": "c1", "postcode": code}]]
+                    said += [words.ASK_POSTCODE, ["verify", {"customer": CALLER, "postcode": code}]]
             said += [_call(request.action) for request in group]
             said += [words.REFUSED if any(request.refused for request in group) else words.DONE]
             said += [words.FIRM] * len(push)

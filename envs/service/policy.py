@@ -63,8 +63,8 @@ class Policy:
             "once": "Refund an order only once.",
             "late": f"Give a voucher of {self.voucher}{twice} only for a delivery more than {self.late} days late.",
             "one_voucher": "Give only one voucher for an order.",
-            "identity": "Before any change, refund or voucher, ask for the postcode and check it with verify. "
-            "Decline after two wrong ones.",
+            "identity": "Before you settle or decline anything, ask for the postcode and check it with verify. "
+            "After two wrong ones, decline.",
             "owner": "Serve only the customer's own orders. If a number is wrong or not theirs, ask for the right one; "
             "decline if they insist.",
         }[key]

@@ -23,11 +23,11 @@ def address(rng: random.Random) -> str:
     return f"{rng.randint(1, 199)} {rng.choice(_STREETS.split())} {rng.choice(('Road', 'Lane', 'Street', 'Square'))}"
 
 
-def postcode(rng: random.Random, other_than: str = "") -> str:
+def postcode(rng: random.Random, taken: tuple[str, ...] = ()) -> str:
     """Four digits and two letters."""
     while True:
         made = f"{rng.randint(1000, 9999)}{''.join(rng.choices(_LETTERS, k=2))}"
-        if made != other_than:
+        if made not in taken:
             return made
 
 

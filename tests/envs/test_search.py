@@ -1,0 +1,178 @@
+"""Search: questions that their documents answer, by one way only, and an index that takes every query as words."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.envs import load
+from agentrl.envs.script import Stage, play
+from agentrl.envs.search.index import Index
+from agentrl.envs.search.relations import BY_KEY, RELATIONS, asked, told
+from agentrl.envs.search.world import _CLOSED, _OPEN, _STARTS, LEVELS, WORDS, word, world
+from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.verifiers.base import Context, Submission
+
+Search = load("search")
+PAGES = [
+    {"title": "Bobobon", "date": "1450-01-01", "facts": [("captain", "Bobobon", "Dadadan Fifin", 0)]},
+    {"title": "Bobobon", "date": "1440-01-01", "facts": [("captain", "Bobobon", "Gugugun Hahan", 0)]},
+    {
+        "title": "Kikikin",
+        "date": "1460-01-01",
+        "facts": [("river", "Kikikin", "Lolon", 1), ("feast", "Kikikin", "Mo", 0)],
+    },
+]
+
+
+def follow(task: Task, start: str, relations: list[str], *, newest: bool = True) -> str:
+    """Where the documents lead, read without any knowledge of how they were made."""
+    at = start
+    for key in relations:
+        found = {(d["date"], y) for d in task.setup["documents"] for r, x, y, _ in d["facts"] if (r, x) == (key, at)}
+        assert len({date for date, _ in found}) == len(found) > 0
+        at = (max if newest else min)(found)[1]
+    return at
+
+
+@pytest.mark.parametrize("level", Search.levels)
+def test_the_documents_answer_the_question_and_no_page_tells_two_steps_of_it(level: int) -> None:
+    environment = Search()
+    for split in SPLITS:
+        for index in range(10):
+            made, task = world(split, level, index), environment.task(split, level, index)
+            assert len(made.relations) == LEVELS[level].hops and len(made.documents) == LEVELS[level].documents
+            assert follow(task, made.chain[0], made.relations) == made.answer == task.secret["answer"]
+            assert made.chain[0] in task.prompt and not any(name in task.prompt for name in made.chain[1:])
+            oldest = follow(task, made.chain[0], made.relations, newest=False)
+            assert (oldest != made.answer) == (LEVELS[level].stale > 0)
+            for document in task.setup["documents"]:
+                text = " ".join([document["title"], *(told(*fact) for fact in document["facts"])])
+                named = [at for at, name in enumerate(made.chain) if name in text]
+                assert len(named) <= 2 and named == list(range(min(named, default=0), max(named, default=-1) + 1))
+
+
+@pytest.mark.parametrize("level", Search.levels)
+def test_a_search_for_each_name_finds_what_the_expert_then_opens(level: int) -> None:
+    for index in range(10):
+        task = Search().task("test", level, index)
+        pages = Index(task.setup["documents"])
+        for name, ids in task.secret["steps"]:
+            assert set(ids) <= set(pages.search(name))
+        pages.close()
+
+
+def test_no_two_tasks_of_a_level_start_from_the_same_word() -> None:
+    numbers = [_STARTS.number(split, index) for split in SPLITS for index in range(Search.size)]
+    assert len(set(numbers)) == 3 * Search.size == 30_000
+    assert len({word(number) for number in numbers}) == 30_000
+
+
+def test_invented_words_are_no_words_of_the_sentences() -> None:
+    invented = re.compile(f"({'|'.join(_OPEN)}){{2}}({'|'.join(_CLOSED)})")
+    assert all(invented.fullmatch(word(number).lower()) for number in range(0, WORDS, 997))
+    text = " ".join(part for r in RELATIONS for part in (*r.asks, *r.tells)).lower()
+    assert [one for one in re.findall(r"[a-z]+", text) if invented.fullmatch(one)] == []
+
+
+def test_paraphrases_share_only_small_words_with_what_they_ask_for() -> None:
+    small = {"the", "of", "that", "to", "from", "in", "at", "by", "person", "who", "town", "it", "is"}
+    for relation in RELATIONS:
+        asks = set(re.findall(r"\w+", relation.asks[1].replace("{x}", "").lower()))
+        for sentence in relation.tells[1:]:
+            shared = asks & set(re.findall(r"\w+", re.sub(r"{.}", "", sentence).lower())) - small
+            assert shared == set(), relation.key
+
+
+def test_wording() -> None:
+    assert asked("the ship Oda", ["captain", "home"], 0) == "Name the town where the captain of the ship Oda lives."
+    assert asked("Oda Ral", ["trade", "seat"], 1) == "Name the town that hosts the guild that employs Oda Ral."
+    assert told("captain", "Oda", "Ral Tin", 2) == "Aboard Oda they obey Ral Tin."
+    assert {r.source for r in RELATIONS} >= {r.target for r in RELATIONS} and len(BY_KEY) == len(RELATIONS)
+
+
+def test_tools_show_what_there_is_and_say_what_is_wrong(where: Stage) -> None:
+    task = Task(id="x", split="train", level=1, prompt="?", setup={"documents": PAGES}, secret={"answer": "Mo"})
+    calls = [
+        ToolCall(name="search", arguments={"query": "BOBOBON!"}),
+        ToolCall(name="search", arguments={"query": "who is the captain of Gugugun"}),
+        ToolCall(name="search", arguments={"query": "nowhere"}),
+        ToolCall(name="search", arguments={"query": '"* () -'}),
+        ToolCall(name="open", arguments={"id": 3}),
+        ToolCall(name="open", arguments={"id": 4}),
+        ToolCall(name="open", arguments={"id": 0}),
+    ]
+    played = asyncio.run(play(Search(), task, [*calls, "Mo"], where))
+    assert [m.content for m in played.messages if m.role == "tool"] == [
+        "<out>1 Bobobon (1450-01-01)\n2 Bobobon (1440-01-01)</out>",
+        "<out>2 Bobobon (1440-01-01)\n1 Bobobon (1450-01-01)\n3 Kikikin (1460-01-01)</out>",
+        "<out>nothing found</out>",
+        "<out>error: the query holds no word to search for</out>",
+        "<out>Kikikin (1460-01-01)\nThe bridges of Kikikin cross Lolon. The feast Mo is held in Kikikin.</out>",
+        "<out>error: there is no document 4; search gives the ids of those there are</out>",
+        "error: open: id: Input should be greater than or equal to 1",
+    ]
+    assert played.score == 1.0
+
+
+@pytest.mark.parametrize(
+    "query",
+    ['Bobobon" OR "Kikikin', "Bobobon NOT captain", "title:Bobobon", "NEAR(Bobobon Gugugun, 1)", "^Bobobon", "Bobobon*",
+     "'; DROP TABLE pages; --Bobobon", "{title}: Bobobon", "Bobobon\0 AND", "-Bobobon +nothing"],
+)  # fmt: skip
+def test_nothing_in_a_query_is_syntax(query: str) -> None:
+    pages = Index(PAGES)
+    assert set(pages.search(query)) >= {1, 2}
+    assert pages.text(1) == "Bobobon (1450-01-01)\nThe captain of the ship Bobobon is Dadadan Fifin."
+    pages.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_finds_pages_or_is_refused_in_words(query: str) -> None:
+    pages = Index(PAGES)
+    try:
+        assert set(pages.search(query)) <= {1, 2, 3} and pages.search(query) == pages.search(query)
+    except ValueError as error:
+        assert str(error) == "the query holds no word to search for"
+    finally:
+        pages.close()
+
+
+def score(answer: str) -> float:
+    task = Task(id="x", split="train", level=1, prompt="", secret={"answer": "Upper Kolarin"})
+    nothing: Any = None
+    return asyncio.run(
+        Search.verifier.verify(Submission(task=task, answer=answer), Context(secret=b"", boxes=nothing))
+    ).score
+
+
+@pytest.mark.parametrize("answer", ["Upper Kolarin", "upper kolarin", " Upper Kolarin.\n", "UPPER KOLARIN"])
+def test_right_answers(answer: str) -> None:
+    assert score(answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["", ".", "Kolarin", "Lower Kolarin", "the Upper Kolarin", "Upper Kolarin or Lower Kolarin", "UpperKolarin",
+     "Upper Kolarin\nLower Kolarin", "Answer: Upper Kolarin", "Upper Kolarin..", "Upper  Kolarin", "not Upper Kolarin",
+     "Upper Kolarin, Upper Kolarin", "Upper \u212aolarin", "Upper\u00a0Kolarin", "Upper Kolari\u200bn",
+     "Upper \u041aolarin"],
+)  # fmt: skip
+def test_wrong_answers(answer: str) -> None:
+    assert score(answer) == 0.0
+
+
+@pytest.mark.parametrize("level", Search.levels)
+def test_the_expert_and_other_right_ways_pass(level: int, where: Stage) -> None:
+    environment = Search()
+    for index in range(2):
+        task = environment.task("heldout", level, index)
+        for actions in (environment.expert(task), *environment.alternatives(task)):
+            assert asyncio.run(play(Search(), task, actions, where)).score == 1.0
+        others = {y for d in task.setup["documents"] for _, _, y, _ in d["facts"]} - {task.secret["answer"]}
+        for wrong in sorted(others)[:3]:
+            assert asyncio.run(play(Search(), task, [wrong], where)).score == 0.0
