@@ -16,7 +16,7 @@ from agentrl.envs.search.world import _CLOSED, _OPEN, _STARTS, LEVELS, WORDS, wo
 from agentrl.types import SPLITS, Task, ToolCall
 from agentrl.verifiers.base import Context, Submission
 
-Search = load("search")
+Search: Any = load("search")
 PAGES = [
     {"title": "Bobobon", "date": "1450-01-01", "facts": [("captain", "Bobobon", "Dadadan Fifin", 0)]},
     {"title": "Bobobon", "date": "1440-01-01", "facts": [("captain", "Bobobon", "Gugugun Hahan", 0)]},
