@@ -63,11 +63,13 @@ def pool_of(program: Program) -> tuple[Probe, ...]:
 
 
 def drawn(program: Program, rng: random.Random, count: int) -> list[Probe]:
-    """Random probes that differ from each other, where the program has as many."""
+    """Random probes that differ from each other and from the edges, where the program has as many."""
+    known = {repr(probe) for probe in program.edges}
     found: dict[str, Probe] = {}
     for _ in range(4 * max(count, 0)):
         if len(found) == count:
             break
         probe = program.draw(rng)
-        found.setdefault(repr(probe), probe)
+        if repr(probe) not in known:
+            found.setdefault(repr(probe), probe)
     return list(found.values())

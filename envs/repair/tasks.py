@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from functools import lru_cache
+from math import comb
 
 from agentrl import seeds
-from agentrl.envs.splits import split_of
+from agentrl.envs.splits import Shuffle, split_of
 from agentrl.types import SPLITS, Split
 
 from . import public, reference
@@ -98,23 +98,59 @@ def repository(split: Split, level: int, index: int) -> Repository:
     """The repository of a task. Where one module is broken, all mutants come by before one comes again."""
     kind = LEVELS[level]
     rng = seeds.generator(0, "repair", split, level, index)
+    if len(kind.broken) == 1:
+        known = candidates(split, kind.broken[0], kind.longest, kind.failing == 0)
+        again, place = divmod(index, len(known))
+        mutant = known[place]
+        choices = Choices(mutant, kind)
+        order = Shuffle(choices.count, f"repair {level} {mutant.program} {mutant.numbers}")
+        return Repository((mutant,), (), {mutant.program: choices.number(order.permute(again % choices.count))})
     chosen: dict[str, Mutant] = {}
     for sizes in kind.broken:
         known = candidates(split, sizes, kind.longest, kind.failing == 0)
-        mutant = known[index % len(known)] if len(kind.broken) == 1 else rng.choice(known)
+        mutant = rng.choice(known)
         while mutant.program in chosen:
             mutant = rng.choice(known)
         chosen[mutant.program] = mutant
+    shown = {}
+    for name, mutant in chosen.items():
+        choices = Choices(mutant, kind)
+        shown[name] = choices.number(rng.randrange(choices.count))
     sound = tuple(rng.sample([name for name in PROGRAMS if name not in chosen], kind.sound))
-    shown = {name: _shown(mutant, kind, rng) for name, mutant in chosen.items()}
     for name in sound:
         shown[name] = tuple(sorted(rng.sample(range(len(reference.pool(name))), kind.tests)))
     return Repository(tuple(chosen.values()), sound, shown)
 
 
-def _shown(mutant: Mutant, kind: Level, rng: random.Random) -> tuple[int, ...]:
-    """Which probes become public tests."""
-    failing = rng.randint(1, min(kind.failing, len(mutant.telling))) if kind.failing else 0
-    found = rng.sample(mutant.telling, failing)
-    found += rng.sample(mutant.passing, min(kind.tests - failing, len(mutant.passing)))
-    return tuple(sorted(found))
+class Choices:
+    """The ways to choose public tests for a mutant, numbered from 0: some that fail, the rest that pass."""
+
+    def __init__(self, mutant: Mutant, kind: Level) -> None:
+        self.telling, self.passing = mutant.telling, mutant.passing
+        most = min(kind.failing, len(self.telling))
+        self.sizes = [(f, min(kind.tests - f, len(self.passing))) for f in range(min(1, kind.failing), most + 1)]
+        self.counts = [comb(len(self.telling), f) * comb(len(self.passing), p) for f, p in self.sizes]
+        self.count = sum(self.counts)
+
+    def number(self, number: int) -> tuple[int, ...]:
+        """The probes of the choice with that number."""
+        for (failing, passing), count in zip(self.sizes, self.counts, strict=True):
+            if number < count:
+                first, second = divmod(number, comb(len(self.passing), passing))
+                return tuple(sorted(_subset(self.telling, failing, first) + _subset(self.passing, passing, second)))
+            number -= count
+        raise IndexError(number)
+
+
+def _subset(items: list[int], size: int, number: int) -> list[int]:
+    """The subset of that size with that number, in lexicographic order."""
+    found: list[int] = []
+    for at, item in enumerate(items):
+        if len(found) == size:
+            break
+        with_it = comb(len(items) - at - 1, size - len(found) - 1)
+        if number < with_it:
+            found.append(item)
+        else:
+            number -= with_it
+    return found

@@ -1,0 +1,275 @@
+"""Repair: the references are right, the mutants are wrong, hidden tests tell them apart, and tasks do not repeat."""
+
+import asyncio
+import random
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl.envs import load
+from agentrl.envs.repair import HIDDEN, edits, reference, verify
+from agentrl.envs.repair.mutate import Change, apply, changes
+from agentrl.envs.repair.program import Program, call
+from agentrl.envs.repair.programs import PROGRAMS
+from agentrl.envs.repair.table import mutants
+from agentrl.envs.repair.tasks import LEVELS, Choices, candidates, repository
+from agentrl.envs.script import Action, Played, Stage, play
+from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.verifiers.redteam import mutate as redteam
+
+Repair = load("repair")
+KINDS = {"algorithms", "text", "parsers", "structures", "dates", "money", "graphs"}
+KNOWN: list[tuple[str, str, tuple[Any, ...], Any]] = [
+    ("bisecting", "find", ([1, 2, 2, 9], 2), 1),
+    ("intervals", "merge", ([[5, 8], [1, 3], [3, 4]],), [[1, 4], [5, 8]]),
+    ("coins", "fewest", ([1, 3, 4], 6), 2),
+    ("knapsack", "best_value", ([[3, 4], [2, 3], [2, 3]], 4), 6),
+    ("rising", "longest_rising", ([3, 1, 2, 2, 5],), 3),
+    ("bases", "to_base", (-255, 16), "-ff"),
+    ("spiral", "spiral", ([[1, 2, 3], [4, 5, 6], [7, 8, 9]],), [1, 2, 3, 6, 9, 8, 7, 4, 5]),
+    ("runs", "encode", ("aaabcc",), "3a1b2c"),
+    ("wrap", "wrap", ("ab cd efg", 5), ["ab cd", "efg"]),
+    ("caesar", "shift", ("Xyz, a!", 3), "Abc, d!"),
+    ("slug", "slug", ("Hello, World!", 20), "hello-world"),
+    ("cells", "cells", ('a,"b,c","d""e"',), ["a", "b,c", 'd"e']),
+    ("calc", "value", ("2+3*(4-1)-5",), 6),
+    ("durations", "seconds", ("1h30m",), 5400),
+    ("roman", "to_roman", (1994,), "MCMXCIV"),
+    ("brackets", "problem", ("(a[b)]",), 4),
+    ("versions", "newest", (["1.9.0", "1.10.0-rc1", "1.10.0"],), "1.10.0"),
+    ("weekday", "weekday", (2000, 1, 1), "Sat"),
+    ("later", "add_months", ([2024, 1, 31], 1), [2024, 2, 29]),
+    ("clock", "between", ("23:30", "00:15"), 45),
+    ("bookings", "gaps", ([[3, 4], [6, 6]], [1, 9]), [[1, 2], [5, 5], [7, 9]]),
+    ("workdays", "due", (4, 1, []), 7),
+    ("split", "split", (100, [1, 1, 1]), [34, 33, 33]),
+    ("tax", "tax", (1000, [[0, 10], [500, 20]]), 150),
+    ("basket", "total", ([["a", 3, 500]], 0, 2000), 1495),
+    ("rounding", "divide", (5, 2), 2),
+    ("loan", "schedule", (1000, 10, 600), [[100, 600, 500], [50, 550, 0]]),
+    ("hops", "path", ({"a": ["b"], "b": ["c"], "c": []}, "a", "c"), ["a", "b", "c"]),
+    ("roads", "distances", ({"a": {"b": 9, "c": 2}, "b": {}, "c": {"b": 3}}, "a"), {"a": 0, "c": 2, "b": 5}),
+    ("ordering", "order", ({"a": ["c"], "b": [], "c": []},), ["b", "c", "a"]),
+    ("flood", "area", ([".#.", "...", "#.#"], 0, 0), 6),
+    ("bosses", "depths", ({"a": "", "b": "a", "c": "a", "d": "c"},), [1, 2, 1]),
+]
+
+
+def played(where: Stage, task: Task, *actions: Action) -> Played:
+    return asyncio.run(play(Repair(), task, actions, where))
+
+
+def namespace(source: str) -> SimpleNamespace:
+    space: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(source, "candidate.py", "exec"), space)
+    return SimpleNamespace(**space)
+
+
+def hidden(program: Program, seed: int) -> list[Any]:
+    return [*program.edges, *reference.drawn(program, random.Random(seed), HIDDEN)]
+
+
+def test_there_are_fifty_programs_of_seven_kinds() -> None:
+    assert len(PROGRAMS) == 50
+    assert {program.kind for program in PROGRAMS.values()} == KINDS
+    assert all(list(PROGRAMS.values()).count(program) == 1 for program in PROGRAMS.values())
+    assert max(program.source.count("\n") for program in PROGRAMS.values()) <= 50
+    assert all('"""' in program.source for program in PROGRAMS.values())
+
+
+@pytest.mark.parametrize(("name", "function", "args", "expected"), KNOWN, ids=lambda value: str(value)[:20])
+def test_references_give_what_is_known(name: str, function: str, args: tuple[Any, ...], expected: Any) -> None:
+    assert reference.run(reference.names(name), call(function, *args)) == [reference.Gave(expected)]
+
+
+def test_programs_written_anew_agree_with_the_references() -> None:
+    rewritten = {name: program.others for name, program in PROGRAMS.items() if program.others}
+    assert len(rewritten) >= 8
+    for name, others in rewritten.items():
+        for other in others:
+            for probe in hidden(PROGRAMS[name], 3):
+                assert reference.run(namespace(other), probe) == reference.run(reference.names(name), probe), name
+
+
+def test_probes_leave_their_arguments_alone() -> None:
+    broken = namespace("def merge(intervals):\n    intervals.clear()\n    return []\n")
+    probe = call("merge", [[1, 2]])
+    assert reference.run(broken, probe) == [reference.Gave([])]
+    assert probe == call("merge", [[1, 2]])
+
+
+def test_changes_of_every_kind() -> None:
+    source = (
+        "def f(a, b):\n    if not a:\n        return 0\n    b += 1\n    return max(a, b) if a < b and b else a - b\n"
+    )
+    found = {(change.kind, source[change.start : change.end], change.text) for change in changes(source)}
+    assert {
+        ("condition", "not a", "not (not a)"),
+        ("condition", "not a", "a"),
+        ("edge case", "    if not a:\n        return 0\n", ""),
+        ("dropped statement", "    b += 1\n", ""),
+        ("operator", "+", "-"),
+        ("operator", "-", "+"),
+        ("comparison", "<", "<="),
+        ("comparison", "<", ">"),
+        ("condition", "and", "or"),
+        ("off by one", "1", "2"),
+        ("off by one", "0", "1"),
+        ("wrong function", "max", "min"),
+        ("swapped arguments", "a, b", "b, a"),
+    } <= found
+    assert ("wrong variable", "a", "b") in found
+    assert apply("a + b", [Change("operator", 2, 3, "-")]) == "a - b"
+
+
+def test_a_sample_of_the_table_is_verified_again() -> None:
+    every = [mutant for name in PROGRAMS for mutant in mutants()[name]]
+    assert len(every) > 7_500 and all(mutant.mask for mutant in every)
+    for mutant in random.Random(1).sample(every, 120):
+        assert verify.mask(PROGRAMS[mutant.program], mutant.changes) == mutant.mask, mutant
+    kinds = {change.kind for mutant in every for change in mutant.changes}
+    assert len(kinds) >= 9
+
+
+def test_endless_loops_are_no_mutants() -> None:
+    program = PROGRAMS["workdays"]
+    at = program.source.index("day += 1")
+    assert verify.mask(program, [Change("endless", at, at + len("day += 1"), "pass")]) == 0
+
+
+def test_hidden_tests_kill_at_least_95_in_100_of_other_mutants() -> None:
+    killed = alive = 0
+    for name in ("intervals", "slug", "settings", "ring", "later", "prices", "flood", "roman"):
+        probes, right = hidden(PROGRAMS[name], 5), reference.names(name)
+        expected = [reference.run(right, probe) for probe in probes]
+        for _, source in redteam.mutants(PROGRAMS[name].source):
+            try:
+                gave = [verify._limited(namespace(source), probe) for probe in probes]
+                dead = repr(gave) != repr(expected)
+            except (Exception, verify._TooLong):
+                dead = True
+            killed, alive = killed + dead, alive + (not dead and not _only_texts(name, source))
+    assert killed > 300
+    assert killed / (killed + alive) >= 0.95
+
+
+def _only_texts(name: str, source: str) -> bool:
+    """Whether only a docstring or the text of an error differs: nobody could tell."""
+    import ast
+
+    def bare(text: str) -> str:
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                node.exc.args = []
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                node.value.value = ""
+        return ast.dump(tree)
+
+    return bare(PROGRAMS[name].source) == bare(source)
+
+
+def test_edits_turn_every_mutant_back() -> None:
+    for name in PROGRAMS:
+        for mutant in random.Random(2).sample(mutants()[name], 12):
+            text = mutant.source
+            for old, new in edits(text, PROGRAMS[name].source):
+                assert text.count(old) == 1
+                text = text.replace(old, new)
+            assert text == PROGRAMS[name].source
+
+
+@pytest.mark.parametrize("level", Repair.levels)
+def test_the_expert_and_others_solve_it_and_nothing_less_does(level: int, where: Stage) -> None:
+    environment = Repair()
+    task = environment.task("heldout", level, 3)
+    expert = environment.expert(task)
+    whole = played(where, task, *expert)
+    assert whole.score == 1.0
+    assert whole.messages[-2].content.endswith(" 0 failed</out>")
+    assert played(where, task, "done").score == 0.0
+    assert [played(where, task, *actions).score for actions in environment.alternatives(task)] == [1.0, 1.0]
+    edited = [action for action in expert if isinstance(action, ToolCall) and action.name == "edit"]
+    if len(edited) > 1:
+        assert played(where, task, *edited[:-1], "done").score == 0.0
+
+
+@pytest.mark.parametrize(("level", "fails"), [(1, True), (4, True), (6, False)])
+def test_public_tests_tell_as_much_as_the_level_says(level: int, fails: bool, where: Stage) -> None:
+    task = Repair().task("train", level, 5)
+    output = played(where, task, ToolCall(name="run_tests"), "done").messages[-2].content
+    assert (" 0 failed" not in output) == fails
+    assert ("but got ==" in output or "Error:" in output) == fails
+
+
+def test_mending_the_tests_or_breaking_a_sound_module_scores_nothing(where: Stage) -> None:
+    environment = Repair()
+    task = environment.task("train", 1, 0)
+    path = next(path for path in task.setup["files"] if path.startswith("test_"))
+    wipe = {"path": path, "old": task.setup["files"][path], "new": "def test_1():\n    pass\n"}
+    cheat = played(where, task, ToolCall(name="edit", arguments=wipe), ToolCall(name="run_tests"), "done")
+    assert (cheat.score, cheat.messages[-2].content) == (0.0, "<out>1 passed, 0 failed</out>")
+    task = environment.task("train", 5, 0)
+    sound = next(
+        p for p in task.setup["files"] if p.startswith("lib/") and p not in task.secret["fixed"] and "__" not in p
+    )
+    spoil = {"path": sound, "old": task.setup["files"][sound], "new": "def nothing():\n    pass\n"}
+    assert (
+        played(where, task, *environment.expert(task)[:-1], ToolCall(name="edit", arguments=spoil), "done").score == 0.0
+    )
+
+
+def test_tools_say_what_is_wrong(where: Stage) -> None:
+    task = Repair().task("train", 1, 0)
+    (path,) = task.secret["fixed"]
+    calls = [
+        ToolCall(name="edit", arguments={"path": path, "old": "no such text", "new": ""}),
+        ToolCall(name="edit", arguments={"path": path, "old": "", "new": "x"}),
+        ToolCall(name="read", arguments={"path": "../etc/passwd"}),
+        ToolCall(name="read", arguments={"path": "lib/none.py"}),
+        ToolCall(name="edit", arguments={"path": path, "old": task.setup["files"][path], "new": "def ("}),
+        ToolCall(name="run_tests"),
+    ]
+    seen = [m.content for m in played(where, task, *calls).messages if m.role == "tool"]
+    assert seen[0] == f"<out>error: the old text stands 0 times in {path}; it must stand there exactly once</out>"
+    assert seen[1] == seen[0]
+    assert seen[2] == "<out>error: give a path of the repository, such as lib/name.py</out>"
+    assert seen[3].startswith("<out>error:") and seen[4] == "<out>edited</out>"
+    assert "cannot be imported: SyntaxError" in seen[5] and seen[5].endswith("0 passed, 1 failed</out>")
+
+
+def test_no_mutant_is_in_two_splits() -> None:
+    texts = {split: {m.source for m in candidates(split, (1, 2, 3), 1_000, False)} for split in SPLITS}
+    assert sum(map(len, texts.values())) == len(set.union(*texts.values()))
+    assert min(map(len, texts.values())) > 600
+
+
+@pytest.mark.parametrize(("split", "level"), [("heldout", 1), ("test", 1), ("train", 2), ("heldout", 4)])
+def test_ten_thousand_tasks_without_a_repeat(split: Any, level: int) -> None:
+    seen = set()
+    for index in range(10_000):
+        made = repository(split, level, index)
+        seen.add((*sorted((m.program, m.numbers) for m in made.broken), *sorted(made.shown.items())))
+    assert len(seen) == 10_000
+
+
+def test_public_tests_are_numbered_without_gaps() -> None:
+    mutant = next(m for m in candidates("train", (1,), 1_000, False) if len(m.telling) == 2)
+    choices = Choices(mutant, LEVELS[2])
+    found = {choices.number(number) for number in range(choices.count)}
+    assert len(found) == choices.count == 2 * (22 * 21 * 20 // 6) + 22 * 21 // 2
+    assert all(len(one) == 4 and set(one) & set(mutant.telling) for one in found)
+
+
+def test_a_task_is_made_in_under_five_milliseconds() -> None:
+    environment = Repair()
+    for level in Repair.levels:
+        took = []
+        for split in SPLITS:
+            for index in range(30):
+                began = time.thread_time()
+                environment.task(split, level, index)
+                took.append(time.thread_time() - began)
+        assert sum(took) / len(took) < 0.005
