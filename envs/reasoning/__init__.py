@@ -1,0 +1,80 @@
+"""Reasoning: questions of the package reasoning-gym, only with scorers that our attacks gain nothing from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.envs import Environment, tool
+from agentrl.envs.splits import draw
+from agentrl.errors import AuthoringError
+from agentrl.types import Done, Split, Task, ToolCall
+
+from .datasets import LEVELS, allowed, entry, installed, knob, size
+from .scorers import Reasoned
+
+
+class Reasoning(Environment):
+    """Answer questions that take thought."""
+
+    levels = LEVELS
+    size = 10_000
+    verifier = Reasoned()
+    system = "Think, then submit the answer alone: nothing before it, nothing after it."
+    max_turns = 4
+
+    def __init__(self, *, datasets: Sequence[str] | None = None) -> None:
+        """
+        Args:
+            datasets: which to draw from, in turn; without it, the quick ones that pass all checks.
+        """
+        super().__init__()
+        installed()
+        known = allowed()
+        names = tuple(datasets or (name for name, found in known.items() if found.get("mix")))
+        for name in names:
+            if name not in known:
+                fit = ", ".join(one for one, found in known.items() if "refused" not in found)
+                raise AuthoringError(f"reasoning: there is no dataset {name!r}; there are: {fit}")
+            if why := known[name].get("refused"):
+                raise AuthoringError(f"reasoning: {name} cannot be trained on: {why}; take another one")
+        self._names = names
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        name = self._names[index % len(self._names)]
+
+        def make(rng: Any) -> tuple[int, dict[str, Any]]:
+            number = rng.randrange(size(name))
+            return number, entry(name, knob(name, level), number)
+
+        number, found = draw(
+            split, level, index, env=f"reasoning {name}", make=make, content=lambda made: str(made[1]["question"])
+        )
+        return Task(
+            id=f"reasoning/{split}/{level}/{index}",
+            split=split,
+            level=level,
+            tags=(name,),
+            prompt=found["question"],
+            secret={
+                "dataset": name,
+                "number": number,
+                "answer": found["answer"],
+                "scorer": allowed()[name]["scorer"],
+            },
+        )
+
+    @tool(terminal=True)
+    def submit(self, answer: str) -> Done:
+        """Give the answer; this ends the task.
+
+        Args:
+            answer: the answer alone
+        """
+        return Done(answer)
+
+    def expert(self, task: Task) -> list[ToolCall | str]:
+        return [ToolCall(name="submit", arguments={"answer": task.secret["answer"]})]
+
+
+EXPORT = Reasoning

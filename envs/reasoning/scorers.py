@@ -1,0 +1,121 @@
+"""Scores an answer: by strict scorers of our own, or by the package's, which then must give full marks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agentrl.sandboxes.base import off_loop
+from agentrl.types import Task, Verdict
+from agentrl.verifiers.answer import Answer, Expression
+from agentrl.verifiers.answer.text import clean
+from agentrl.verifiers.base import Context, Submission, Verifier
+
+from .datasets import dataset, entry, knob
+
+LETTERS = ("x", "y", "z", "w", "X", "Y", "Z", "C")
+
+
+def _gold(task: Task) -> str:
+    return str(clean(str(task.secret["answer"])))
+
+
+def _details(task: Task) -> Mapping[str, Any]:
+    name = task.secret["dataset"]
+    found: Mapping[str, Any] = entry(name, knob(name, task.level), task.secret["number"])["metadata"]
+    return found
+
+
+def _same_words(task: Task, answer: str) -> bool:
+    """Equal but for the amount of white space within a line and at its end."""
+    return [line.split() for line in answer.splitlines()] == [line.split() for line in _gold(task).splitlines()]
+
+
+def _uses(tree: Expression, numbers: list[int]) -> bool:
+    return Counter(tree.numbers()) == Counter(numbers)
+
+
+def _reaches_24(task: Task, tree: Expression) -> bool:
+    return _uses(tree, _details(task)["numbers"]) and tree.value() == 24
+
+
+def _reaches_target(task: Task, tree: Expression) -> bool:
+    details = _details(task)
+    return _uses(tree, details["numbers"]) and tree.value() == details["target"]
+
+
+def _longer_than_gold(task: Task) -> int:
+    """Room for the right answer in other words, but not for the product of factors that the question states."""
+    return 4 * len(re.findall(r"[0-9]+|[A-Za-z]+|[-+*/^]", _gold(task))) + 8
+
+
+_ARITHMETIC = ("+", "-", "*", "/", "negate")
+OURS: dict[str, Answer] = {
+    "exact": Answer(_gold),
+    "words": Answer(check=_same_words),
+    "numeric": Answer(_gold, kind="numeric"),
+    "polynomial": Answer(_gold, kind="expression", names=LETTERS, shape="expanded", max_nodes=_longer_than_gold),
+    "integral": Answer(_gold, kind="expression", names=LETTERS, max_nodes=_longer_than_gold),
+    "make 24": Answer(kind="expression", operators=_ARITHMETIC, check=_reaches_24),
+    "make the target": Answer(kind="expression", operators=_ARITHMETIC, check=_reaches_target),
+}
+"""Scorers of our own by name: a strict grammar each, nothing evaluated."""
+
+CHOSEN: dict[str, str] = {
+    "binary_matrix": "words",
+    "countdown": "make the target",
+    "fraction_simplification": "exact",
+    "gsm_symbolic": "numeric",
+    "knights_knaves": "exact",
+    "letter_jumble": "exact",
+    "number_sorting": "exact",
+    "polynomial_multiplication": "polynomial",
+    "puzzle24": "make 24",
+    "simple_integration": "integral",
+    "spiral_matrix": "words",
+    "string_insertion": "exact",
+    "time_intervals": "exact",
+    "word_sorting": "exact",
+}
+"""Datasets that get one of ours whatever the package does: seven of the nine whose scorer executes the answer, and
+others whose scorer gives full marks to an answer that merely holds the right one."""
+
+
+def full_marks(score: Callable[[str, dict[str, Any]], Any], answer: str, given: dict[str, Any]) -> bool:
+    """Whether the package's scorer gives an answer full marks; one that is unclear, or trips it up, gets none.
+
+    Its partial marks count as none: most are for holding the right answer somewhere in a longer text. No sign beyond
+    ASCII counts that the right answer does not hold: int() and float() read the digits of any script.
+    """
+    try:
+        answer = clean(answer)
+        if any(not char.isascii() and char not in given["answer"] for char in answer):
+            return False
+        found = score(answer, given)
+    except Exception:  # whatever the answer made it raise: the answer's doing
+        return False
+    return isinstance(found, int | float) and float(found) == 1.0
+
+
+class Reasoned(Verifier):
+    """1 for a right answer, else 0, by the scorer that the task names."""
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        scorer = submission.task.secret["scorer"]
+        if scorer != "package":
+            verdict: Verdict = await OURS[scorer].verify(submission, context)
+            return replace(verdict, verifier=self.version)
+        right = await off_loop(self._package, submission.task, submission.answer)
+        evidence = "the answer is right" if right else "the answer is wrong, or cannot be read"
+        return Verdict(score=float(right), evidence=(evidence,), verifier=self.version)
+
+    def _package(self, task: Task, answer: str) -> bool:
+        name = task.secret["dataset"]
+        turned = knob(name, task.level)
+        return full_marks(dataset(name, turned).score_answer, answer, entry(name, turned, task.secret["number"]))
+
+    async def probe(self, context: Context) -> None:
+        """Nothing outside this process is needed."""
