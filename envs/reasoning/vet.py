@@ -218,12 +218,13 @@ def _child(name: str, measured: tuple[int, bool] | None, to: Connection) -> None
         to.send(examine(name, measured))
 
 
-def digests(names: list[str]) -> dict[str, int]:
-    """What this interpreter makes of some entries: sets and hashes must not show in them."""
+def digests(places: list[str]) -> dict[str, int]:
+    """What this interpreter makes of some entries, for each `name:levels`: sets and hashes must not show in them."""
     found = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        for name in names:
-            texts = [entry(name, 1, n) for n in range(3)]
+        for place in places:
+            name, levels = place.split(":")
+            texts = [entry(name, level, n) for level in sorted({1, int(levels)}) for n in range(3)]
             found[name] = derive(0, *(f"{e['question']}\0{e['answer']}" for e in texts))
     return found
 
@@ -241,7 +242,8 @@ def vet(names: list[str], known: Mapping[str, Mapping[str, Any]] | None = None) 
     fit = [name for name in names if "refused" not in found[name]]
     seen = []
     for seed in ("1", "2"):
-        order = [sys.executable, "-m", "agentrl.envs.reasoning.vet", "--digests", *fit]
+        order = [sys.executable, "-m", "agentrl.envs.reasoning.vet", "--digests"]
+        order += [f"{name}:{found[name]['levels']}" for name in fit]
         done = subprocess.run(order, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True)
         seen.append(json.loads(done.stdout))
     for name in fit:

@@ -15,9 +15,10 @@ import pytest
 
 from agentrl.envs import load
 from agentrl.envs.reasoning import datasets
-from agentrl.envs.reasoning.datasets import allowed, dataset, entry, knob
+from agentrl.envs.reasoning.datasets import allowed, entry, knob
 from agentrl.envs.reasoning.scorers import CHOSEN, OURS, Reasoned, full_marks
 from agentrl.envs.reasoning.vet import attacks, vet
+from agentrl.envs.script import Stage, play
 from agentrl.errors import AuthoringError, CatalogueError
 from agentrl.types import SPLITS, Task, ToolCall
 from agentrl.verifiers.base import Context, Submission
@@ -50,10 +51,11 @@ def test_no_scorer_that_executes_the_answer_is_ever_called() -> None:
     used = {name for name in FIT if allowed()[name]["scorer"] == "package"}
     assert not used & EXECUTES
     code = re.compile(r"\b(eval|exec|parse_expr|sympify)\(")
-    assert [name for name in sorted(used) if code.search(inspect.getsource(dataset(name, 1).score_answer))] == []
-    assert [name for name in sorted(EXECUTES) if code.search(inspect.getsource(dataset(name, 1).score_answer))] == (
-        sorted(EXECUTES)
-    )
+    from reasoning_gym.factory import DATASETS
+
+    runs = {name for name in DATASETS if code.search(inspect.getsource(DATASETS[name][0].score_answer))}
+    assert runs == EXECUTES | {"number_sorting"}  # which runs eval on its own answer only; it gets a scorer of ours
+    assert not used & runs
 
 
 def test_the_list_names_every_dataset_and_a_scorer_or_a_reason() -> None:
@@ -70,12 +72,12 @@ def test_the_list_names_every_dataset_and_a_scorer_or_a_reason() -> None:
 
 def test_examining_again_gives_the_same_list() -> None:
     """A few of each kind here; all of them with AGENTRL_FULL=1 (some minutes)."""
-    some = ["gcd", "ab", "complex_arithmetic", "puzzle24", "spell_backward", "gsm_symbolic", "n_queens", "word_sorting"]
+    some = ["ab", "complex_arithmetic", "string_insertion"]
     names = sorted(allowed()) if os.environ.get("AGENTRL_FULL") else some
     assert vet(names, allowed()) == {name: allowed()[name] for name in names}
 
 
-@pytest.mark.parametrize("name", FIT)
+@pytest.mark.parametrize("name", FIT if os.environ.get("AGENTRL_FULL") else sorted({*MIX, *CHOSEN, "gsm_symbolic"}))
 def test_right_answers_count_and_attacks_do_not(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # what an executed payload would write
     environment = Reasoning(datasets=[name])
@@ -103,20 +105,12 @@ def test_levels_splits_and_purity() -> None:
     assert turned[5] > len(MIX) // 2
 
 
-def test_an_episode_ends_with_the_answer(scripted_policy: Any) -> None:
-    assert scripted_policy("reasoning", index=2).score == 1.0
-    task = Reasoning().task("train", 1, 2)
-    assert scripted_policy("reasoning", [gold(task)], index=2).score == 1.0  # said, instead of submitted
-    twice = [ToolCall(name="submit", arguments={"answer": f"{gold(task)} {gold(task)}x"})]
-    assert scripted_policy("reasoning", twice, index=2).score == 0.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [("2*x**2 + 6*x", 1.0), ("6*x+2*x^2", 1.0), ("2*x*(x + 3)", 0.0), ("2*x**2 + 5*x", 0.0), ("2x^2+6x", 0.0)],
-)
-def test_polynomials_are_equal_as_functions_and_multiplied_out(answer: str, right: float) -> None:
-    assert score(given("polynomial", "2*x**2 + 6*x"), answer) == right
+def test_an_episode_ends_with_the_answer(where: Stage) -> None:
+    environment = Reasoning()
+    task = environment.task("train", 1, 2)
+    twice = ToolCall(name="submit", arguments={"answer": f"{gold(task)} {gold(task)}x"})
+    scripts: list[Any] = [environment.expert(task), [gold(task)], [twice], [f"The answer is {gold(task)}"]]
+    assert [asyncio.run(play(Reasoning(), task, script, where)).score for script in scripts] == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
