@@ -47,7 +47,9 @@ def add(rng: random.Random, schema: Schema) -> Plan:
         schema=schema,
         text=f"Add the {t.one} {key}: name {who}, {label.name} '{value}', {number.name} {count}, no "
         f"{t.of('maybe').name}.",
-        sql=(f"INSERT INTO {t.name} VALUES ({key}, '{who}', '{value}', {count}, NULL)",),
+        sql=(
+            f"INSERT INTO {t.name} (id, name, {label.name}, {number.name}) VALUES ({key}, '{who}', '{value}', {count})",
+        ),
         change=True,
     )
 
@@ -124,7 +126,8 @@ def add_child(rng: random.Random, schema: Schema) -> Plan:
         text=f"Add the {c.one} {key} for the {p.one} named {who}: {label.name} '{value}', {number.name} {count}, day "
         f"'{when}'.",
         sql=(
-            f"INSERT INTO {c.name} SELECT {key}, id, '{value}', {count}, '{when}' FROM {p.name} WHERE name = '{who}'",
+            f"INSERT INTO {c.name} (id, {p.one}_id, {label.name}, {number.name}, day) "
+            f"SELECT {key}, id, '{value}', {count}, '{when}' FROM {p.name} WHERE name = '{who}'",
         ),
         change=True,
         constants=((p.name, "name", who),),

@@ -74,8 +74,17 @@ class Schema:
         """As a prompt shows it."""
         return ", ".join(table.shown for table in self.tables)
 
-    def data(self, rng: random.Random, constants: tuple[Constant, ...], *, fewest: int = 5, most: int = 11) -> Data:
-        """Rows for every table. Values near the constants are frequent: that is where careless queries go wrong."""
+    def data(
+        self,
+        rng: random.Random,
+        constants: tuple[Constant, ...],
+        *,
+        fewest: int = 5,
+        most: int = 11,
+        alike: bool = False,
+    ) -> Data:
+        """Rows for every table. Values near the constants are frequent, and `alike` makes values repeat: ties and ends
+        are where careless queries go wrong."""
         found: Data = {}
         for depth, table in enumerate(self.tables):
             count = rng.randint(fewest, most) * (2 if depth else 1)
@@ -85,33 +94,41 @@ class Schema:
             names = [*forced, *rng.sample([n for n in PEOPLE if n not in forced], count)][:count]
             rows = []
             for number in range(count):
-                row = [self._cell(column, number, names, above, mine, rng) for column in table.columns]
-                rows.append(tuple(row))
+                rows.append(tuple(_cell(column, number, names, above, mine, rng, alike) for column in table.columns))
             rng.shuffle(rows)
             found[table.name] = rows
         return found
 
-    def _cell(
-        self, column: Column, number: int, names: list[str], above: list[int], near: list[Constant], rng: random.Random
-    ) -> Any:
-        close = [value for _, name, value in near if name == column.name]
-        if column.kind == "id":
-            return number + 1
-        if column.kind == "name":
-            return names[number]
-        if column.kind == "ref":
-            return rng.choice(above[: max(2, 2 * len(above) // 3)])  # some have none
-        if column.kind == "label":
-            return rng.choice([*column.values, *close])
-        if column.kind == "maybe":
-            return None if rng.random() < 0.4 else f"{column.name}-{rng.randint(10, 99)}"
-        if column.kind == "day":
-            if close and rng.random() < 0.3:
-                return rng.choice(close)
-            return day(rng)
-        if close and rng.random() < 0.45:
-            return rng.choice(close) + rng.choice([-1, 0, 0, 1])
-        return rng.randint(column.low, column.high)
+
+def _cell(
+    column: Column,
+    number: int,
+    names: list[str],
+    above: list[int],
+    near: list[Constant],
+    rng: random.Random,
+    alike: bool,
+) -> Any:
+    """The value of one column of one row."""
+    close = [value for _, name, value in near if name == column.name]
+    if column.kind == "id":
+        return number + 1
+    if column.kind == "name":
+        return names[number]
+    if column.kind == "ref":
+        return rng.choice(above[: max(2, 2 * len(above) // 3)])  # some have none
+    if column.kind == "label":
+        return rng.choice([*column.values, *close])
+    if column.kind == "maybe":
+        return None if rng.random() < 0.4 else f"{column.name}-{rng.randint(10, 99)}"
+    if column.kind == "day":
+        if close and rng.random() < 0.3:
+            return rng.choice(close)
+        return f"2024-{rng.randint(1, 6):02}-15" if alike else day(rng)
+    if close and rng.random() < 0.45:
+        return rng.choice(close) + rng.choice([-1, 0, 0, 1])
+    middle = (column.low + column.high) // 2
+    return rng.choice([middle, middle, middle + 1]) if alike else rng.randint(column.low, column.high)
 
 
 def day(rng: random.Random, first: int = 1, last: int = 6) -> str:
@@ -124,27 +141,17 @@ def schema(rng: random.Random, depth: int) -> Schema:
     domain: Domain = rng.choice(DOMAINS)
     parent, child, grand = (rng.choice(names) for names in (domain.parents, domain.children, domain.grands))
     label, values = rng.choice(domain.labels)
-    first = Table(
-        *parent,
-        (
-            Column("id", "id"),
-            Column("name", "name"),
-            Column(label, "label", tuple(rng.sample(values, 4))),
-            _number(rng, domain.numbers),
-            Column(rng.choice(domain.maybe), "maybe"),
-        ),
-    )
+    rest = [
+        Column(label, "label", tuple(rng.sample(values, 4))),
+        _number(rng, domain.numbers),
+        Column(rng.choice(domain.maybe), "maybe"),
+    ]
+    rng.shuffle(rest)
+    first = Table(*parent, (Column("id", "id"), Column("name", "name"), *rest))
     label, values = rng.choice(domain.child_labels)
-    second = Table(
-        *child,
-        (
-            Column("id", "id"),
-            Column(f"{parent[1]}_id", "ref"),
-            Column(label, "label", values),
-            _number(rng, domain.child_numbers),
-            Column("day", "day"),
-        ),
-    )
+    rest = [Column(label, "label", values), _number(rng, domain.child_numbers), Column("day", "day")]
+    rng.shuffle(rest)
+    second = Table(*child, (Column("id", "id"), Column(f"{parent[1]}_id", "ref"), *rest))
     third = Table(*grand, (Column("id", "id"), Column(f"{child[1]}_id", "ref"), _number(rng, domain.grand_numbers)))
     return Schema((first, second, third)[:depth])
 

@@ -46,7 +46,8 @@ def hidden(task: Task, secret: bytes) -> list[Data]:
     rng = random.Random(hashlib.sha256(b"hidden databases\0" + secret + task.id.encode()).digest())
     schema, constants = task.secret["schema"], task.secret["constants"]
     small = schema.data(rng, constants, fewest=2, most=3)
-    return [task.setup["data"], small, *(schema.data(rng, constants, fewest=6, most=14) for _ in range(HIDDEN - 1))]
+    large = [schema.data(rng, constants, fewest=6, most=14, alike=number < 2) for number in range(HIDDEN - 1)]
+    return [task.setup["data"], small, *large]
 
 
 class SqlVerifier(Verifier):
