@@ -8,6 +8,8 @@ from typing import Any
 
 PATIENCE = 4
 """How many messages that settle nothing and ask nothing a customer puts up with."""
+LISTENS = 1_000
+"""How many characters of a message are looked at."""
 _POSTCODE = re.compile(r"post ?code|postal|\bzip\b", re.IGNORECASE)
 _NAME = re.compile(r"\bname\b|who are you", re.IGNORECASE)
 _NUMBER = re.compile(
@@ -39,7 +41,7 @@ class Customer:
         stage = self._stages[self._at]
         if not self._mind and all(touched.intersection(numbers) for numbers in stage["orders"]):
             return self._settled(stage, declined)
-        said = []
+        text, said = text[:LISTENS], []
         if _POSTCODE.search(text) and self._postcodes:
             said.append(f"My postcode is {self._postcodes[0]}.")
             self._postcodes = self._postcodes[1:] or self._postcodes

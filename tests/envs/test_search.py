@@ -13,7 +13,7 @@ from agentrl.envs.script import Stage, play
 from agentrl.envs.search.index import Index
 from agentrl.envs.search.relations import BY_KEY, RELATIONS, asked, told
 from agentrl.envs.search.world import _CLOSED, _OPEN, _STARTS, LEVELS, WORDS, word, world
-from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.types import SPLITS, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission
 
 Search: Any = load("search")
@@ -145,9 +145,9 @@ def test_any_text_finds_pages_or_is_refused_in_words(query: str) -> None:
 def score(answer: str) -> float:
     task = Task(id="x", split="train", level=1, prompt="", secret={"answer": "Upper Kolarin"})
     nothing: Any = None
-    return asyncio.run(
-        Search.verifier.verify(Submission(task=task, answer=answer), Context(secret=b"", boxes=nothing))
-    ).score
+    submission = Submission(task=task, answer=answer)
+    verdict: Verdict = asyncio.run(Search.verifier.verify(submission, Context(secret=b"", boxes=nothing)))
+    return verdict.score
 
 
 @pytest.mark.parametrize("answer", ["Upper Kolarin", "upper kolarin", " Upper Kolarin.\n", "UPPER KOLARIN"])

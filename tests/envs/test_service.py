@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from agentrl.envs.service.cases import _ORDERS, CALLER, QUIRKS, case
 from agentrl.envs.service.customer import Customer
 from agentrl.envs.service.policy import Policy
 from agentrl.envs.tools import tools_of
-from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.types import SPLITS, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission
 
 Service: Any = load("service")
@@ -262,6 +263,13 @@ def test_the_customer_answers_what_is_asked() -> None:
     assert ada.reply("I find no such order.", set(), set()) == "It is 11."
 
 
+def test_a_long_message_costs_the_customer_no_time() -> None:
+    ada = Customer(SCRIPT)
+    began = time.process_time()
+    assert ada.reply("no " * 300_000, set(), set()) == "As I said: stop 11."
+    assert time.process_time() - began < 0.5
+
+
 def test_the_customer_pushes_after_a_refusal_and_then_goes_on() -> None:
     ada = Customer(SCRIPT)
     said = [ada.reply("No.", touched, {11}) for touched in ({11}, {11}, {11}, {11, 12}, {11, 12, 13})]
@@ -298,7 +306,8 @@ def test_the_customer_does_not_tell_right_from_wrong(where: Stage) -> None:
 def graded(task: Task, state: Any) -> float:
     nothing: Any = None
     submission = Submission(task=task, state=state)
-    return asyncio.run(Service.verifier.verify(submission, Context(secret=b"", boxes=nothing))).score
+    verdict: Verdict = asyncio.run(Service.verifier.verify(submission, Context(secret=b"", boxes=nothing)))
+    return verdict.score
 
 
 def test_the_verifier_compares_types_and_takes_rows_in_any_order() -> None:
