@@ -162,10 +162,21 @@ def _meaningful(content: bytes) -> int | None:
 
 
 def _same_program(one: bytes, other: bytes) -> bool:
+    """Whether two sources differ in nothing but layout, comments, docstrings and the words of errors."""
     try:
-        return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+        return _bare(one) == _bare(other)
     except SyntaxError:
         return False
+
+
+def _bare(source: bytes) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(value=None)
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args = []
+    return ast.dump(tree)
 
 
 @attack("files", "shell")
