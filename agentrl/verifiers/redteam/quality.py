@@ -62,8 +62,8 @@ async def quality(mark: Mark, boxes: Boxes, *, repeats: int = 20, parallel: int 
         for (what, _, source), outcome in zip(wrong, outcomes, strict=True):
             if outcome.score is None or outcome.score < 1.0:
                 killed += 1
-            elif source is not None and await equivalents(target, source, boxes):
-                equivalent += 1
+            elif await equivalents(target, source, boxes) if source else not target.is_wrong(outcome.submission):
+                equivalent += 1  # a look that was left out, say, leaves nothing different behind
             else:
                 survived += 1
                 survivors.append(f"{task}: {what}")
