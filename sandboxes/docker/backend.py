@@ -7,7 +7,9 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +106,9 @@ def _gone(owner: str) -> bool:
 class DockerContainer:
     """A container of ours, and the line to its agent."""
 
-    def __init__(self, client: Any, identity: str, line: Line, born: float) -> None:
-        self._client, self._id, self.line, self._born = client, identity, line, born
+    def __init__(self, client: Any, identity: str, line: Line, now: Callable[[], float]) -> None:
+        """`now`: the daemon's time."""
+        self._client, self._id, self.line, self._now = client, identity, line, now
         self._removed = False
 
     def fate(self, *, wait: float) -> Fate:
@@ -127,9 +130,8 @@ class DockerContainer:
 
     def _events(self) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("oom", "die", "kill", "stop")}
-        now = time.time()
         filters = {"container": self._id}
-        for event in self._client.api.events(since=self._born - 1, until=now, filters=filters, decode=True):
+        for event in self._client.api.events(since=0, until=self._now(), filters=filters, decode=True):
             found.setdefault(event.get("Action", ""), []).append(event)
         return found
 
@@ -175,7 +177,7 @@ class DockerBackend(Backend):
         self._lock = threading.Lock()
         self._starting = threading.BoundedSemaphore(AT_ONCE)
         self._found: Any = None
-        self._owner = ""
+        self._owner, self._ahead = "", 0.0
         self._sources: list[tuple[str, str | None]] = []
         self._roots: dict[str, tuple[str, str]] = {}
 
@@ -184,6 +186,8 @@ class DockerBackend(Backend):
         with self._lock:
             if self._found is None or self._owner != _owner():
                 self._found, self._owner, self._sources = self._connect(), _owner(), _sources()
+                told = datetime.fromisoformat(self._found.info()["SystemTime"]).timestamp()
+                self._ahead = told - time.clock_gettime(time.CLOCK_REALTIME)
                 self._sweep()
             return self._found
 
@@ -199,6 +203,10 @@ class DockerBackend(Backend):
         except DockerException as error:
             raise SandboxError(f"no Docker daemon answers at {_address()}: {_plain(error)}") from error
         return client
+
+    def _now(self) -> float:
+        """The daemon's clock, which need not be this machine's."""
+        return time.clock_gettime(time.CLOCK_REALTIME) + self._ahead
 
     def _sweep(self) -> None:
         """Remove containers whose owner died before the daemon noticed. (Most end with their owner's connection.)"""
@@ -262,13 +270,13 @@ class DockerBackend(Backend):
 
         from docker.errors import DockerException
 
-        born, identity, line = time.time(), "", None
+        identity, line = "", None
         try:
             identity = client.api.create_container(**self._settings(client, spec, reference))["Id"]
             wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             attached = client.api.attach_socket(identity, params=wanted)
             line = Line(getattr(attached, "_sock", attached), attached)
-            container = DockerContainer(client, identity, line, born)
+            container = DockerContainer(client, identity, line, self._now)
             plan = {"user": spec.user, "switch": False, "open_files": spec.limits.open_files, "env": ENVIRONMENT}
             sources = json.dumps({"modules": self._sources, "plan": plan, "warm": WARM.split()}).encode()
             line.raw(len(sources).to_bytes(4, "little") + sources)
