@@ -251,10 +251,10 @@ def summary(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="new table",
         schema=schema,
-        text=f"Create the table summary({label} TEXT, {p.name} INTEGER, {number} INTEGER): for each {label} of "
+        text=f"Create the table summary({label} TEXT, {p.name} INTEGER, {number} REAL): for each {label} of "
         f"{p.name} how many of them have it, and the total {number} of all their {c.name}, 0 where none.",
         sql=(
-            f"CREATE TABLE summary ({label} TEXT, {p.name} INTEGER, {number} INTEGER)",
+            f"CREATE TABLE summary ({label} TEXT, {p.name} INTEGER, {number} REAL)",
             f"INSERT INTO summary SELECT p.{label}, COUNT(DISTINCT p.id), COALESCE(SUM(c.{number}), 0) FROM {p.name} p "
             f"LEFT JOIN {c.name} c ON c.{p.one}_id = p.id GROUP BY p.{label}",
         ),
@@ -269,11 +269,11 @@ def archive(rng: random.Random, schema: Schema) -> Plan:
     return Plan(
         tag="archive",
         schema=schema,
-        text=f"Create the table old_{c.name}({c.one}_id INTEGER, {label} TEXT, {number} INTEGER), copy id, {label} and "
+        text=f"Create the table old_{c.name}({c.one}_id INTEGER, {label} TEXT, {number} REAL), copy id, {label} and "
         f"{number} of every {c.one} with a day before '{when}' into it, then delete those {c.name}. Delete the column "
         f"{ref} of {c.name}.",
         sql=(
-            f"CREATE TABLE old_{c.name} ({c.one}_id INTEGER, {label} TEXT, {number} INTEGER)",
+            f"CREATE TABLE old_{c.name} ({c.one}_id INTEGER, {label} TEXT, {number} REAL)",
             f"INSERT INTO old_{c.name} SELECT id, {label}, {number} FROM {c.name} WHERE day < '{when}'",
             f"DELETE FROM {c.name} WHERE day < '{when}'",
             f"ALTER TABLE {c.name} DROP COLUMN {ref}",

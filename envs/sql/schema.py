@@ -18,6 +18,9 @@ Row = tuple[Any, ...]
 Data = dict[str, list[Row]]
 Constant = tuple[str, str, Any]
 """(table, column, value): something a question asks about, which the data should hold."""
+STEP = 1 / 128
+"""How close a number may lie to a constant. Like all numbers here it is exact in binary: sums come out the same in any
+order, and yet no other constant will do in a condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Column:
 
     @property
     def type(self) -> str:
-        return "INTEGER" if self.kind in ("id", "number", "ref") else "TEXT"
+        return "REAL" if self.kind == "number" else "INTEGER" if self.kind in ("id", "ref") else "TEXT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,10 @@ def _cell(
             return rng.choice(close)
         return f"2024-{rng.randint(1, 6):02}-15" if alike else day(rng)
     if close and rng.random() < 0.45:
-        return rng.choice(close) + rng.choice([-1, 0, 0, 1])
-    middle = (column.low + column.high) // 2
-    return rng.choice([middle, middle, middle + 1]) if alike else rng.randint(column.low, column.high)
+        return rng.choice(close) + rng.choice([-STEP, 0.0, 0.0, STEP])
+    if alike:
+        return (column.low + column.high) // 2 + rng.choice([0.0, 0.0, STEP])
+    return rng.randint(4 * column.low, 4 * column.high) / 4
 
 
 def day(rng: random.Random, first: int = 1, last: int = 6) -> str:

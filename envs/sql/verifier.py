@@ -72,7 +72,7 @@ class SqlVerifier(Verifier):
             return Verdict(score=0.0, evidence=(f"the query cannot be graded: {error}",), verifier=self.version)
         creates, (reference,) = submission.task.setup["creates"], submission.task.secret["sql"]
         wanted = [[list(row) for row in rows_of(creates, data, reference)] for data in databases]
-        compare = Compare(order=submission.task.secret["ordered"], relative=1e-9)
+        compare = Compare(order=submission.task.secret["ordered"], relative=1e-9, numbers=True)
         right = [rows is not None and compare.same(want, rows) for want, rows in zip(wanted, found, strict=True)]
         return Verdict(
             score=1.0 if all(right) else 0.0,

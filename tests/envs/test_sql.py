@@ -78,6 +78,7 @@ def test_every_template_gives_a_task() -> None:
         (1, "filter", " > ", " > ", " >= "),
         (1, "filter", " <= ", " <= ", " < "),
         (1, "count", " >= ", " >= ", " > "),
+        (1, "count", " > ", " > ", " > 0.01 + "),
         (1, "count", " <> ", " <> ", " = "),
         (2, "conditions", " OR ", " OR ", " AND "),
         (2, "order", " DESC", ", name LIMIT", ", name DESC LIMIT"),
@@ -123,7 +124,8 @@ def test_types_count_and_order_only_where_asked(where: Stage) -> None:
     task = first(1, "count")
     (sql,) = task.secret["sql"]
     assert score(where, task, sql.replace("COUNT(*)", "COUNT(*) AS many")) == 1.0
-    assert score(where, task, sql.replace("COUNT(*)", "COUNT(*) * 1.0")) == 0.0
+    assert score(where, task, sql.replace("COUNT(*)", "COUNT(*) * 1.0")) == 1.0
+    assert score(where, task, sql.replace("COUNT(*)", "COUNT(*) + 0.001")) == 0.0
     assert score(where, task, sql.replace("COUNT(*)", "CAST(COUNT(*) AS TEXT)")) == 0.0
     assert score(where, task, sql.replace("COUNT(*)", "COUNT(*), 1")) == 0.0
     task = first(1, "filter")
