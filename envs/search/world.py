@@ -120,8 +120,7 @@ class _Maker:
             documents += [self._page(r, *twins[at : at + 2]) for at, r in enumerate(path)]
         for step in rng.sample([at for at, r in enumerate(path) if r.changes], level.stale):
             documents += self._stale(chain, path, step, documents[step])
-        while len(documents) < level.documents:
-            documents.append(self._page(relation := rng.choice(FROM[rng.choice(KINDS)]), self._name(relation.source)))
+        documents += self._crowd(path, level.documents - len(documents))
         if level.twins:
             for document in documents:
                 self._fill(document)
@@ -193,6 +192,15 @@ class _Maker:
             pages.append(self._page(onward, name))
             name = pages[-1].facts[0][2]
         return pages
+
+    def _crowd(self, path: list[Relation], count: int) -> list[Document]:
+        """Pages on things that the question has nothing to do with, half of them on the chain's relations.
+
+        Were there few facts of the last kind, they could be picked from without following the chain.
+        """
+        kinds = [path[-1 - at % len(path)] for at in range(count // 2)]
+        kinds += [self.rng.choice(FROM[self.rng.choice(KINDS)]) for _ in range(count - len(kinds))]
+        return [self._page(relation, self._name(relation.source)) for relation in kinds]
 
     def _fill(self, document: Document) -> None:
         """Other facts on what the page is about. They name nothing of the chain besides."""

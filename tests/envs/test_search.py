@@ -47,6 +47,8 @@ def test_the_documents_answer_the_question_and_no_page_tells_two_steps_of_it(lev
             assert len(made.relations) == LEVELS[level].hops and len(made.documents) == LEVELS[level].documents
             assert follow(task, made.chain[0], made.relations) == made.answer == task.secret["answer"]
             assert made.chain[0] in task.prompt and not any(name in task.prompt for name in made.chain[1:])
+            last = [fact for document in made.documents for fact in document.facts if fact[0] == made.relations[-1]]
+            assert len(last) >= (5 if level > 1 else 4)  # so that picking one of them is no way round the chain
             oldest = follow(task, made.chain[0], made.relations, newest=False)
             assert (oldest != made.answer) == (LEVELS[level].stale > 0)
             for document in task.setup["documents"]:
