@@ -108,6 +108,8 @@ class Opened:
         self.descriptor, self.restore = -1, -1
         wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
         try:
+            if flags & os.O_DIRECTORY and status.st_mode & wanted != wanted and os.geteuid() != 0:
+                raise PermissionError  # it may open, but what lies in it could not be looked at
             self.descriptor = os.open(name, flags, dir_fd=folder)
         except PermissionError:
             self.restore = stat.S_IMODE(status.st_mode)

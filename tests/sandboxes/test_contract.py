@@ -154,6 +154,17 @@ def test_collect_is_data_and_follows_nothing(make: Make) -> None:
         assert [entry.kind for entry in found.values()] == ["link"]
 
 
+def test_modes_that_shut_out_their_owner_hide_nothing(make: Make) -> None:
+    box = make(files={"a/b": "x", "c/d": "y", "e": "z"})
+    open_box = box.collect()
+    assert box.exec(["sh", "-c", "chmod 0 a/b e; chmod 400 a; chmod 0 c; chmod 0 ."]).ok
+    box.kill_all()
+    found, digest = box.collect(), box.digest()
+    assert {path: entry.content for path, entry in found.items()} == {p: e.content for p, e in open_box.items()}
+    assert {path: entry.mode for path, entry in found.items()} == {"a": 0o400, "a/b": 0, "c": 0, "c/d": 0o644, "e": 0}
+    assert box.digest() == digest
+
+
 def test_collect_has_limits(make: Make) -> None:
     box = make()
     box.exec(["sh", "-c", "head -c 3000 /dev/zero > big; for i in 1 2 3 4 5; do : > $i; done; truncate -s 90M sparse"])

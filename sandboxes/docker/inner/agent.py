@@ -23,6 +23,7 @@ import struct
 import sys
 import termios
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import AgentError
@@ -86,18 +87,24 @@ def unpack(payload: bytes) -> tuple[Any, memoryview]:
     return json.loads(payload[4 : 4 + length]), memoryview(payload)[4 + length :]
 
 
+def high(descriptor: int) -> int:
+    """The same descriptor, above those that a child gets."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_PIPE)
+    os.close(descriptor)
+    return moved
+
+
 def high_pipe() -> tuple[int, int]:
-    ends = os.pipe()
-    moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, FIRST_PIPE) for end in ends]
-    for end in ends:
-        os.close(end)
-    return moved[0], moved[1]
+    reader, writer = os.pipe()
+    return high(reader), high(writer)
 
 
 class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
     def __init__(self, plan: dict[str, Any]) -> None:
         super().__init__(None, plan)  # there is no socket: frames come on descriptor 0
         self.runs: dict[int, Run] = {}
+        self.tops = {top: high(os.open(path, tree.FOLDER)) for top, path in TOPS.items()}
+        """Held from the start: a folder that was closed or moved since is read all the same."""
         self.received = bytearray()
         self.unsent = bytearray()
         self.restored: dict[str, list[snapshot.Saved]] = {}
@@ -277,12 +284,27 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
 
     # what the agent itself does for the host
 
+    @contextlib.contextmanager
+    def opened(self, top: str) -> Any:
+        """A writable folder's descriptor, and the mode it has; a mode that shuts out its owner is lent meanwhile."""
+        folder = self.tops[top]
+        mode = stat.S_IMODE(os.fstat(folder).st_mode)
+        if mode & 0o700 != 0o700:
+            os.fchmod(folder, mode | 0o700)
+        try:
+            yield folder, mode
+        finally:
+            if mode & 0o700 != 0o700:
+                os.fchmod(folder, mode)
+
     def operate(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
         try:
             reply = self.operations[request["op"]](request, blob, number)
             payload = reply if isinstance(reply, bytes) else pack({"value": reply})
         except AgentError as error:
             payload = pack({"agent": str(error)})
+        except PermissionError as error:  # everything in here belongs to the user that asks
+            payload = pack({"agent": f"files of the box are closed even to their owner: {error}"})
         except OSError as error:
             payload = pack({"errno": error.errno, "message": error.strerror})
         self.send(ANSWER, 1, number, payload)
@@ -294,12 +316,13 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
                 kind, bytes(blob[at : at + size]), mode
             )
             at += size
-        with opened("box") as folder:
+        with self.opened("box") as (folder, _):
             tree.lay_out(folder, entries)
 
     def records(self, request: dict[str, Any], blob: memoryview, number: int) -> Any:
-        with opened("box") as folder:
+        with self.opened("box") as (folder, mode):
             found = tree.records(folder, lambda uid, gid: (uid, gid))
+        found[b""] = replace(found[b""], mode=mode)
         return [
             [
                 text(path),
@@ -315,7 +338,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
         ]
 
     def collect(self, request: dict[str, Any], blob: memoryview, number: int) -> bytes:
-        with opened("box") as folder:
+        with self.opened("box") as (folder, _):
             found = tree.collect(
                 folder, request["path"], max_bytes=request["max_bytes"], max_files=request["max_files"]
             )
@@ -327,7 +350,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
             head = [
                 top,
                 text(item.path),
-                item.mode,
+                item.mode if item.path else stat.S_IFDIR | own,
                 item.mtime_ns,
                 item.size,
                 [[at, len(chunk)] for at, chunk in item.chunks],
@@ -339,7 +362,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
 
         with self.stopped():
             for top in TOPS:
-                with opened(top) as folder:
+                with self.opened(top) as (folder, own):
                     snapshot.each(folder, take)
 
     @contextlib.contextmanager
@@ -362,15 +385,13 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
                 at += length
             names = tuple((raw(name), raw(value)) for name, value in xattrs)
             item = snapshot.Saved(raw(path), mode, mtime_ns, size, tuple(content), raw(target), names)
-            with opened(top) as folder:
-                snapshot.make(folder, item)
+            snapshot.make(self.tops[top], item)
             if stat.S_ISDIR(mode):
                 self.restored.setdefault(top, []).append(item)
 
     def finish(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
         for top, items in self.restored.items():
-            with opened(top) as folder:
-                snapshot.finish(folder, items)
+            snapshot.finish(self.tops[top], items)
         self.restored.clear()
 
     def kill_all(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
@@ -389,15 +410,6 @@ def text(data: bytes) -> str:
 
 def raw(string: str) -> bytes:
     return string.encode("latin-1")
-
-
-@contextlib.contextmanager
-def opened(top: str) -> Any:
-    descriptor = os.open(TOPS[top], tree.FOLDER)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def own_limits_only() -> bytes:
