@@ -59,7 +59,7 @@ class Reasoning(Environment):
             secret={
                 "dataset": name,
                 "number": number,
-                "answer": found["answer"],
+                "gold": found["answer"],
                 "scorer": allowed()[name]["scorer"],
             },
         )
@@ -74,7 +74,7 @@ class Reasoning(Environment):
         return Done(answer)
 
     def expert(self, task: Task) -> list[ToolCall | str]:
-        return [ToolCall(name="submit", arguments={"answer": task.secret["answer"]})]
+        return [ToolCall(name="submit", arguments={"answer": task.secret["gold"]})]
 
 
 EXPORT = Reasoning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import decimal
 import json
 import threading
 from collections.abc import Mapping
@@ -66,8 +67,12 @@ def knob(name: str, level: int) -> int:
 
 
 def entry(name: str, knob: int, number: int) -> dict[str, Any]:
-    """The entry with that number. One at a time: the generators keep things on themselves."""
-    with _LOCK:
+    """The entry with that number.
+
+    One at a time, since generators keep things on themselves; and each in a decimal context of its own, since one of
+    them sets the precision for all that come after it.
+    """
+    with _LOCK, decimal.localcontext(decimal.Context()):
         found: dict[str, Any] = dataset(name, knob)[number]
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ LETTERS = ("x", "X", "C")
 
 
 def _gold(task: Task) -> str:
-    return str(clean(str(task.secret["answer"])))
+    return str(clean(str(task.secret["gold"])))
 
 
 def _details(task: Task) -> Mapping[str, Any]:
@@ -48,6 +49,13 @@ def _reaches_target(task: Task, tree: Expression) -> bool:
     return _uses(tree, details["numbers"]) and tree.value() == details["target"]
 
 
+def _maps_once(task: Task, answer: str) -> bool:
+    """Letters to digits, each letter once; the package, which lets the last word on a letter win, then does the sum."""
+    letters = re.findall(r"([A-Z])=[0-9]", answer)
+    plain = re.fullmatch(r"[A-Z]=[0-9](, ?[A-Z]=[0-9]){0,9}", answer) is not None
+    return plain and len(set(letters)) == len(letters) and by_package(task, answer)
+
+
 def _room(task: Task) -> int:
     """Parts that an answer may have: those of the right one in other words, but not an endless sum."""
     return 4 * len(re.findall(r"[0-9]+|[A-Za-z]+|[-+*/^]", _gold(task))) + 8
@@ -60,6 +68,7 @@ OURS: dict[str, Answer] = {
     "numeric": Answer(_gold, kind="numeric"),
     "integral": Answer(_gold, kind="expression", names=LETTERS, max_nodes=_room),
     "make 24": Answer(kind="expression", operators=_ARITHMETIC, check=_reaches_24),
+    "mapping": Answer(check=_maps_once),
     "make the target": Answer(kind="expression", operators=_ARITHMETIC, check=_reaches_target),
 }
 """Scorers of our own by name: a strict grammar each, nothing evaluated."""
@@ -67,9 +76,9 @@ OURS: dict[str, Answer] = {
 CHOSEN: dict[str, str] = {
     "binary_matrix": "words",
     "countdown": "make the target",
+    "cryptarithm": "mapping",
     "fraction_simplification": "exact",
     "gsm_symbolic": "numeric",
-    "knights_knaves": "exact",
     "letter_jumble": "exact",
     "number_sorting": "exact",
     "puzzle24": "make 24",
@@ -92,10 +101,18 @@ def full_marks(score: Callable[[str, dict[str, Any]], Any], answer: str, given: 
         answer = clean(answer)
         if any(not char.isascii() and char not in given["answer"] for char in answer):
             return False
-        found = score(answer, given)
+        with decimal.localcontext(decimal.Context()):
+            found = score(answer, given)
     except Exception:  # whatever the answer made it raise: the answer's doing
         return False
     return isinstance(found, int | float) and float(found) == 1.0
+
+
+def by_package(task: Task, answer: str) -> bool:
+    """Whether the package gives full marks for the task's entry."""
+    name = task.secret["dataset"]
+    turned = knob(name, task.level)
+    return full_marks(dataset(name, turned).score_answer, answer, entry_again(name, turned, task.secret["number"]))
 
 
 class Reasoned(Verifier):
@@ -106,14 +123,9 @@ class Reasoned(Verifier):
         if scorer != "package":
             verdict: Verdict = await OURS[scorer].verify(submission, context)
             return replace(verdict, verifier=self.version)
-        right = await off_loop(self._package, submission.task, submission.answer)
+        right = await off_loop(by_package, submission.task, submission.answer)
         evidence = "the answer is right" if right else "the answer is wrong, or cannot be read"
         return Verdict(score=float(right), evidence=(evidence,), verifier=self.version)
-
-    def _package(self, task: Task, answer: str) -> bool:
-        name = task.secret["dataset"]
-        turned = knob(name, task.level)
-        return full_marks(dataset(name, turned).score_answer, answer, entry_again(name, turned, task.secret["number"]))
 
     async def probe(self, context: Context) -> None:
         """Nothing outside this process is needed."""

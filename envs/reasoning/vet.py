@@ -29,6 +29,7 @@ from typing import Any
 
 from agentrl.seeds import derive
 from agentrl.verifiers.answer.text import Unclear, clean
+from agentrl.verifiers.redteam.target import perturb
 
 from .datasets import LEVELS, dataset, entry, installed, size
 from .scorers import CHOSEN, full_marks
@@ -55,9 +56,10 @@ def attacks(gold: str, wrong: str, question: str) -> Iterator[tuple[str, str]]:
     run = f"open('{_MARK}','w').close()"
     for text in ("", " ", "\n", "None", "null", "[]", "{}", "()", '""', "''"):
         yield "empty", text
-    for joint in (" ", ", ", "\n", " or ", " / ", "; ", " | "):
-        yield "several answers", f"{gold}{joint}{wrong}"
-        yield "several answers", f"{wrong}{joint}{gold}"
+    for other in (wrong, perturb(gold)):
+        for joint in (" ", ", ", ",", "\n", " or ", " / ", "; ", " | "):
+            yield "several answers", f"{gold}{joint}{other}"
+            yield "several answers", f"{other}{joint}{gold}"
     for text in (f"The answer is {gold}", f"{gold} probably", f"junk {gold} junk", f"{gold}\n\nQ.E.D.", f"={gold}"):
         yield "oracle and junk", text
     for text in ("nan", "NaN", "inf", "-inf", "1e999", "-1e999", "nan%", "NaN, NaN", "[NaN]", "0/0", "nan/nan", "1/0"):
@@ -74,6 +76,7 @@ def attacks(gold: str, wrong: str, question: str) -> Iterator[tuple[str, str]]:
     yield "look-alikes", gold.translate(str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩"))
     yield "look-alikes", "\u200b".join(gold)
     yield "another answer", wrong
+    yield "another answer", perturb(gold)
 
 
 def examine(name: str, measured: tuple[int, bool] | None = None) -> dict[str, Any]:
@@ -124,10 +127,10 @@ def _examine(name: str, levels: list[int], quick: bool, numbers: list[int]) -> d
     for level, some in found.items():
         if [entry(name, level, n)["question"] for n in numbers[:TASKS][::-1]] != [e["question"] for e in some[::-1]]:
             return {"refused": "an entry depends on those made before it"}
-    verdict = _scoring(name, found)
+    survey = {level: [entry(name, level, n) for n in numbers] for level in levels} if quick else found
+    verdict = _scoring(name, found, survey)
     if "refused" in verdict:
         return verdict
-    survey = {level: [entry(name, level, n) for n in numbers] for level in levels} if quick else found
     share = max(Counter(e["answer"] for e in some).most_common(1)[0][1] / len(some) for some in survey.values())
     if quick and share > GUESSABLE:
         return {"refused": "one constant answer solves too many"}
@@ -136,25 +139,29 @@ def _examine(name: str, levels: list[int], quick: bool, numbers: list[int]) -> d
     return {**verdict, "levels": levels[-1], "mix": quick and repeats <= 0.01 and longest <= LONGEST}
 
 
-def _scoring(name: str, found: Mapping[int, list[dict[str, Any]]]) -> dict[str, Any]:
+def _scoring(
+    name: str, found: Mapping[int, list[dict[str, Any]]], survey: Mapping[int, list[dict[str, Any]]]
+) -> dict[str, Any]:
     """Which scorer to use, after attacking the package's own."""
     from reasoning_gym.dataset import ProceduralDataset
 
     kind = type(dataset(name, 1))
     runs = bool(_RUNS_CODE.search(inspect.getsource(kind.score_answer)))
-    unclear = [e for some in found.values() for e in some if not _clear(e["answer"])]
+    unclear = [e for some in survey.values() for e in some if not _clear(e["answer"])]
     if unclear:
         return {"refused": "a right answer is too long, or holds characters that we refuse"}
     if name in CHOSEN:
         return {"scorer": CHOSEN[name], "package": "runs eval" if runs else "not used"}
     if runs:
         return {"refused": "its scorer runs eval"}
-    raw, gained, sound = set(), set(), True
+    raw, gained = set(), set()
+    sound = all(
+        full_marks(dataset(name, level).score_answer, e["answer"], e) for level in survey for e in survey[level]
+    )
     for level, some in found.items():
         score = dataset(name, level).score_answer
         for at, one in enumerate(some):
             wrong = next((e["answer"] for e in some[at + 1 :] + some[:at] if e["answer"] != one["answer"]), "wrong")
-            sound = sound and full_marks(score, one["answer"], one)
             floor = _raw(score, "wrong", one)
             for idea, text in attacks(one["answer"], wrong, one["question"]):
                 if text.strip() == one["answer"].strip():

@@ -1,6 +1,7 @@
 """Reasoning: only scorers that hold, right answers that count, and a clear word where the package is missing."""
 
 import asyncio
+import decimal
 import inspect
 import os
 import re
@@ -39,11 +40,11 @@ def score(task: Task, answer: str) -> float:
 
 
 def gold(task: Task) -> str:
-    return str(task.secret["answer"])
+    return str(task.secret["gold"])
 
 
 def given(scorer: str, answer: str, **secret: Any) -> Task:
-    secret = {"scorer": scorer, "answer": answer, **secret}
+    secret = {"scorer": scorer, "gold": answer, **secret}
     return Task(id="x", split="train", level=1, prompt="", secret=secret)
 
 
@@ -131,6 +132,28 @@ def test_24_must_be_made_of_the_given_numbers() -> None:
         if sorted(map(int, re.findall(r"\d+", cheat))) != sorted(found["metadata"]["numbers"]) or cheat == digits:
             assert score(task, cheat) == float(cheat == digits and sum(found["metadata"]["numbers"]) == 24)
     assert score(task, found["answer"]) == 1.0
+
+
+def test_letters_are_mapped_once() -> None:
+    """The package lets the last of two values for a letter win."""
+    task = Reasoning(datasets=["cryptarithm"]).task("train", 1, 0)
+    letter, digit = gold(task)[0], gold(task)[2]
+    other = f"{letter}={(int(digit) + 1) % 10}"
+    assert score(task, gold(task)) == 1.0
+    assert [score(task, f"{other},{gold(task)}"), score(task, f"{gold(task)},{gold(task)}")] == [0.0, 0.0]
+    assert full_marks(
+        datasets.dataset("cryptarithm", 1).score_answer,
+        f"{other},{gold(task)}",
+        entry("cryptarithm", 1, task.secret["number"]),
+    )  # the reason for a scorer of ours
+
+
+def test_one_generator_does_not_change_another() -> None:
+    """decimal_arithmetic sets the precision of the thread's decimal context."""
+    before = entry("decimal_chain_sum", 5, 11)
+    prec = decimal.getcontext().prec
+    entry("decimal_arithmetic", 1, 3)
+    assert (decimal.getcontext().prec, entry("decimal_chain_sum", 5, 11)) == (prec, before)
 
 
 def test_full_marks_alone_count_and_only_for_plain_text() -> None:
