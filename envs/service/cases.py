@@ -187,7 +187,10 @@ class _Maker:
         if quirk == "lost":
             wrong = self._number()
             spoken = head.ask.replace(str(head.number), str(wrong))
-            script["stages"][0]["orders"] = [[wrong, head.number]]
+            script["stages"][0] |= {
+                "orders": [[wrong, head.number]],
+                "again": rng.choice(words.REMINDERS).format(ask=spoken),
+            }
             script["number"] = rng.choice(words.CORRECTIONS).format(order=head.number)
         elif quirk == "other":
             script["number"] = rng.choice(words.INSISTS).format(order=head.number)

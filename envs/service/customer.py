@@ -10,7 +10,7 @@ PATIENCE = 4
 """How many messages that settle nothing and ask nothing a customer puts up with."""
 LISTENS = 1_000
 """How many characters of a message are looked at."""
-_POSTCODE = re.compile(r"post ?code|postal|\bzip\b", re.IGNORECASE)
+_POSTCODE = re.compile(r"post ?code|postal|\bzip\b|\bidentity\b", re.IGNORECASE)
 _NAME = re.compile(r"\bname\b|who are you", re.IGNORECASE)
 _NUMBER = re.compile(
     r"number|which order|\b(?:no|not|find|right|correct|another|whose)\b.*\border|\border\b.*\b(?:not|no|right|exist)",
@@ -23,7 +23,7 @@ class Customer:
 
     The script: `stages` are told one after the other, each with `opens` (how it is brought up), `again` (how it is
     repeated), `orders` (for each request the numbers that settle it) and `pushes` (what follows a refusal);
-    `postcodes` are given one at a time, `number` when an order's number is asked for, `mind` with the first reply.
+    `postcodes` are given one at a time, `number` when the first order's number is asked for, `mind` in the first reply.
     """
 
     def __init__(self, script: Mapping[str, Any]) -> None:
@@ -32,9 +32,13 @@ class Customer:
         self._postcodes = list(script["postcodes"])
         self._number = script["number"]
         self._mind = script["mind"]
-        self._pushes = list(self._stages[0]["pushes"])
         self._patience = PATIENCE
-        self._at = 0
+        self._begin(0)
+
+    def _begin(self, at: int) -> None:
+        self._at = at
+        self._again = str(self._stages[at]["again"])
+        self._pushes = list(self._stages[at]["pushes"])
 
     def reply(self, text: str, touched: set[int], declined: set[int]) -> str | None:
         """What the customer says to a message, given the orders dealt with so far; None: there is no more to say."""
@@ -47,21 +51,22 @@ class Customer:
             self._postcodes = self._postcodes[1:] or self._postcodes
         if _NAME.search(text):
             said.append(f"I am {self._name}.")
-        if _NUMBER.search(text) and self._number:
-            said.append(self._number)
+        if _NUMBER.search(text) and not self._mind:
+            if self._number and self._at == 0:
+                self._again = self._number
+            said.append(self._again)
         if self._mind:
             said.append(self._mind)
             self._mind = ""
         if not said:
             self._patience -= 1
-            return str(stage["again"]) if self._patience > 0 else None
+            return self._again if self._patience > 0 else None
         return " ".join(said)
 
     def _settled(self, stage: Mapping[str, Any], declined: set[int]) -> str | None:
         if self._pushes and any(declined.intersection(numbers) for numbers in stage["orders"]):
             return str(self._pushes.pop(0))
-        self._at += 1
-        if self._at == len(self._stages):
+        if self._at + 1 == len(self._stages):
             return None
-        self._pushes = list(self._stages[self._at]["pushes"])
+        self._begin(self._at + 1)
         return str(self._stages[self._at]["opens"])

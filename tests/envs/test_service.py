@@ -260,7 +260,11 @@ def test_the_customer_answers_what_is_asked() -> None:
         "My postcode is 2222BB. I am Ada Abel."
     )
     assert ada.reply("Your postcode?", set(), set()) == "My postcode is 2222BB."
+    assert ada.reply("Hm.", set(), set()) == "As I said: stop 11."
     assert ada.reply("I find no such order.", set(), set()) == "It is 11."
+    assert ada.reply("Hm.", set(), set()) == "It is 11."
+    assert ada.reply("Done.", {11}, set()) == "And 12 and 13."
+    assert ada.reply("Which order number?", {11}, set()) == "Still waiting."
 
 
 def test_a_long_message_costs_the_customer_no_time() -> None:
