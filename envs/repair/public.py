@@ -63,17 +63,14 @@ for file in sorted(os.listdir(".")):
         except Exception as error:
             failed += 1
             frames = traceback.extract_tb(error.__traceback__)
-            mine = [f for f in frames if os.path.basename(f.filename) == file]
-            calls = [f.line for f in mine][-1:]
-            if isinstance(error, AssertionError):
+            mine = [f for f in frames if os.path.basename(f.filename) == file][-1:]
+            print(f"{file} {name}: {mine[0].line if mine else ''}")
+            last = frames[-1]
+            if isinstance(error, AssertionError) and last in mine and error.args:
                 with open(file) as source:
-                    call = source.read().splitlines()[mine[-1].lineno - 2].strip()
-                print(f"{file} {name}: {call}")
-                got = repr(error.args[0])[:200] if error.args else "something else"
-                print(f"  {mine[-1].line.removesuffix(', got')}, but got == {got}")
+                    call = source.read().splitlines()[last.lineno - 2].strip()
+                print(f"  after {call}, got == {repr(error.args[0])[:200]}")
             else:
-                last = frames[-1]
-                print(f"{file} {name}: {calls[0] if calls else ''}")
                 print(f"  {type(error).__name__}: {error} ({os.path.relpath(last.filename)}, line {last.lineno})")
 print(f"{passed} passed, {failed} failed")
 """

@@ -94,10 +94,9 @@ class Sql(Environment):
             reply = parse_json(done.reply)
         except Malformed:
             raise ValueError("the statement did not come to an end") from None
-        assert isinstance(reply, dict)
-        if "error" in reply:
-            raise ValueError(str(reply["error"]))
-        return str(reply.get("text", ""))
+        if not isinstance(reply, dict) or "text" not in reply:
+            raise ValueError(str(reply.get("error", "")) if isinstance(reply, dict) else "no result")
+        return str(reply["text"])
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         calls = [ToolCall(name="query", arguments={"sql": sql}) for sql in task.secret["sql"]]

@@ -12,6 +12,8 @@ from typing import Any
 
 ROWS = 500
 """More rows than any answer has."""
+TEXT = 20_000
+"""Characters of rows that leave the box; the tool shows fewer."""
 STEPS = 2_000_000
 """Instructions of SQLite's machine that a statement may take: a limit that no load on the machine changes."""
 FORBIDDEN = {"load_extension", "random", "randomblob", "readfile", "writefile", "fts3_tokenizer", "zeroblob"}
@@ -68,7 +70,7 @@ def query(order: dict[str, Any]) -> dict[str, Any]:
         rows = found.fetchmany(ROWS)
         lines = [" | ".join(name[0] for name in found.description)]
         lines += [" | ".join("NULL" if value is None else str(value) for value in row) for row in rows]
-        return {"text": "\n".join(lines)}
+        return {"text": "\n".join(lines)[:TEXT]}
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         return {"error": str(error)[:300]}
     finally:
