@@ -111,7 +111,7 @@ class DockerContainer:
         self._client, self._id, self.line, self._now = client, identity, line, now
         self._removed = False
 
-    def fate(self, *, wait: float) -> Fate:
+    def fate(self, settled: Callable[[Fate], bool], wait: float) -> Fate:
         from requests.exceptions import RequestException
 
         from docker.errors import DockerException
@@ -123,10 +123,11 @@ class DockerContainer:
             except (DockerException, RequestException, ValueError):
                 return Fate(reachable=False)
             codes = [int(event["Actor"]["Attributes"].get("exitCode", -1)) for event in seen["die"]]
-            if codes or time.monotonic() > deadline:
-                killed = bool(seen["kill"] or seen["stop"])
-                return Fate(True, len(seen["oom"]), killed, codes[0] if codes else None)
-            time.sleep(0.05)
+            killed = bool(seen["kill"] or seen["stop"])
+            fate = Fate(True, len(seen["oom"]), killed, codes[0] if codes else None)
+            if settled(fate) or time.monotonic() > deadline:
+                return fate
+            time.sleep(0.02)
 
     def _events(self) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("oom", "die", "kill", "stop")}
@@ -284,7 +285,9 @@ class DockerBackend(Backend):
             greeting = line.greeting(PATIENCE)
             if greeting is None or "value" not in unpack(greeting[0])[0]:
                 said = bytes(line.complaints).decode("utf-8", "replace").strip()
-                raise SandboxError(f"a container of {reference} did not come up: {said or container.fate(wait=2.0)}")
+                raise SandboxError(
+                    f"a container of {reference} did not come up: {said or container.fate(Fate.ended, 2.0)}"
+                )
         except BaseException as error:
             if identity:
                 with suppress(DockerException, RequestException):

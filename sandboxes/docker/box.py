@@ -22,6 +22,8 @@ Batch = list[tuple[list[Any], bytes]]
 """Objects of a snapshot as the agent sent them: what it says of each, and a file's content without its holes."""
 PATIENCE = 60.0
 """Seconds after which something that does not depend on the agent counts as broken."""
+NEWS = 0.5
+"""Seconds that the daemon may take to tell of exhausted memory."""
 BATCH = 4 << 20
 """Bytes of a snapshot that travel at once."""
 
@@ -37,14 +39,21 @@ class Fate:
     """Somebody told the daemon to end it."""
     exit_code: int | None = None
 
+    def ended(self) -> bool:
+        return self.exit_code is not None
+
+    def explained(self) -> bool:
+        """It has ended, and not by a SIGKILL that nobody told of yet: the news of exhausted memory come last."""
+        return self.ended() and (self.exit_code != 137 or self.killed or self.out_of_memory > 0)
+
 
 class Container(Protocol):
     """What the backend lends a box: a container that runs an agent."""
 
     line: Line
 
-    def fate(self, *, wait: float) -> Fate:
-        """How it ended; waits that long for the daemon to notice."""
+    def fate(self, settled: Callable[[Fate], bool], wait: float) -> Fate:
+        """What the daemon knows; waits that long until it knows enough."""
 
     def remove(self) -> None:
         """Destroy it. Safe to call twice."""
@@ -59,6 +68,7 @@ class DockerSandbox(Sandbox):
         self._ledger = Ledger(spec)
         self._lock = threading.Lock()
         self._closed = self._killed = self._gave_up = False
+        self._suspicious = False  # something was killed, and not by us
         self._snapshots: dict[str, Batch] = {}
 
     @property
@@ -145,8 +155,12 @@ class DockerSandbox(Sandbox):
             usage=Usage(wall_s=pumped.wall_s, cpu_s=cpu, memory_mb=memory),
         )
         if request["op"] in ("exec", "python"):
-            self._ledger.ran(result)
+            self._ran(result)
         return result
+
+    def _ran(self, result: ExecResult) -> None:
+        self._suspicious |= result.exit_code in (-9, 137) and not result.timed_out
+        self._ledger.ran(result)
 
     def _send(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """For `Running`: tell the agent to kill a command."""
@@ -155,7 +169,7 @@ class DockerSandbox(Sandbox):
 
     def shell(self) -> Shell:
         limits = self.spec.limits
-        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ledger.ran)
+        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ran)
 
     def _session(self) -> Running:
         request = {"op": "exec", "argv": list(ARGV), "cwd": WORKSPACE, "env": dict(self.spec.env)}
@@ -279,7 +293,8 @@ class DockerSandbox(Sandbox):
         if answer is None:  # it is dead already, or shall be now; its files are gone with it
             self._gave_up = True
             self._container.remove()
-        self._ledger.out_of_memory(self._container.fate(wait=0.0).out_of_memory)
+        fate = self._container.fate(lambda seen: seen.out_of_memory > 0, NEWS if self._suspicious else 0.0)
+        self._ledger.out_of_memory(fate.out_of_memory)
 
     def _destroy(self) -> None:
         """End a container that does not answer."""
@@ -295,7 +310,7 @@ class DockerSandbox(Sandbox):
             gave_up, self._killed = self._gave_up, True
         if gave_up:
             return SandboxDied("the box did not answer any more and was ended")
-        fate = self._container.fate(wait=5.0)
+        fate = self._container.fate(Fate.explained, 10 * NEWS)
         self._ledger.out_of_memory(fate.out_of_memory)
         if not fate.reachable:
             return SandboxError("the Docker daemon does not answer any more")
