@@ -131,7 +131,7 @@ class Taxi:
 
 
 class CliffWalking:
-    """37 starts, every cell but the cliff and the goal; one level."""
+    """25 starts, every cell that is six moves or more from the goal; one level."""
 
     actions = ("up", "right", "down", "left")
     rules = "Walk to G. The cliff C throws you back to the start S."
@@ -218,7 +218,7 @@ def _starts(id: str, levels: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     if id == "Taxi-v4":  # the passenger waits somewhere, and not where he wants to go
         from_here = [s for s in moves if (s // 4) % 5 < 4 and (s // 4) % 5 != s % 4]
     else:
-        from_here = [s for s in moves if s <= 36]
+        from_here = [s for s in moves if s <= 36 and moves[s] >= 6]  # nearer ones are reached by chance
     ordered = sorted(((s, moves[s]) for s in from_here), key=lambda pair: (pair[1], pair[0]))
     size = len(ordered) // levels
     return tuple(tuple(ordered[at * size : (at + 1) * size if at + 1 < levels else None]) for at in range(levels))
