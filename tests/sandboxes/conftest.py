@@ -15,6 +15,13 @@ from agentrl.sandboxes import Backend, Sandbox, SandboxSpec
 Make = Callable[..., Sandbox]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever test first needs docker may have to make the image, which takes minutes on a busy machine."""
+    for item in items:
+        if "docker" in item.name or "test_docker" in item.path.name:
+            item.add_marker(pytest.mark.timeout(1200))
+
+
 @pytest.fixture(scope="session")
 def namespace() -> Iterator[Backend]:
     backend = sandboxes.load("namespace")()

@@ -243,6 +243,13 @@ def test_containers_leave_no_descriptor_or_thread(docker: Backend) -> None:
     assert after[0] <= before[0] + 2 and after[1] <= before[1]  # a connection or two to the daemon may be kept
 
 
+def test_an_episode_is_played_and_graded_as_in_a_namespace_box(docker: Backend, namespace: Backend) -> None:
+    from agentrl.envs.testing import play_script
+
+    here, there = (play_script("files", sandbox=name, level=1) for name in ("docker", "namespace"))
+    assert (here.score, here.digests[0]) == (1.0, there.digests[0])
+
+
 # images
 
 
