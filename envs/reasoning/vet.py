@@ -49,6 +49,7 @@ LONGEST = 2_000
 """Characters of a question of the mix."""
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr|sympify|literal_eval|compile|parse_latex)\s*\(")
 _MARK = "executed"
+TOO_SLOW = "takes too long, or too much memory"
 
 
 def attacks(gold: str, wrong: str, question: str) -> Iterator[tuple[str, str]]:
@@ -88,9 +89,7 @@ def examine(name: str, measured: tuple[int, bool] | None = None) -> dict[str, An
             levels, quick = measured or _levels(name, numbers)
             if printed.getvalue():
                 return {"refused": "generating writes to standard output"}
-            return (
-                _examine(name, sorted({1, levels}), quick, numbers) if levels else {"refused": "too slow to generate"}
-            )
+            return _examine(name, sorted({1, levels}), quick, numbers) if levels else {"refused": TOO_SLOW}
         except Exception as error:
             return {"refused": f"generating fails: {type(error).__name__}"}
 
@@ -209,9 +208,9 @@ def limited(name: str, measured: tuple[int, bool] | None = None) -> dict[str, An
         if here.poll(3 * SECONDS):
             found: dict[str, Any] = here.recv()
             return found
-        return {"refused": "took too long"}
+        return {"refused": TOO_SLOW}
     except EOFError:
-        return {"refused": "the process died of its limits"}
+        return {"refused": TOO_SLOW}
     finally:
         process.kill()
         process.join()

@@ -18,7 +18,7 @@ from agentrl.envs import load
 from agentrl.envs.reasoning import datasets
 from agentrl.envs.reasoning.datasets import allowed, entry, knob
 from agentrl.envs.reasoning.scorers import CHOSEN, OURS, Reasoned, full_marks
-from agentrl.envs.reasoning.vet import attacks, vet
+from agentrl.envs.reasoning.vet import TOO_SLOW, attacks, vet
 from agentrl.envs.script import Stage, play
 from agentrl.errors import AuthoringError, CatalogueError
 from agentrl.types import SPLITS, Task, ToolCall
@@ -74,7 +74,8 @@ def test_the_list_names_every_dataset_and_a_scorer_or_a_reason() -> None:
 def test_examining_again_gives_the_same_list() -> None:
     """A few of each kind here; all of them with AGENTRL_FULL=1 (some minutes)."""
     some = ["ab", "complex_arithmetic", "string_insertion"]
-    names = sorted(allowed()) if os.environ.get("AGENTRL_FULL") else some
+    everything = [name for name, found in allowed().items() if found.get("refused") != TOO_SLOW]  # not worth the wait
+    names = everything if os.environ.get("AGENTRL_FULL") else some
     assert vet(names, allowed()) == {name: allowed()[name] for name in names}
 
 
