@@ -11,6 +11,7 @@ LONGEST = ("rollout/engines", "test_train", "sandboxes/test_docker", "verifiers/
 """Begun first, so that no worker is left alone with them at the end."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> str:
         return item.path.relative_to(HERE).as_posix() if item.path.is_relative_to(HERE) else ""
