@@ -6,6 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 APT    := env DEBIAN_FRONTEND=noninteractive apt-get
 RUN    ?= quickstart
+# Tests that share one costly server, or measure time: one process for them, two for all others.
+ALONE  := tests/rollout/engines tests/sandboxes
 
 .PHONY: help train test test-full check bench docs clean
 help:
@@ -44,6 +46,7 @@ system-test: system-train
 	$(call need,/usr/sbin/dockerd,docker.io)
 	$(call need,/usr/sbin/debootstrap,debootstrap)
 	$(call need,/usr/bin/git,git)
+	$(call need,/usr/bin/cc,build-essential python3-dev)
 
 train: system-train $(VENV)/.train
 	@if [ -e runs/$(RUN)/recipe.yaml ]; then resume=--resume; fi; \
@@ -56,7 +59,8 @@ check: $(VENV)/.test
 
 test: system-test check
 	$(BIN)/agentrl engine install sglang --cpu
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q $(ALONE)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore ,$(ALONE))
 
 test-full: system-test check
 	$(BIN)/agentrl engine install sglang --cpu
