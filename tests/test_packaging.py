@@ -27,7 +27,7 @@ def test_the_wheel_adds_one_name(wheel: Path) -> None:
     for member in ("envs/files", "envs/countdown", "verifiers/answer", "sandboxes/namespace"):
         assert f"agentrl/{member}/__init__.py" in names
     assert "agentrl/recipes/quickstart.yaml" in names
-    assert not [name for name in names if "tests/" in name or "__pycache__" in name]
+    assert not [name for name in names if "/tests/" in name or "__pycache__" in name]
 
 
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
