@@ -74,15 +74,18 @@ def band_probability(mean: Floats, variance: Floats | float, low: float, high: f
 def settle(prior: float, variance: float, count: float, total: float) -> tuple[float, float]:
     """Mode and variance of x given x ~ N(prior, variance) and `total` successes of `count` at rate sigmoid(x)."""
     low, high = prior - variance * (count - total), prior + variance * total  # the mode lies between: |slope| bounds it
-    x = prior
-    for _ in range(60):
+    x, last = prior, high - low
+    for _ in range(100):
         rate = sigmoid(x)
         slope = (x - prior) / variance - (total - count * rate)
         low, high = (low, x) if slope > 0 else (x, high)
         step = slope / (1.0 / variance + count * rate * (1.0 - rate))
         if abs(step) < 1e-9 or high - low < 1e-9:
             break
-        x = x - step if low < x - step < high else 0.5 * (low + high)
+        # Newton where it closes in; halving where it would swing from one flat side to the other for ever.
+        if not low < x - step < high or abs(step) > 0.5 * last:
+            step = x - 0.5 * (low + high)
+        x, last = x - step, abs(step)
     rate = sigmoid(x)
     return x, 1.0 / (1.0 / variance + count * rate * (1.0 - rate))
 
