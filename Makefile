@@ -13,7 +13,7 @@ ALONE  := tests/rollout/engines tests/sandboxes
 help:
 	@echo "make train      set up, then train the quickstart policy (RUN=name for another run folder)"
 	@echo "make test       set up, then everything CI runs"
-	@echo "make test-full  every environment, level, attack and backend; evidence into docs/evidence/"
+	@echo "make test-full  the long matrices and soaks too; a JUnit report into docs/evidence/"
 	@echo "make check      ruff and mypy alone"
 	@echo "make bench      the benchmarks, into docs/evidence/"
 	@echo "make clean      remove the virtual environment and caches (runs/ stays)"

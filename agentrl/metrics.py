@@ -1,4 +1,4 @@
-"""The sole writer of a run's numbers: JSONL first; progress, pictures and TensorBoard all read from here."""
+"""The sole writer of a run's numbers: JSONL; progress, alarms and pictures all read from here."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class RunSection(Section):
     max_hours: Positive | None = None
     """Checkpoint and stop after this long."""
     disk_gb: Positive = 20.0
-    """The run folder never grows past this: old trajectories go first."""
+    """Trajectories take at most half of this, the oldest go first; `checkpoint.keep` bounds the rest."""
     deterministic: bool = False
     """Fixed batch shapes: the same tokens and weights whatever the concurrency (slower)."""
     threads: Count | None = None

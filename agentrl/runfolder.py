@@ -57,20 +57,6 @@ class RunFolder:
                 file.write(secrets.token_bytes(32))
         return path.read_bytes()
 
-    def set_key(self, key: bytes) -> None:
-        """Use a given key instead: only for runs that must repeat another to the bit."""
-        handle = os.open(self.path / "key", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(key)
-
-    def size(self) -> int:
-        """Bytes in use."""
-        total = 0
-        for file in self.path.rglob("*"):
-            with contextlib.suppress(OSError):
-                total += file.lstat().st_size
-        return total
-
     def close(self) -> None:
         """Let others use the folder."""
         if self._lock >= 0:
