@@ -127,7 +127,7 @@ class TransformersEngine(Section):
 class SglangEngine(Section):
     type: Literal["sglang"]
     launch: bool = True
-    """Start a server; otherwise attach to `urls`."""
+    """Start a server; otherwise, and wherever `urls` are given, attach to those."""
     urls: list[str] = Field(default_factory=list)
     python: Path | None = None
     """Interpreter of the environment SGLang is installed in; by default what `agentrl engine install` made."""
@@ -140,6 +140,16 @@ class SglangEngine(Section):
     """How new weights travel."""
     release_memory: bool = False
     """Give the server's key-value memory back while the learner works; for a GPU that both share."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _urls_attach(cls, given: Any) -> Any:
+        """Whoever names servers means to use them; to ask for another one besides is a contradiction."""
+        if not isinstance(given, dict) or not given.get("urls"):
+            return given
+        if given.get("launch") is True:
+            raise ValueError("`urls` name servers to attach to, `launch: true` starts one; keep one of the two")
+        return {**given, "launch": False}
 
 
 class OpenaiEngine(Section):

@@ -52,6 +52,13 @@ def test_an_unknown_key_below_a_union_is_named_without_the_tag() -> None:
     assert mistakes(wrong)[0].startswith("rollout.engine.lauch: unknown key; did you mean 'launch'?")
 
 
+def test_servers_that_are_named_are_attached_to() -> None:
+    urls = {"type": "sglang", "urls": ["http://127.0.0.1:30000"]}
+    engine = recipes.build(GOOD | {"rollout": {"engine": urls}}).rollout.engine
+    assert isinstance(engine, recipes.SglangEngine) and engine.launch is False
+    assert mistakes(GOOD | {"rollout": {"engine": urls | {"launch": True}}})[0].endswith("keep one of the two")
+
+
 def test_a_wrong_kind_lists_the_kinds() -> None:
     assert mistakes(GOOD | {"curriculum": {"type": "learnabilty"}}) == [
         "curriculum.type: found 'learnabilty' (text); did you mean 'learnability'? "
