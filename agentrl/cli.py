@@ -201,6 +201,7 @@ def env_profile(
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 32,
     samples: Annotated[int | None, typer.Option(min=2, help="Rollouts a task; by default the group size.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the histograms to this picture.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the figures to this file, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     set_: Overrides = None,
 ) -> None:
@@ -209,7 +210,7 @@ def env_profile(
     from agentrl.curriculum import profile
 
     resolved = recipes.load(recipe, set_ or [])
-    code = profile.run(resolved, name, model=model, tasks=tasks, samples=samples, plot=plot, as_json=as_json)
+    code = profile.run(resolved, name, model=model, tasks=tasks, samples=samples, plot=plot, out=out, as_json=as_json)
     raise typer.Exit(code)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from agentrl import seeds
 from agentrl.errors import RecipeError
 from agentrl.recipe import EnvSection, Recipe
+from agentrl.types import Trajectory
 
 BINS = 10
 
@@ -25,15 +28,19 @@ class Level:
     """Tasks with at least two graded rollouts."""
     score: float
     """Mean score."""
+    solved: float
+    """Share of graded rollouts that scored 1: pass@1."""
     informative: float
     """Share of its tasks whose rollouts scored differently."""
     in_band: float
     """Share of its tasks whose mean score lies in the curriculum's band."""
     histogram: tuple[int, ...]
     """Tasks by mean score, in tenths."""
+    ungraded: int = 0
+    """Rollouts that infrastructure or verifier trouble spoiled; they count nowhere else."""
 
 
-def level_of(number: int, scores: Sequence[Sequence[float]], band: tuple[float, float]) -> Level:
+def level_of(number: int, scores: Sequence[Sequence[float]], band: tuple[float, float], *, ungraded: int = 0) -> Level:
     """Summarise the graded scores of each of a level's tasks."""
     graded = [s for s in scores if len(s) > 1]
     means = [sum(s) / len(s) for s in graded]
@@ -45,10 +52,18 @@ def level_of(number: int, scores: Sequence[Sequence[float]], band: tuple[float, 
         level=number,
         tasks=len(graded),
         score=sum(means) / count,
+        solved=sum(sum(one == 1.0 for one in s) / len(s) for s in graded) / count,
         informative=sum(max(s) > min(s) for s in graded) / count,
         in_band=sum(band[0] <= mean <= band[1] for mean in means) / count,
         histogram=tuple(histogram),
+        ungraded=ungraded,
     )
+
+
+def bars(histogram: Sequence[int]) -> str:
+    """A histogram in one short word."""
+    most = max(1, *histogram)
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * n // most)] for n in histogram)
 
 
 def as_text(name: str, levels: Sequence[Level]) -> str:
@@ -56,11 +71,8 @@ def as_text(name: str, levels: Sequence[Level]) -> str:
     lines = [f"{name}: tasks by mean score, 0 to 1 in tenths", ""]
     lines.append(f"{'level':>5}  {'tasks':>5}  {'score':>5}  {'informative':>11}  {'in band':>7}  0{'':{BINS - 2}}1")
     for row in levels:
-        most = max(1, *row.histogram)
-        bars = "".join(" ▁▂▃▄▅▆▇█"[-(-8 * n // most)] for n in row.histogram)
-        lines.append(
-            f"{row.level:>5}  {row.tasks:>5}  {row.score:>5.2f}  {row.informative:>11.2f}  {row.in_band:>7.2f}  {bars}"
-        )
+        figures = f"{row.level:>5}  {row.tasks:>5}  {row.score:>5.2f}  {row.informative:>11.2f}  {row.in_band:>7.2f}"
+        lines.append(f"{figures}  {bars(row.histogram)}")
     best = max(levels, key=lambda row: row.informative)
     if best.informative:
         lines += ["", f"most signal: level {best.level}, {best.informative:.0%} of its groups carry some"]
@@ -98,17 +110,48 @@ def run(
     tasks: int = 32,
     samples: int | None = None,
     plot: Path | None = None,
+    out: Path | None = None,
     as_json: bool = False,
     say: Callable[[str], None] = print,
 ) -> int:
     """Roll out `tasks` tasks of each level, `samples` times each (by default a group), and show what came of it."""
     recipe = _only(recipe, name)
-    quiet: Callable[[str], None] = (lambda text: None) if as_json else say
-    levels = asyncio.run(_measure(recipe, model, tasks, samples or recipe.rollout.group_size, quiet))
+    samples = samples or recipe.rollout.group_size
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    levels = asyncio.run(_measure(recipe, model, tasks, samples, tell if as_json else say))
+    data = as_data(recipe, model, samples, levels)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if plot:
         draw(name, levels, plot)
-    say(json.dumps({"env": name, "levels": [asdict(row) for row in levels]}) if as_json else as_text(name, levels))
+    say(json.dumps(data) if as_json else as_text(name, levels))
     return 0
+
+
+def as_data(recipe: Recipe, model: Path | None, samples: int, levels: Sequence[Level]) -> dict[str, Any]:
+    """The profile with everything it depends on, for a program; `agentrl.curriculum.readme` makes a page of it."""
+    from agentrl.runfolder import environment
+
+    machine = environment()
+    rollout, section = recipe.rollout, recipe.envs[0]
+    source = model or (recipe.model.path if recipe.model.type == "pretrained" else None)
+    budgets = ("max_turns", "max_tokens", "max_turn_tokens", "max_context", "temperature", "top_p", "top_k")
+    return {
+        "env": section.name,
+        "model": source.resolve().name if source else "scratch",
+        "engine": rollout.engine.type,
+        "split": section.split,
+        "samples": samples,
+        "band": list(_band(recipe)),
+        "budget": {name: getattr(rollout, name) for name in budgets},
+        "levels": [asdict(row) for row in levels],
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": {key: machine[key] for key in ("agentrl", "commit", "python", "packages", "machine")},
+    }
 
 
 def _only(recipe: Recipe, name: str) -> Recipe:
@@ -116,6 +159,10 @@ def _only(recipe: Recipe, name: str) -> Recipe:
     found = [section for section in recipe.envs if section.name == name]
     section = found[0] if found else EnvSection(name=name, sandbox=recipe.envs[0].sandbox, unsafe=recipe.envs[0].unsafe)
     return recipe.model_copy(update={"envs": [section]})
+
+
+def _band(recipe: Recipe) -> tuple[float, float]:
+    return getattr(recipe.curriculum, "band", (0.2, 0.8))
 
 
 async def _measure(
@@ -126,43 +173,52 @@ async def _measure(
     from agentrl.rollout import engines, scheduler
     from agentrl.rollout.rollout import Style
 
-    section = recipe.envs[0]
-    band = getattr(recipe.curriculum, "band", (0.2, 0.8))
+    section, rollout = recipe.envs[0], recipe.rollout
     with assembly.worlds(recipe) as worlds:
         world = worlds[section.name]
         wanted = section.levels or list(world.make().levels)
         policy = assembly.policy(recipe, worlds, folder=model, say=say)
         folder = recipe.run.out / recipe.run.name / "profile"
-        engine = engines.make(recipe.rollout.engine, policy.model, folder=folder, max_context=policy.context)
+        engine = engines.make(
+            rollout.engine, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context
+        )
         try:
             await engine.start()
-            found: list[Level] = []
-            for level in wanted:
-                evaluation = await evaluate(
-                    engine,
-                    policy.renderer,
-                    problems(world, section.split, [level], tasks),
-                    samples=samples,
-                    budget=scheduler.budget_of(recipe, policy.context),
-                    style=Style(
-                        temperature=recipe.rollout.temperature, top_p=recipe.rollout.top_p, top_k=recipe.rollout.top_k
-                    ),
-                    seed=seeds.derive(recipe.run.seed, "profile", level),
-                    key=seeds.derive(recipe.run.seed, "profile key").to_bytes(8, "big") * 4,
-                    concurrency=recipe.rollout.concurrency,
-                )
-                found.append(level_of(level, list(_scores(evaluation.trajectories).values()), band))
-                say(f"level {level}: mean score {found[-1].score:.2f}")
+            evaluation = await evaluate(  # all levels together, so that the engine never waits for a level's last one
+                engine,
+                policy.renderer,
+                problems(world, section.split, wanted, tasks * len(wanted)),
+                samples=samples,
+                budget=scheduler.budget_of(recipe, policy.context),
+                style=Style(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
+                seed=seeds.derive(recipe.run.seed, "profile"),
+                key=seeds.derive(recipe.run.seed, "profile key").to_bytes(8, "big") * 4,
+                concurrency=rollout.concurrency,
+                progress=_tenths(f"{section.name}: rollouts", say),
+            )
         finally:
             await engine.close()
-    return found
+    return by_level(evaluation.trajectories, wanted, _band(recipe))
 
 
-def _scores(trajectories: Sequence[Any]) -> Mapping[str, list[float]]:
-    """Graded scores by task."""
-    found: dict[str, list[float]] = {}
+def _tenths(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Says how far it is, ten times in all."""
+
+    def progress(done: int, total: int) -> None:
+        if done * 10 // total > (done - 1) * 10 // total:
+            say(f"{what} {done} of {total}")
+
+    return progress
+
+
+def by_level(trajectories: Iterable[Trajectory], levels: Iterable[int], band: tuple[float, float]) -> list[Level]:
+    """A row for each level, from the graded scores of its tasks."""
+    scores: dict[int, dict[str, list[float]]] = {level: {} for level in levels}
+    ungraded = dict.fromkeys(scores, 0)
     for trajectory in trajectories:
-        scores = found.setdefault(trajectory.task.id, [])
-        if trajectory.outcome.score is not None:
-            scores.append(trajectory.outcome.score)
-    return found
+        known = scores[trajectory.task.level].setdefault(trajectory.task.id, [])
+        if trajectory.outcome.score is None:
+            ungraded[trajectory.task.level] += 1
+        else:
+            known.append(trajectory.outcome.score)
+    return [level_of(n, list(found.values()), band, ungraded=ungraded[n]) for n, found in scores.items()]
