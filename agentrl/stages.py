@@ -149,7 +149,6 @@ async def demonstrations(recipe: Recipe, worlds: Mapping[str, World], policy: Po
 async def warm_start(trainer: Trainer) -> None:
     """Evaluate the untrained policy, fine-tune it on demonstrations where the recipe says so, evaluate again."""
     from agentrl.learn import sft
-    from agentrl.learn.learner import Learner
 
     recipe, say = trainer.recipe, trainer.progress.say
     if recipe.eval:
@@ -168,7 +167,7 @@ async def warm_start(trainer: Trainer) -> None:
         seed=seeds.derive(recipe.run.seed, "warm start"),
         say=say,
     )
-    trainer.learner = Learner(trainer.policy.model, trainer.policy.tokenizer, recipe)  # its masters: the new weights
+    trainer.learner.adopt()
     await trainer.publisher.publish(trainer.learner.version)
     trainer.metrics.log("warm_start", 0, {"demonstrations": len(made), "solved": solved, "loss": loss})
     if recipe.eval:

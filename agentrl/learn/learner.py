@@ -144,6 +144,12 @@ class Learner:
             memory_gb=torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else 0.0,
         )
 
+    def adopt(self) -> None:
+        """Begin from the model's weights as they are now: something else has trained them meanwhile."""
+        self.optimizer.adopt()
+        if self._reference is not None:
+            self.reset_reference()
+
     def reset_reference(self) -> None:
         """Take the current policy as the reference (ProRL)."""
         self._reference = {n: p.detach().clone() for n, p in self.optimizer.parameters.items()}

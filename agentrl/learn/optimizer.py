@@ -46,6 +46,14 @@ class Optimizer:
         self.section = section
         self._adam = _adamw(list(self.masters.values()), section)
 
+    def adopt(self) -> None:
+        """Start over from the parameters as they are now, with no memory of earlier steps."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                self.masters[name].copy_(parameter)
+        self.zero()
+        self._adam = _adamw(list(self.masters.values()), self.section)
+
     def zero(self) -> None:
         """Forget all gradients."""
         for master in self.masters.values():

@@ -283,3 +283,23 @@ def test_the_metrics_are_flat_numbers(make_learner: MakeLearner, make_samples: M
     metrics = learner.step(learner.pack(make_samples(4))).metrics()
     assert {"loss", "entropy", "grad_norm", "mismatch_mean", "mismatch_ess", "tokens_per_second"} <= metrics.keys()
     assert all(isinstance(v, int | float) for v in metrics.values())
+
+
+def test_bfloat16_weights_that_a_warm_start_changed_are_trained_on_from_there(
+    make_learner: MakeLearner, make_samples: MakeSamples
+) -> None:
+    """Masters made before the warm start must neither bring the old weights back nor collect gradients twice."""
+    learner, fresh = make_learner(), make_learner()
+    for made in (learner, fresh):
+        made.model.to(torch.bfloat16)
+    learner = Learner(learner.model, learner.tokenizer, learner.recipe)
+    with torch.no_grad():
+        for model in (learner.model, fresh.model):
+            for parameter in model.parameters():
+                parameter.mul_(1.25)
+    learner.adopt()
+    fresh = Learner(fresh.model, fresh.tokenizer, fresh.recipe)
+    reports = [one.step(one.pack(make_samples())) for one in (learner, fresh)]
+    assert reports[0].loss == reports[1].loss and reports[0].updates == 1
+    for name, weight in learner.weights().items():
+        assert torch.equal(weight, fresh.weights()[name]), name
