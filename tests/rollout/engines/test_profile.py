@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+
+import pytest
 
 from agentrl import recipe as recipes
 from agentrl.curriculum.profile import run
 from agentrl.rollout.sglang_server import Server
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_environments_are_profiled_on_one_attached_server(server: Server, model_folder: Path, tmp_path: Path) -> None:
+    if not server.alive:
+        asyncio.run(server.start())
     recipe = recipes.build(
         {
             "run": {"name": "p", "out": str(tmp_path)},
