@@ -19,6 +19,7 @@ from agentrl.verifiers.hidden_tests import (
     Step,
     differential,
     example,
+    functions,
     holds,
     metamorphic,
     raises,
@@ -241,3 +242,35 @@ def test_authors_mistakes_are_told(boxes: Boxes, graded: Callable[..., Any], sub
         example("solve", 1, expect=Stack())
     outcome, _ = graded(HiddenTests(lambda task, rng: []), candidate(submit, HONEST), boxes=boxes)
     assert (outcome.score, outcome.alarm) == (0.0, True)
+
+
+def test_an_interpreter_of_another_version_gets_the_source(
+    boxes: Boxes, score: Score, submit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag, _, rest = functions._PROGRAM.partition(b" ")
+    monkeypatch.setattr(functions, "_PROGRAM", b"other-" + tag + b" " + rest)
+    assert score(HiddenTests(cases), candidate(submit, HONEST), boxes=boxes) == 1.0
+    assert score(HiddenTests(cases), candidate(submit, "def solve(n): return 0"), boxes=boxes) == 0.0
+
+
+def test_a_candidate_may_be_called_like_a_module_of_the_library(boxes: Boxes, score: Score, submit: Any) -> None:
+    """What is graded is the candidate's file, never the library's module of that name."""
+    verifier = HiddenTests(lambda task, rng: [example("mean", [1, 2, 6], expect=3)], artifact="statistics.py")
+    for source, expected in (("def mean(n): return sum(n) // len(n)", 1.0), ("def mean(n): return 0", 0.0), ("", 0.0)):
+        assert score(verifier, submit(files={"": source}, at="statistics.py"), boxes=boxes) == expected
+
+
+def test_modules_of_a_folder_import_each_other(boxes: Boxes, score: Score, submit: Any) -> None:
+    files = {
+        "shapes/__init__.py": "from .square import area",
+        "shapes/square.py": "import helper\ndef area(n): return helper.times(n, n)",
+        "helper.py": "def times(a, b): return a * b if __spec__.name == __name__ == 'helper' else None",
+    }
+    for module, name, arguments in (
+        ("shapes", "area", [7]),
+        ("shapes.square", "area", [7]),
+        ("helper", "times", [7, 7]),
+    ):
+        made = [example(name, *arguments, expect=49)]
+        verifier = HiddenTests(lambda task, rng, made=made: made, artifact="", module=module)
+        assert score(verifier, submit(files=files), boxes=boxes) == 1.0

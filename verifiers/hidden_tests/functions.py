@@ -31,10 +31,16 @@ REPLY_LIMIT = 1 << 20
 SLOW = "took longer than"
 _SOURCE = files(__package__ or "").joinpath("inside.py").read_text(encoding="utf-8")
 _CODE = marshal.dumps(compile(_SOURCE, "inside.py", "exec", dont_inherit=True))
-_TAG = sys.implementation.cache_tag
-_INSIDE = (  # compiled here once, not in every box: that would be a third of a run's cost
-    f"import marshal, sys\nexec(marshal.loads({_CODE!r}) if sys.implementation.cache_tag == {_TAG!r} else {_SOURCE!r})"
-)
+_PROGRAM = f"{sys.implementation.cache_tag} {len(_CODE)} {len(_SOURCE.encode())}\n".encode() + _CODE + _SOURCE.encode()
+"""Compiled here once, not in every box, and not as text of the source, which would have to be escaped and parsed."""
+_INSIDE = """\
+import marshal, sys
+pipe = open(3, "rb")
+tag, code, source = pipe.readline().decode().split()
+code, source = pipe.read(int(code)), pipe.read(int(source))
+exec(marshal.loads(code) if tag == sys.implementation.cache_tag else source)
+"""
+"""What a box is told to run: the program at the head of its message, compiled if this is the interpreter for it."""
 
 
 class HiddenTests(Verifier):
@@ -120,7 +126,7 @@ class HiddenTests(Verifier):
         order: dict[str, Any] = {"files": sources, "module": self.module, "steps": [step.form() for step in steps]}
         async with context.boxes.box(self.spec) as box:
             done = await box.aio.python(
-                _INSIDE, json.dumps(order).encode(), timeout=self.seconds, reply_limit=REPLY_LIMIT
+                _INSIDE, _PROGRAM + json.dumps(order).encode(), timeout=self.seconds, reply_limit=REPLY_LIMIT
             )
         if done.timed_out:
             raise Malformed(f"{SLOW} {self.seconds:g} s")
