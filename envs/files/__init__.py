@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import random
+import shlex
 from dataclasses import dataclass
 
 from agentrl import seeds
@@ -128,6 +130,29 @@ class Files(Environment):
     def expert(self, task: Task) -> list[ToolCall | str]:
         calls = [ToolCall(name="run", arguments={"command": command}) for command in task.secret["commands"]]
         return [*calls, "done"]
+
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other right ways: all commands in one call; the workspace emptied and written anew, entry by entry."""
+        once = " && ".join(f"{{ {command}; }}" for command in task.secret["commands"])
+        lines = ["find . -mindepth 1 -delete"]
+        for path, found in sorted(task.secret["tree"].items()):
+            lines += _written(path, Entry(content=found.encode()) if isinstance(found, str) else found)
+        anew = "\n".join(lines)
+        return [[ToolCall(name="run", arguments={"command": command}), "done"] for command in (once, anew)]
+
+
+def _written(path: str, entry: Entry | None) -> list[str]:
+    """Shell lines that make one entry."""
+    if entry is None:
+        return []
+    name, text = shlex.quote(path), base64.b64encode(entry.content).decode()
+    make = {
+        "dir": f"mkdir -p {name}",
+        "link": f"ln -s {shlex.quote(entry.content.decode())} {name}",
+        "file": f"echo {text} | base64 -d > {name}",
+    }[entry.kind]
+    mode = [] if entry.kind == "link" else [f"chmod {entry.mode:o} {name}"]
+    return [f"mkdir -p $(dirname {name})", make, *mode]
 
 
 EXPORT = Files

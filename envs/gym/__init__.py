@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from agentrl.envs import Environment, tool
@@ -121,6 +122,32 @@ class Gym(Environment):
         finally:
             world.close()
         return [ToolCall(name="act", arguments={"action": self._game.actions[move]}) for move in found]
+
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other plays that win: every first move after which that is still possible, then the shortest way."""
+        start, rule = Start(**task.setup["start"]), Rule(**task.setup["rule"])
+        plays: list[list[ToolCall | str]] = []
+        for first in range(len(self._game.actions)):
+            world, _ = self._open(start)
+            try:
+                _, paid, terminated, truncated, _ = world.step(first)
+                if terminated or truncated:
+                    continue
+                won = partial(_wins, rule, float(paid))
+                rest = plan(world, start.steps - 1, won)
+            except AuthoringError:  # from there it cannot be won in time
+                continue
+            finally:
+                world.close()
+            plays.append(
+                [ToolCall(name="act", arguments={"action": self._game.actions[move]}) for move in (first, *rest)]
+            )
+        return plays
+
+
+def _wins(rule: Rule, paid: float, state: Mapping[str, Any]) -> bool:
+    """Whether a play is worth full marks, of which the first move already paid something."""
+    return rule.score({**state, "return": state["return"] + paid}) == 1.0
 
 
 def _game(

@@ -76,5 +76,20 @@ class Reasoning(Environment):
     def expert(self, task: Task) -> list[ToolCall | str]:
         return [ToolCall(name="submit", arguments={"answer": task.secret["gold"]})]
 
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other spellings that are just as right, by what the scorer promises to look past."""
+        gold = str(task.secret["gold"])
+        spellings = [f"  {gold}\n"]
+        match task.secret["scorer"]:
+            case "words":
+                spellings.append("\n".join("  ".join(line.split()) + " " for line in gold.splitlines()))
+            case "numeric":
+                spellings.append(gold if "." in gold else f"{gold}.0")
+            case "make 24" | "make the target" | "integral":
+                spellings.append(f"({gold})")
+            case "mapping":
+                spellings.append(", ".join(reversed(gold.split(", "))))
+        return [[ToolCall(name="submit", arguments={"answer": spelling})] for spelling in spellings]
+
 
 EXPORT = Reasoning
