@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import random
 import re
 from collections import Counter
 
+from agentrl import seeds
 from agentrl.envs import Environment, tool
 from agentrl.types import Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
@@ -74,8 +77,36 @@ class Countdown(Environment):
         return str(evaluate(expression).value)
 
     def expert(self, task: Task) -> list[ToolCall | str]:
+        """Every other task with one or two misses first: whoever learns from it sees what a miss calls for."""
         solution = task.secret["solution"]
-        return [ToolCall(name="calculate", arguments={"expression": solution}), solution]
+        tries = [*_misses(solution, seeds.generator(0, "countdown expert", task.id)), solution]
+        return [*(ToolCall(name="calculate", arguments={"expression": text}) for text in tries), solution]
+
+    def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
+        """Other right answers: sums and products the other way round, in brackets, and after some words."""
+        solution = task.secret["solution"]
+        tree = ast.parse(solution, mode="eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+                node.left, node.right = node.right, node.left
+        turned = ast.unparse(tree)
+        return [[turned], [f"(({solution}))"], [f"That is it.\nAnswer: {turned}"], [solution.replace(" ", "")]]
+
+
+def _misses(solution: str, rng: random.Random) -> list[str]:
+    """Up to two expressions that are one operator away from the solution, and come to something else."""
+    places = [place for place, sign in enumerate(solution) if sign in "+-*/"]
+    found: list[str] = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        place = rng.choice(places)
+        changed = solution[:place] + rng.choice("+-*") + solution[place + 1 :]
+        try:
+            misses = evaluate(changed).value != evaluate(solution).value
+        except ExpressionError:  # it divides by zero now
+            continue
+        if misses and changed not in found:
+            found.append(changed)
+    return found
 
 
 EXPORT = Countdown

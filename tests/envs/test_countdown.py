@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -136,3 +137,15 @@ def test_the_calculator_says_what_is_wrong(where: Stage) -> None:
         "<out>error: division by zero</out>",
         "<out>error: unexpected '*' in the expression</out>",
     ]
+
+
+def test_the_expert_shows_what_a_miss_calls_for() -> None:
+    countdown = Countdown()
+    lengths = Counter(
+        len(countdown.expert(countdown.task("train", level, i))) for level in range(1, 7) for i in range(50)
+    )
+    assert set(lengths) == {2, 3, 4} and lengths[3] > 30
+    for task in (countdown.task("train", 4, index) for index in range(50)):
+        *misses, solution = [a.arguments["expression"] for a in countdown.expert(task) if isinstance(a, ToolCall)]
+        assert evaluate(solution).value == task.setup["target"]
+        assert all(evaluate(miss).value != task.setup["target"] for miss in misses)
