@@ -13,7 +13,7 @@ ALONE  := tests/rollout/engines tests/sandboxes
 help:
 	@echo "make train      set up, then train the quickstart policy (RUN=name for another run folder)"
 	@echo "make test       set up, then everything CI runs"
-	@echo "make test-full  the long matrices and soaks too; a JUnit report into docs/evidence/"
+	@echo "make test-full  soaks, and every environment, level, attack and backend; JSON into docs/evidence/"
 	@echo "make check      ruff and mypy alone"
 	@echo "make bench      the benchmarks, into docs/evidence/"
 	@echo "make clean      remove the virtual environment and caches (runs/ stays)"
@@ -28,7 +28,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt verl
 	@touch $@
 
@@ -64,8 +64,10 @@ test: system-test check
 
 test-full: system-test check
 	$(BIN)/agentrl engine install sglang --cpu
-	mkdir -p docs/evidence
-	AGENTRL_FULL=1 $(BIN)/python -m pytest -q --timeout 7200 --junitxml docs/evidence/test-full.xml
+	failed=0; \
+	AGENTRL_FULL=1 $(BIN)/python -m pytest -q --timeout 7200 --report-json docs/evidence/test-full.json || failed=1; \
+	$(BIN)/python -m agentrl.envs.matrix --out docs/evidence/matrix.json || failed=1; \
+	exit $$failed
 
 bench: system-test $(VENV)/.test
 	$(BIN)/python -m benchmarks --out docs/evidence

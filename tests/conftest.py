@@ -1,9 +1,79 @@
-"""For the whole suite: `make test` draws the same examples every time; `make test-full` looks for new ones."""
+"""For the whole suite: `make test` draws the same examples every time; `make test-full` looks for new ones.
 
+`--report-json FILE` writes what came of a run as data: how many passed, what failed and why, what took longest.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
 import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("AGENTRL_FULL"):
     settings.load_profile("same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--report-json", metavar="FILE", help="write counts, failures and durations as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--report-json")
+    if path and not hasattr(config, "workerinput"):  # under xdist only the controller writes
+        config.pluginmanager.register(Summary(Path(path)), "agentrl-summary")
+
+
+class Summary:
+    """Collects the reports of a run and writes them when it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.began = time.time()
+        self.outcomes: dict[str, str] = {}
+        self.why: dict[str, str] = {}
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+        wrong = report.outcome != "passed"
+        if wrong or report.when == "call":
+            error = report.failed and report.when != "call"
+            self.outcomes[report.nodeid] = "error" if error else report.outcome
+        if wrong:
+            self.why[report.nodeid] = self._reason(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.outcomes[report.nodeid] = "error"
+            self.why[report.nodeid] = self._reason(report)
+
+    def _reason(self, report: pytest.TestReport | pytest.CollectReport) -> str:
+        if isinstance(report.longrepr, tuple):  # a skip: file, line, reason
+            return str(report.longrepr[2])
+        return str(report.longrepr)[-2000:]
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        named: dict[str, dict[str, str]] = {kind: {} for kind in ("failed", "error", "skipped")}
+        for test, outcome in self.outcomes.items():
+            if outcome in named:
+                named[outcome][test] = self.why.get(test, "")
+        counts: dict[str, Any] = dict(sorted(Counter(self.outcomes.values()).items()))
+        data = {
+            "exit": int(exitstatus),
+            "full": bool(os.environ.get("AGENTRL_FULL")),
+            "date": datetime.datetime.fromtimestamp(self.began, datetime.UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.time() - self.began, 1),
+            "counts": counts,
+            **named,
+            "slowest": {test: round(took, 2) for test, took in self.seconds.most_common(50)},
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
