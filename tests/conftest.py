@@ -39,10 +39,10 @@ class Summary:
         self.began = time.time()
         self.outcomes: dict[str, str] = {}
         self.why: dict[str, str] = {}
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         wrong = report.outcome != "passed"
         if wrong or report.when == "call":
             error = report.failed and report.when != "call"
@@ -66,6 +66,7 @@ class Summary:
             if outcome in named:
                 named[outcome][test] = self.why.get(test, "")
         counts: dict[str, Any] = dict(sorted(Counter(self.outcomes.values()).items()))
+        slowest = sorted(self.seconds.items(), key=lambda one: -one[1])[:50]
         data = {
             "exit": int(exitstatus),
             "full": bool(os.environ.get("AGENTRL_FULL")),
@@ -73,7 +74,7 @@ class Summary:
             "seconds": round(time.time() - self.began, 1),
             "counts": counts,
             **named,
-            "slowest": {test: round(took, 2) for test, took in self.seconds.most_common(50)},
+            "slowest": {test: round(took, 2) for test, took in slowest},
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
