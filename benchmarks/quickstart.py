@@ -1,74 +1,112 @@
 """The quickstart over several seeds, and its control: how far RL lifts held-out success over the warm start.
 
-    python benchmarks/quickstart.py [--seeds 3] [--json]
+    python benchmarks/quickstart.py [--seeds 3] [--jobs 2] [--out runs/quickstart] [--minutes 9] [--json]
+    python benchmarks/quickstart.py --summarise --out FOLDER --json     # no training: FOLDER/*/metrics.jsonl is read
 
 The control runs the same recipe with the scores of each round shuffled among its rollouts: what is learnt then is
-learnt from nothing, so its gain must vanish.
+learnt from nothing, so its gain must vanish. Runs that are finished in the output folder are read, not repeated, and
+those that were stopped go on, so the benchmark can be stopped and started again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from agentrl import metrics, statistics
 from agentrl.statistics import Interval
+from benchmarks._runs import log_of, play
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
+GAIN, WARM = 0.30, (0.15, 0.60)
+"""What RL must add to the warm start, and where the warm start must lie."""
 
 
-def run(seed: int, out: Path, *, control: bool) -> dict[str, Any]:
-    """One run; its evaluations and how long it took."""
-    name = f"{'control' if control else 'seed'}-{seed}"
-    sets = [f"run.seed={seed}", f"run.name={name}", f"run.out={out}"]
-    sets += ["gates.shuffle_scores=true"] if control else []
-    command = [sys.executable, "-m", "agentrl", "train", str(RECIPE), *(a for s in sets for a in ("--set", s))]
-    began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-    rows = {row["stage"]: row for row in metrics.read(out / name / "metrics.jsonl", "eval")}
-    before, after = rows["sft"]["passes"], rows["end"]["passes"]
+def names(seeds: int) -> list[str]:
+    """The runs: one for each seed, and the control."""
+    return [*(f"seed-{seed}" for seed in range(seeds)), "control-0"]
+
+
+def settings(name: str, more: list[str]) -> list[str]:
+    """What sets a run apart from the recipe."""
+    kind, seed = name.rsplit("-", 1)
+    return [f"run.seed={seed}", *(["gates.shuffle_scores=true"] if kind == "control" else []), *more]
+
+
+def report(out: Path, name: str, seconds: float | None) -> dict[str, Any] | None:
+    """A run's evaluations; None while there is no warm start and no later evaluation."""
+    rows = {row["stage"]: row for row in metrics.read(log_of(out, name), "eval")}
+    last = rows.get("end") or rows.get("rl")
+    if "sft" not in rows or last is None:
+        return None
+    before, after = rows["sft"]["passes"], last["passes"]
     shared = sorted(before.keys() & after.keys())
     gain = statistics.paired([before[t] for t in shared], [after[t] for t in shared])
     return {
         "name": name,
+        "steps": last["step"],
+        "finished": "end" in rows,
         "start": rows["start"]["pass@1"],
         "sft": rows["sft"]["pass@1"],
-        "rl": rows["end"]["pass@1"],
+        "rl": last["pass@1"],
         "gain": gain.as_dict(),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": seconds,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
-    found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for control in (False, True):
-            for seed in range(arguments.seeds if not control else 1):
-                found.append(run(seed, Path(temporary), control=control))
-                print(line(found[-1]), file=sys.stderr, flush=True)
-    if arguments.json:
-        print(json.dumps({"runs": found}, indent=1))
+def summarise(out: Path, wanted: list[str], seconds: dict[str, float]) -> dict[str, Any]:
+    """All runs, and whether they show what they should; `holds` is None while a run is missing."""
+    found = [row for name in wanted if (row := report(out, name, seconds.get(name)))]
+    real = [row for row in found if row["name"].startswith("seed")]
+    control = [row for row in found if row["name"].startswith("control")]
+    complete = len(found) == len(wanted) and all(row["finished"] for row in found)
+    checks = {
+        "gain_at_least": all(row["gain"]["value"] >= GAIN for row in real),
+        "warm_start_between": all(WARM[0] <= row["sft"]["value"] <= WARM[1] for row in real),
+        "control_gains_nothing": all(row["gain"]["low"] <= 0.0 for row in control),
+    }
+    return {
+        "runs": found,
+        "missing": [name for name in wanted if name not in {row["name"] for row in found if row["finished"]}],
+        "targets": {"gain": GAIN, "warm_start": list(WARM)},
+        "holds": {name: value if complete else None for name, value in checks.items()},
+    }
 
 
 def line(row: dict[str, Any]) -> str:
     """A row for people."""
-    gain = Interval(**row["gain"])
+    took = f"{row['seconds']:.0f} s" if row["seconds"] else ""
     return (
         f"{row['name']:<10} before {row['start']['value']:.3f}  warm start {row['sft']['value']:.3f}  "
-        f"RL {row['rl']['value']:.3f}  {statistics.verdict(gain)}  {row['seconds']:.0f} s"
+        f"RL {row['rl']['value']:.3f}  {statistics.verdict(Interval(**row['gain']))}  {took}"
     )
+
+
+def main() -> None:
+    """Run what is missing, then report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one core each")
+    parser.add_argument("--out", type=Path, default=Path("runs/quickstart-seeds"), help="where the run folders lie")
+    parser.add_argument("--minutes", type=float, help="stop the runs after this long; they can go on later")
+    parser.add_argument("--set", action="append", default=[], dest="more", metavar="KEY=VALUE")
+    parser.add_argument("--summarise", action="store_true", help="train nothing, report what is there")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    wanted = names(options.seeds)
+    seconds: dict[str, float] = {}
+    if not options.summarise:
+        runs = {name: settings(name, options.more) for name in wanted}
+        seconds = play(options.recipe, runs, options.out, at_once=options.jobs, minutes=options.minutes)
+    found = summarise(options.out, wanted, seconds)
+    text = json.dumps(found, indent=1) if options.json else "\n".join(line(row) for row in found["runs"])
+    sys.stdout.write(text + "\n")
+    if found["missing"]:
+        print(f"not finished: {', '.join(found['missing'])}; start again to go on", file=sys.stderr)
 
 
 if __name__ == "__main__":

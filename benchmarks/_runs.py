@@ -1,0 +1,95 @@
+"""Training runs for benchmarks: several at once, each in a process with one thread on the CPU, read where finished.
+
+    play ── at_once workers ──┬── agentrl train A ── A.log, A/metrics.jsonl
+                              ├── agentrl train B ── B.log, B/metrics.jsonl
+                              └── ...                      SIGTERM to all when the minutes are over
+
+What a benchmark reports it reads from the metrics files alone, so they suffice to report again elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agentrl import metrics
+
+GRACE_S = 30.0
+"""What a run that was told to stop has for its last checkpoint."""
+
+
+def log_of(out: Path, name: str) -> Path:
+    """Where a run's numbers lie."""
+    return out / name / "metrics.jsonl"
+
+
+def finished(out: Path, name: str) -> bool:
+    """Whether the run's last evaluation is there."""
+    return any(row["stage"] == "end" for row in metrics.read(log_of(out, name), "eval"))
+
+
+def play(
+    recipe: Path, runs: Mapping[str, Sequence[str]], out: Path, *, at_once: int, minutes: float | None
+) -> dict[str, float]:
+    """Train what is not finished, given as settings by name; how long each run took that was made here in one go.
+
+    A run that fails is reported and leaves the others alone; so does one that the minutes did not suffice for, and
+    both go on from their checkpoint the next time.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + minutes * 60.0 if minutes else None
+    seconds: dict[str, float] = {}
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way the runs are told, and can go on later
+
+    def one(name: str) -> None:
+        if finished(out, name) or stop.is_set() or (ends and time.monotonic() >= ends):
+            return
+        resume = (out / name / "recipe.yaml").is_file()
+        settings = [f"run.name={name}", f"run.out={out}", "run.threads=1", *runs[name]]
+        flags = [part for setting in settings for part in ("--set", setting)]
+        command = [sys.executable, "-m", "agentrl", "train", str(recipe), *flags, *(["--resume"] if resume else [])]
+        began = time.monotonic()
+        code = _run(command, out / f"{name}.log", ends, stop)
+        took = time.monotonic() - began
+        if code == 0 and not resume:
+            seconds[name] = round(took, 1)
+        _say(f"{name}: {'done' if code == 0 else f'stopped (exit {code}, see {out / name}.log)'} after {took:.0f} s")
+
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            list(pool.map(one, runs))
+        except KeyboardInterrupt:
+            stop.set()
+            _say("stopping; what there is by then is reported")
+    return seconds
+
+
+def _run(command: Sequence[str], log: Path, ends: float | None, stop: threading.Event) -> int:
+    # One thread each, and no accelerator: as many runs as there are cores, and the same numbers on any machine.
+    alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with log.open("ab") as file:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=os.environ | alone
+        )
+        told = 0.0
+        while child.poll() is None:
+            now = time.monotonic()
+            if not told and (stop.is_set() or (ends and now >= ends)):
+                child.send_signal(signal.SIGTERM)
+                told = now
+            elif told and now > told + GRACE_S:
+                child.kill()
+            time.sleep(0.2)
+    return child.returncode
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
