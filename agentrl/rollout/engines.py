@@ -76,9 +76,12 @@ def _sglang(
     share: bool,
     version: int,
 ) -> SglangEngine:
+    try:
+        from agentrl.rollout.sglang_engine import SglangEngine
+    except ImportError as error:
+        raise RecipeError(f"rollout.engine.type sglang: {error}; pip install 'agentrl[sglang]'") from None
     from agentrl.rollout import install
     from agentrl.rollout.decoding import twin
-    from agentrl.rollout.sglang_engine import SglangEngine
     from agentrl.rollout.sglang_server import Server
 
     text = model.config.get_text_config()
