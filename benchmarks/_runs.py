@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agentrl import metrics
 
-GRACE_S = 30.0
+GRACE_S = 120.0
 """What a run that was told to stop has for its last checkpoint."""
 
 
