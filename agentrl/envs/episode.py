@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -30,6 +30,8 @@ from agentrl.sandboxes.base import Sandbox, off_loop
 from agentrl.types import Done, Ending, Message, Observation, Task, ToolCall
 from agentrl.verifiers.base import Boxes, Submission
 
+START_S = 30.0
+"""How long an episode that is given up while it starts waits for `start` to end, so that `stop` comes after it."""
 GRACE_S = 2.0
 """How much longer than its timeout a tool may take to come back with what its command had written."""
 ERROR_LIMIT = 500
@@ -75,7 +77,7 @@ class Episode:
         """Seconds and name of the slowest tool call so far."""
         self._boxes = boxes
         self._box: TimedBox | None = None
-        self._started = False
+        self._started = self._whole = False
         self._stack = AsyncExitStack()
         self._counts = dict.fromkeys(("calls", "bad_calls", "tool_errors", "tool_timeouts", "bytes_seen"), 0)
         self._denied: list[str] = []
@@ -105,7 +107,8 @@ class Episode:
             self.root = box.root
             env._box = cast(Sandbox, self._box)
         self._started = True
-        await _run(env.start)
+        await _to_its_end(env.start)
+        self._whole = True
         self.transcript = [Message(role="system", content=env.system), Message(role="user", content=self.task.prompt)]
         return tuple(self.transcript)
 
@@ -147,7 +150,9 @@ class Episode:
             arguments = tool.validate(call.arguments)
         except CallError as error:
             return self._refuse(call, str(error))
-        decision = await off_loop(self.permissions.decide, tool, dict(call.arguments))
+        decision = self.permissions.rule(tool)
+        if decision == "ask":  # a person may take long to answer: not on the event loop
+            decision = await off_loop(self.permissions.decide, tool, dict(call.arguments))
         if decision != "allow":
             (self._denied if decision == "deny" else self._dry_runs).append(tool.name)
             words = "permission denied" if decision == "deny" else "dry run: accepted, but not carried out"
@@ -241,9 +246,26 @@ class Episode:
         try:
             if self._started:
                 self._started = False
-                await _run(self.environment.stop)
+                # After half a start, stop may miss what it would let go of; that must not hide why the start failed.
+                with nullcontext() if self._whole else suppress(Exception):
+                    await _run(self.environment.stop)
         finally:
             await self._stack.aclose()
+
+
+async def _to_its_end(start: Callable[[], Any]) -> None:
+    """Run `start`; when cancelled, only once it has come to its end: a thread cannot be stopped, and goes on taking."""
+    if inspect.iscoroutinefunction(start):
+        await start()
+        return
+    work = asyncio.ensure_future(off_loop(start))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work}, timeout=START_S)
+        if work.done():
+            work.exception()  # looked at, so that nobody complains of it later
+        raise
 
 
 async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:

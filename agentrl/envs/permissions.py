@@ -22,9 +22,13 @@ class Permissions:
     ask: Callable[[str, Mapping[str, Any]], bool] | None = None
     """Puts a call before a person; without it, `ask` denies."""
 
+    def rule(self, tool: Tool) -> Decision:
+        """What is laid down for a tool's calls."""
+        return self.tools.get(tool.name, self.irreversible if tool.irreversible else "allow")
+
     def decide(self, tool: Tool, arguments: Mapping[str, Any]) -> Literal["allow", "deny", "dry_run"]:
         """What becomes of a call. Blocks while a person thinks."""
-        decision = self.tools.get(tool.name, self.irreversible if tool.irreversible else "allow")
-        if decision != "ask":
-            return decision
+        rule = self.rule(tool)
+        if rule != "ask":
+            return rule
         return "allow" if self.ask is not None and self.ask(tool.name, arguments) else "deny"

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -283,3 +284,47 @@ def test_a_dead_box_is_the_agents_doing(where: Stage) -> None:
 def test_no_box_is_a_clear_error() -> None:
     with pytest.raises(AuthoringError, match=r"Bench uses self.box, but its prepare\(\) returned no SandboxSpec"):
         _ = Bench().box
+
+
+def test_an_episode_given_up_while_it_starts_stops_what_it_started(where: Stage) -> None:
+    class Slow(Boxed):
+        def start(self) -> None:
+            self.log = ["starting"]
+            time.sleep(0.5)
+            self.log.append("started")
+
+    async def run() -> list[str]:
+        environment = Slow()
+        episode = Episode(environment, environment.task("train", 1, 0), seed=0, boxes=where.boxes)
+        starting = asyncio.ensure_future(episode.start())
+        while not hasattr(environment, "log"):
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await episode.close()
+        assert not environment.box.alive
+        return environment.log
+
+    assert asyncio.run(run()) == ["starting", "started", "stopped"]
+
+
+def test_a_start_that_fails_is_told_whatever_stop_says(where: Stage) -> None:
+    class Half(Bench):
+        def start(self) -> None:
+            raise RuntimeError("no world today")
+
+    with pytest.raises(RuntimeError, match="no world today"):  # and not that `log` is missing in stop()
+        played(where, "yes", kind=Half)
+
+
+def test_only_a_person_is_asked_off_the_event_loop(where: Stage) -> None:
+    threads: list[str] = []
+
+    def ask(name: str, arguments: Mapping[str, Any]) -> bool:
+        threads.append(threading.current_thread().name)
+        return True
+
+    stage = Stage(boxes=where.boxes, permissions=Permissions(irreversible="ask", ask=ask))
+    assert seen(played(stage, call("burn", what="x"), call("say", text="y"))) == ["<out>ash</out>", "<out>y</out>"]
+    assert len(threads) == 1 and threads[0] != threading.main_thread().name

@@ -7,12 +7,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from agentrl import envs
+from agentrl.catalogue import members
 from agentrl.envs.face import Acts, Face, Text
 from agentrl.envs.tools import tools_of
 from agentrl.errors import AuthoringError
 
 
-@pytest.mark.parametrize("name", ["countdown", "files"])
+@pytest.mark.parametrize("name", list(members("envs")))
 def test_gymnasium_accepts_it(name: str) -> None:
     made = gymnasium.make(f"agentrl/{name}-v0", render_mode="ansi")
     try:
