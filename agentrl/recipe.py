@@ -359,6 +359,7 @@ class EvalSection(Section):
     split: Literal["train", "heldout", "test"] = "heldout"
     tasks: Count = 200
     k: list[Count] = Field(default_factory=lambda: [1])
+    """pass@k, before and after training; in between each task is tried once."""
     temperature: Annotated[float, Field(ge=0.0)] = 1.0
     levels: list[int] | None = None
 

@@ -22,7 +22,9 @@ from agentrl.types import Round, Task, TrainingSample, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
+    from agentrl.learn.health import StepReport
     from agentrl.learn.learner import Learner
+    from agentrl.learn.pack import Batch
     from agentrl.train import Trainer
 
 
@@ -84,6 +86,19 @@ def samples(round_: Round, recipe: Recipe, gate: Gate, step: int) -> list[Traini
     return gate.filter(made)
 
 
+async def learn(trainer: Trainer, batch: Batch) -> StepReport:
+    """One step of the learner. A server that shares its GPU gives its key-value memory back meanwhile."""
+    engine = trainer.recipe.rollout.engine
+    if engine.type != "sglang" or not engine.release_memory:
+        return await asyncio.to_thread(trainer.learner.step, batch)
+    await trainer.engine.pause()
+    try:
+        return await asyncio.to_thread(trainer.learner.step, batch)
+    finally:
+        trainer.learner.release()
+        await trainer.engine.resume()
+
+
 class Evaluator:
     """Evaluates the policy of a run: always the same tasks, budget and seeds."""
 
@@ -109,8 +124,8 @@ class Evaluator:
         return problems(worlds[name], self.section.split, levels, count)
 
     async def __call__(self, step: int, stage: str = "rl") -> Row:
-        """Evaluate now and write the row."""
-        ks = self.section.k
+        """Evaluate now and write the row. In the middle of training each task is tried once: it is a curve's point."""
+        ks = [1] if stage == "rl" else self.section.k
         rollouts = self.recipe.rollout
         found = await evaluate(
             self.engine,
