@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,7 @@ class Evaluator:
         """Evaluate now and write the row. In the middle of training each task is tried once: it is a curve's point."""
         ks = [1] if stage == "rl" else self.section.k
         rollouts = self.recipe.rollout
+        began = time.monotonic()
         found = await evaluate(
             self.engine,
             self.policy.renderer,
@@ -140,6 +142,7 @@ class Evaluator:
         )
         self.results[stage] = found
         row = {"stage": stage, "split": self.section.split, **found.summary(ks), "passes": found.per_task()}
+        row["eval_s"] = time.monotonic() - began
         return self.metrics.log("eval", step, row)
 
 
@@ -170,6 +173,7 @@ async def warm_start(trainer: Trainer) -> None:
         trainer.progress.show(await trainer.evaluation(0, "start"))
     if recipe.warm_start is None:
         return
+    began = time.monotonic()
     made = await demonstrations(recipe, trainer.worlds, trainer.policy)
     solved = sum(t.outcome.score == 1.0 for t in made)
     say(f"warm start: {solved} of {len(made)} demonstrations solve their task")
@@ -184,7 +188,8 @@ async def warm_start(trainer: Trainer) -> None:
     )
     trainer.learner.adopt()
     await trainer.publisher.publish(trainer.learner.version)
-    trainer.metrics.log("warm_start", 0, {"demonstrations": len(made), "solved": solved, "loss": loss})
+    row = {"demonstrations": len(made), "solved": solved, "loss": loss, "warm_start_s": time.monotonic() - began}
+    trainer.metrics.log("warm_start", 0, row)
     if recipe.eval:
         trainer.progress.show(await trainer.evaluation(0, "sft"))
         say(sft.enough(trainer.evaluation.results["sft"], recipe.rollout.group_size))

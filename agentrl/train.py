@@ -86,12 +86,15 @@ class Trainer:
                 max_context=self.policy.context,
                 deterministic=recipe.run.deterministic,
                 share=turns,
+                adapters=True,
                 version=found.learner["version"] if found else 0,
             )
             stack.push_async_callback(self.engine.close)
             await self.engine.start()
             shared = turns and recipe.rollout.engine.type == "transformers"
-            self.publisher = Publisher(self.engine, lambda: self.learner.weights(), shared=shared)
+            self.publisher = Publisher(
+                self.engine, lambda: self.learner.weights(), adapter=lambda: self.learner.adapter(), shared=shared
+            )
             self.evaluation = stages.Evaluator(recipe, folder, self.worlds, self.policy, self.engine, self.metrics)
             self.sampler = curriculum.make(recipe.curriculum, assembly.sources(recipe, self.worlds), recipe.run.seed)
             self.gate = gates.make(recipe.gates, recipe.rollout.max_tokens)
@@ -151,7 +154,7 @@ class Trainer:
         self.sampler.observe(groups)
         self.trained |= {fingerprint(group.task) for group in round_.kept}
         batch = self.learner.pack(stages.samples(round_, self.recipe, self.gate, self.learner.steps))
-        report = await asyncio.to_thread(self.learner.step, batch)
+        report = await stages.learn(self, batch)
         learnt = time.monotonic()
         await self.scheduler.update(lambda: self.publisher.publish(report.version))
         row = metrics.step_row(round_, report.metrics(), version) | self.sampler.metrics()

@@ -160,6 +160,17 @@ class Learner:
 
         return merged_state(self.model)
 
+    def adapter(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """What a server needs of a LoRA adapter: its configuration and its tensors; None without LoRA."""
+        from agentrl.learn.model import adapter_state
+
+        return adapter_state(self.model)
+
+    def release(self) -> None:
+        """Give cached GPU memory back, so that a server on the same GPU can have it."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while it learns."""
         return {

@@ -204,6 +204,23 @@ def merged_state(model: Any) -> dict[str, Tensor]:
     return state
 
 
+def adapter_state(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """A LoRA adapter as servers take it: what they must know of its configuration, and its tensors by peft's names."""
+    if not hasattr(model, "peft_config"):
+        return None
+    from peft import get_peft_model_state_dict
+
+    lora = model.peft_config["default"]
+    config = {
+        "peft_type": "LORA",
+        "r": lora.r,
+        "lora_alpha": lora.lora_alpha,
+        "target_modules": sorted(lora.target_modules),
+        "bias": "none",
+    }
+    return config, {name: t.detach() for name, t in get_peft_model_state_dict(model).items()}
+
+
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a transformers folder (for LoRA: an adapter folder) with the tokenizer."""
     _quiet()

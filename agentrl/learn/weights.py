@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -21,23 +22,29 @@ class Publisher:
         engine: Engine,
         tensors: Callable[[], Mapping[str, torch.Tensor]],
         *,
+        adapter: Callable[[], tuple[Mapping[str, Any], Mapping[str, torch.Tensor]] | None] = lambda: None,
         shared: bool = False,
         timeout_s: float = 900.0,
     ) -> None:
         """`tensors`: the policy by the names of a transformers folder, asked for at each publication.
+        `adapter`: configuration and tensors of a LoRA adapter, for an engine that takes it beside the base model.
         `shared`: the engine samples from these very tensors, so that nothing travels."""
         self.engine = engine
         self.seconds = 0.0
         """How long the last publication took."""
         self._tensors = tensors
+        self._adapter = adapter
         self._shared = shared
         self._timeout_s = timeout_s
 
     async def publish(self, version: int) -> None:
         """Every token sampled after this returns carries `version`."""
         began = time.perf_counter()
+        adapter = self._adapter() if getattr(self.engine, "adapters", False) else None
         if self._shared:
             weights = Weights(version=version)
+        elif adapter is not None:
+            weights = Weights(version=version, adapter=adapter[0], tensors=adapter[1])
         else:
             tensors = dict(self._tensors())
             weights = Weights(version=version, tensors=tensors, checksum=await asyncio.to_thread(checksum, tensors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ def make(
     max_context: int | None = None,
     deterministic: bool = False,
     share: bool = True,
+    adapters: bool = False,
     version: int = 0,
 ) -> Engine:
     """The engine of a recipe's `rollout.engine`, not yet started.
@@ -30,7 +32,7 @@ def make(
     `model`: the learner's transformers model. `model_path`: the transformers folder that a launched server loads
     first; without one the model is written into `folder`. `folder`: the run's folder, where a launched server keeps
     its log. `share`: learner and engine take turns, so that the embedded engine may sample from the learner's own
-    tensors.
+    tensors. `adapters`: a launched server gets the base model of one that learns by LoRA, and will be sent adapters.
     """
     if isinstance(section, recipe.TransformersEngine):
         from agentrl.rollout.transformers_engine import TransformersEngine
@@ -46,7 +48,9 @@ def make(
             version=version,
         )
     if isinstance(section, recipe.SglangEngine):
-        return _sglang(section, model, model_path, folder or Path("."), max_context, deterministic, share, version)
+        return _sglang(
+            section, model, model_path, folder or Path("."), max_context, deterministic, share, adapters, version
+        )
     raise RecipeError(
         "rollout.engine.type openai gives no token ids and no logprobs: it serves evaluation and judges, not training; "
         "use transformers or sglang"
@@ -74,6 +78,7 @@ def _sglang(
     max_context: int | None,
     deterministic: bool,
     share: bool,
+    adapters: bool,
     version: int,
 ) -> SglangEngine:
     try:
@@ -101,10 +106,19 @@ def _sglang(
                 )
             flags.append("--enable-deterministic-inference")
         if section.release_memory:
+            if not share:
+                raise RecipeError(
+                    "rollout.engine.release_memory lets learner and server take turns on one GPU, so it needs "
+                    "async.enabled: false"
+                )
             flags.append("--enable-memory-saver")
+        adapted = adapters and hasattr(model, "peft_config")
+        if adapted:
+            flags += _lora_flags(model, section)
         if model_path is None:
             model_path = folder / "engine" / "initial"
-            twin(model, own=True).save_pretrained(model_path)
+            plain = copy.deepcopy(model).unload() if adapted else twin(model, own=True)
+            plain.save_pretrained(model_path)
             flags.append("--skip-tokenizer-init")
         server = Server(
             model_path,
@@ -127,3 +141,13 @@ def _sglang(
         release_memory=section.release_memory,
         keep_copy=not share,
     )
+
+
+def _lora_flags(model: Any, section: recipe.SglangEngine) -> list[str]:
+    """Room for one adapter of the model's kind beside the base model."""
+    if "--enable-lora" in section.flags:
+        return []
+    lora = model.peft_config["default"]
+    flags = ["--enable-lora", "--max-lora-rank", str(lora.r), "--max-loras-per-batch", "2"]
+    flags += ["--lora-target-modules", *sorted(lora.target_modules)]
+    return [*flags, "--lora-backend", "torch_native"] if section.device == "cpu" else flags

@@ -73,7 +73,8 @@ class Client:
             content = {"message": text[:500].decode(errors="replace")}
         content = content if isinstance(content, dict) else {"message": content}
         if status >= 400 or content.get("success") is False:
-            said = content.get("message") or content.get("error") or text[:500].decode(errors="replace")
+            named = (content.get(name) for name in ("message", "error_message", "error"))
+            said = next(filter(None, named), text[:500].decode(errors="replace"))
             raise EngineError(f"SGLang at {self.url} refused {path} ({status}): {said}")
         return content
 

@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,9 @@ from agentrl.rollout.routing import Router
 from agentrl.rollout.sglang_client import Client, ConnectionBroken, Reply
 from agentrl.rollout.sglang_server import Server
 from agentrl.types import Completion
+
+IDLE = "/flush_cache?timeout=60"
+"""Empties the prefix cache once the last batch is through."""
 
 
 class SglangEngine:
@@ -62,7 +66,11 @@ class SglangEngine:
         self._router = Router(1)
         self._sync: Any = None
         self._spans = True
+        self.adapters = False
+        """Whether its servers take LoRA adapters beside the base model's weights."""
         self._adapter: str | None = None
+        self._unloading: set[asyncio.Task[None]] = set()
+        self._released = False
         self._last: Weights | None = None
         self._gate = asyncio.Event()
         self._updating = asyncio.Lock()
@@ -90,15 +98,18 @@ class SglangEngine:
 
         for client in self._clients:
             await client.close()
+        self._released = False
         urls = [self.server.url] if self.server is not None else self.urls
         diagnose = self.server.diagnosis if self.server is not None else (lambda: "")
         self._clients = [Client(url, diagnose=diagnose) for url in urls]
         self._router = Router(len(urls))
         local = all(any(host in url for host in ("//127.0.0.1", "//localhost", "//[::1]")) for url in urls)
         self._sync = Sync(self._clients, way=self._way, local=local, timeout_s=self._update_timeout_s)
+        self.adapters = True
         for client in self._clients:
             info = await client.get("/server_info")
             self._limit(info)
+            self.adapters = self.adapters and bool(info.get("enable_lora"))
             probe = await client.generate([0], Sampling(max_tokens=1), f"agentrl-probe-{next(self._numbers)}")
             self._spans = self._spans and bool(probe.spans)
 
@@ -178,33 +189,42 @@ class SglangEngine:
         """Bring new weights to every server; requests under way go on with them."""
         async with self._updating:
             was_open = self._gate.is_set()
-            if weights.adapter is not None:
-                await self._publish_adapter(weights)
-                self._version = weights.version
-            else:
-                try:
+            try:
+                if weights.adapter is not None:
+                    await self._publish_adapter(weights)
+                else:
                     await self._hold()
                     await self._sync.send(weights)
-                    self._version = weights.version  # before the gate opens: what starts now has the new weights
-                finally:
-                    if was_open:
-                        await self._release()
-                        self._gate.set()
+                self._version = weights.version  # before the gate opens: what starts now has the new weights
+            finally:
+                if was_open:
+                    await self._release()
+                    self._gate.set()
             self._router.forget()
             self._last = _copied(weights) if self._keep_copy else weights
 
     async def _publish_adapter(self, weights: Weights) -> None:
-        """A LoRA adapter goes beside the old one: requests under way finish with the adapter they began with."""
+        """A LoRA adapter goes beside the old one; requests under way end with what they have, and go on with it."""
         from agentrl.rollout.sglang_weights import adapter_body
 
-        name = f"policy-{weights.version}"
-        body = adapter_body(name, weights)
+        if not self.adapters:
+            raise EngineError("SGLang takes no LoRA adapters; start it with --enable-lora, or publish merged weights")
+        await self._drain()
+        name = f"policy-{weights.version}-{next(self._numbers)}"
         for client in self._clients:
+            body = await adapter_body(client, name, weights)
             await client.call("/load_lora_adapter_from_tensors", body, self._update_timeout_s)
         old, self._adapter = self._adapter, name
-        if old is not None and old != name:
-            for client in self._clients:
-                await client.call("/unload_lora_adapter", {"lora_name": old}, self._update_timeout_s)
+        if old is not None:
+            task = asyncio.get_running_loop().create_task(self._unload(old))
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
+
+    async def _unload(self, name: str) -> None:
+        """Nobody waits for this: a server may count an aborted request as one that still needs the adapter."""
+        for client in self._clients:
+            with suppress(EngineError):
+                await client.call("/unload_lora_adapter", {"lora_name": name}, self._update_timeout_s)
 
     async def _hold(self) -> None:
         """Stop sampling everywhere at a token border."""
@@ -212,6 +232,12 @@ class SglangEngine:
             for client in self._clients:
                 await client.call("/pause_generation", {"mode": "retract"})
             return
+        await self._drain()
+        for client in self._clients:
+            await client.call(IDLE, {})  # an update while a batch is still on its way out would end the server
+
+    async def _drain(self) -> None:
+        """Let no request begin, and end those under way; each keeps its tokens."""
         self._gate.clear()
         deadline = time.monotonic() + self._update_timeout_s
         while any(client.load for client in self._clients):
@@ -227,19 +253,22 @@ class SglangEngine:
                 await client.call("/continue_generation", {})
 
     async def pause(self) -> None:
-        """Stop sampling; requests stay open and new ones wait."""
+        """Stop sampling; requests stay open and new ones wait. With none open, memory may be given back."""
         self._gate.clear()
-        await self._hold()
-        if self._release_memory and not self._under_way:
-            for client in self._clients:
-                await client.call("/flush_cache", {})
-                await client.call("/release_memory_occupation", {"tags": ["kv_cache"]})
+        if not self._release_memory or self._under_way:
+            await self._hold()
+            return
+        for client in self._clients:
+            await client.call(IDLE, {})
+            await client.call("/release_memory_occupation", {"tags": ["kv_cache"]})
+        self._released = True
 
     async def resume(self) -> None:
         """Go on."""
-        if self._release_memory and not self._under_way:
+        if self._released:
             for client in self._clients:
                 await client.call("/resume_memory_occupation", {"tags": ["kv_cache"]})
+            self._released = False
         await self._release()
         self._gate.set()
 
@@ -282,10 +311,10 @@ class SglangEngine:
 
     async def close(self) -> None:
         """Let go of connections, the process group and a launched server."""
-        if self._revival is not None:
-            self._revival.cancel()
+        for task in filter(None, (self._revival, *self._unloading)):
+            task.cancel()
         if self._sync is not None:
-            self._sync.close()
+            await self._sync.close()
         clients, self._clients = self._clients, []
         for client in clients:
             await client.close()

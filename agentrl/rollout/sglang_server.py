@@ -74,6 +74,10 @@ class Server:
         if self.device == "cpu":
             env["SGLANG_USE_CPU_ENGINE"] = "1"
             env["PYTHONPATH"] = str(STAND_INS / "shims")
+        elif "--enable-memory-saver" in self.flags:
+            # It is preloaded, before torch could say where its own CUDA runtime lies.
+            paths = [*_cuda_runtimes(self.python), *filter(None, [env.get("LD_LIBRARY_PATH")])]
+            env["LD_LIBRARY_PATH"] = ":".join(paths)
         return env
 
     async def start(self) -> None:
@@ -158,6 +162,15 @@ async def _ended(process: subprocess.Popen[bytes], seconds: float) -> None:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def _cuda_runtimes(python: Path) -> list[str]:
+    """Folders with a CUDA runtime library: of the server's own packages, of ours, of the system."""
+    lib = python.absolute().parent.parent / "lib"
+    places = [*lib.glob("python3*/*-packages"), *map(Path, sys.path)]
+    found = [f.parent for place in places for f in place.glob("nvidia/*/lib/libcudart.so.*")]
+    found += [f.parent for f in Path("/usr/local").glob("cuda*/lib64/libcudart.so.*")]
+    return list(dict.fromkeys(map(str, found)))
 
 
 def _free_port() -> int:

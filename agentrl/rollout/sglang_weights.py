@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -30,17 +31,10 @@ import torch.multiprocessing
 
 from agentrl.errors import EngineError
 from agentrl.rollout.engine import Weights
+from agentrl.rollout.sglang_checks import check, cpu_hash
 from agentrl.rollout.sglang_client import Client
 
 Way = Literal["tensor", "distributed", "disk"]
-VOCABULARY_BLOCK = 64
-"""SGLang rounds a vocabulary up to a multiple of this."""
-STACKED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""Tensors that SGLang keeps in one piece."""
-SPOT_CHECKS = 3
 
 
 class Sync:
@@ -54,6 +48,8 @@ class Sync:
         """The way the last weights went."""
         self._ways: list[Way] = _ways(way, local)
         self._group: Any = None
+        self._name = f"agentrl-{secrets.token_hex(4)}"
+        """Of the process group; a server remembers those of earlier runs."""
 
     async def send(self, weights: Weights) -> None:
         """Bring `weights` to every server and check that they arrived."""
@@ -85,6 +81,8 @@ class Sync:
                 f"sending weights ({what}) took longer than {self.timeout_s:.0f} s and was given up; "
                 "look at the server's log, or set rollout.engine.sync to another way"
             ) from error
+        except (RuntimeError, OSError) as error:  # torch's own, of a process group or of shared memory
+            raise EngineError(f"sending weights ({what}) failed: {error}") from error
 
     async def _send(self, way: Way, tensors: dict[str, torch.Tensor], version: int) -> None:
         if way == "tensor":
@@ -124,12 +122,12 @@ class Sync:
 
     async def _broadcast(self, tensors: dict[str, torch.Tensor], version: int) -> None:
         if self._group is None:
-            self._group = await self._join(next(iter(tensors.values())).is_cuda)
+            self._group = await self._join(_backend(next(iter(tensors.values())), self.clients))
         body = {
             "names": list(tensors),
             "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors.values()],
             "shapes": [list(t.shape) for t in tensors.values()],
-            "group_name": GROUP,
+            "group_name": self._name,
             "flush_cache": True,
             "weight_version": str(version),
         }
@@ -138,50 +136,72 @@ class Sync:
             for tensor in tensors.values():
                 torch.distributed.broadcast(tensor.detach().contiguous(), src=0, group=self._group)
 
-        await asyncio.gather(self._all("/update_weights_from_distributed", body), asyncio.to_thread(send))
+        await asyncio.gather(self._all("/update_weights_from_distributed", body), _aside(send))
 
-    async def _join(self, cuda: bool) -> Any:
+    async def _join(self, backend: str) -> Any:
         sizes = [int((await client.get("/server_info")).get("tp_size") or 1) for client in self.clients]
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
         host = "127.0.0.1" if all("//127.0.0.1" in client.url for client in self.clients) else socket.getfqdn()
-        backend, world = "nccl" if cuda else "gloo", 1 + sum(sizes)
+        world = 1 + sum(sizes)
         offsets = [1 + sum(sizes[:index]) for index in range(len(sizes))]
-        common = {"master_address": host, "master_port": port, "world_size": world, "group_name": GROUP}
+        common = {"master_address": host, "master_port": port, "world_size": world, "group_name": self._name}
         asked = [
             client.call("/init_weights_update_group", common | {"rank_offset": o, "backend": backend}, self.timeout_s)
             for client, o in zip(self.clients, offsets, strict=True)
         ]
-        group = asyncio.to_thread(_process_group, backend, f"tcp://{host}:{port}", world, self.timeout_s)
+        address = f"tcp://{host}:{port}"
+        group = _aside(lambda: _process_group(self._name, backend, address, world, self.timeout_s))
         return (await asyncio.gather(group, *asked))[0]
 
     async def _check(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Compare what the servers hold with what was sent: hashes of everything on the CPU, samples on a GPU."""
         for client in self.clients:
-            checksums = await _checksums(client)
-            if checksums is not None:
-                compared = await asyncio.to_thread(_differing, tensors, checksums)
-                if compared:
-                    raise EngineError(f"after the update the server's {compared[0]} differs from what was sent")
-                continue
-            for name in list(tensors)[:: max(1, len(tensors) // SPOT_CHECKS)]:
-                answer = await client.call("/get_weights_by_name", {"name": name, "truncate_size": 4})
-                held = answer.get("parameter", answer.get("message"))
-                if not isinstance(held, list):
-                    continue
-                sent = tensors[name][: len(held)].float().cpu()
-                if not torch.equal(torch.tensor(held).to(tensors[name].dtype).float(), sent):
-                    raise EngineError(f"after the update the server's {name} differs from what was sent")
+            await check(client, tensors)
 
-    def close(self) -> None:
-        """Leave the process group."""
-        if self._group is not None:
-            torch.distributed.destroy_process_group(self._group)
-            self._group = None
+    async def close(self) -> None:
+        """Leave the process group, and let the servers leave it."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        calls = [
+            client.call("/destroy_weights_update_group", {"group_name": self._name}, 10.0) for client in self.clients
+        ]
+        leave = _aside(lambda: torch.distributed.destroy_process_group(group))
+        with suppress(TimeoutError):  # a peer that is gone must not keep us
+            await asyncio.wait_for(asyncio.gather(leave, *calls, return_exceptions=True), 15.0)
 
 
-GROUP = "agentrl_weights"
+def _backend(tensor: torch.Tensor, clients: Sequence[Client]) -> str:
+    """NCCL joins no two processes on one GPU; where learner and server share it, gloo goes through the host."""
+    local = all("//127.0.0.1" in client.url for client in clients)
+    return "nccl" if tensor.is_cuda and not (local and torch.cuda.device_count() == 1) else "gloo"
+
+
+def _aside(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Run `work` in a thread that nobody waits for at exit: one stuck in a collective must not keep the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = work()
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop may be over by now
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, daemon=True, name="agentrl-weights").start()
+    return future
 
 
 def _ways(way: str, local: bool) -> list[Way]:
@@ -214,7 +234,7 @@ def _shared(tensors: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
     return [(name, t if t.is_cuda else t.clone()) for name, t in tensors.items()]
 
 
-def _serialised(tensors: list[tuple[str, torch.Tensor]]) -> str:
+def _serialised(tensors: list[tuple[str, torch.Tensor]] | dict[str, torch.Tensor]) -> str:
     sharing: Any = torch.multiprocessing
     strategy = sharing.get_sharing_strategy()
     sharing.set_sharing_strategy("file_system")  # file descriptors reach only our own children
@@ -226,12 +246,18 @@ def _serialised(tensors: list[tuple[str, torch.Tensor]]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def adapter_body(name: str, weights: Weights) -> dict[str, Any]:
-    """What `/load_lora_adapter_from_tensors` wants to know."""
+async def adapter_body(client: Client, name: str, weights: Weights) -> dict[str, Any]:
+    """What `/load_lora_adapter_from_tensors` wants to know; the server compares the hashes itself."""
     assert weights.adapter is not None and weights.tensors is not None
-    config = json.loads(json.dumps(dict(weights.adapter), default=lambda value: sorted(value)))
-    payload = [_serialised(_shared(distinct(weights.tensors)))]
-    return {"lora_name": name, "config_dict": config, "serialized_named_tensors": payload}
+    tensors = distinct(weights.tensors)
+    ranks = int((await client.get("/server_info")).get("tp_size") or 1)
+    shared = dict(_shared(tensors))
+    return {
+        "lora_name": name,
+        "config_dict": json.loads(json.dumps(dict(weights.adapter), default=sorted)),
+        "serialized_named_tensors": [_serialised(shared) for _ in range(ranks)],
+        "expected_checksums": {key: cpu_hash([tensor], 64) for key, tensor in tensors.items()},
+    }
 
 
 def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -258,7 +284,7 @@ def _room(path: str) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def _process_group(backend: str, address: str, world: int, timeout_s: float) -> Any:
+def _process_group(name: str, backend: str, address: str, world: int, timeout_s: float) -> Any:
     """Rank 0 of a group beside the default one, put together the way SGLang puts its side together."""
     from torch.distributed import distributed_c10d
 
@@ -267,44 +293,7 @@ def _process_group(backend: str, address: str, world: int, timeout_s: float) -> 
     store, rank, size = next(private.rendezvous(address, 0, world, timeout=limit))
     store.set_timeout(limit)
     group, _ = private._new_process_group_helper(
-        size, rank, [], private.Backend(backend), private.PrefixStore(GROUP, store), group_name=GROUP, timeout=limit
+        size, rank, [], private.Backend(backend), private.PrefixStore(name, store), group_name=name, timeout=limit
     )
     private._world.pg_group_ranks[group] = {index: index for index in range(size)}
     return group
-
-
-async def _checksums(client: Client) -> dict[str, str] | None:
-    """The server's own hashes, where they can be computed here too: one rank, on the CPU."""
-    info = await client.get("/server_info")
-    if info.get("device") != "cpu" or int(info.get("tp_size") or 1) != 1:
-        return None
-    if not await client.knows("/weights_checker"):
-        return None
-    ranks = (await client.call("/weights_checker", {"action": "checksum"})).get("ranks") or []
-    return dict(ranks[0]["checksums"]) if ranks else None
-
-
-def _differing(tensors: dict[str, torch.Tensor], checksums: Mapping[str, str]) -> list[str]:
-    """Names whose hash differs from the server's; names that the server stacks are stacked here too."""
-    wrong = []
-    for name, expected in checksums.items():
-        parts = [name]
-        for stacked, pieces in STACKED.items():
-            if stacked in name:
-                parts = [name.replace(stacked, piece) for piece in pieces]
-        if not all(part in tensors for part in parts):
-            continue
-        hasher = hashlib.sha256()
-        for part in parts:
-            hasher.update(_as_served(part, tensors[part]).contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        if hasher.hexdigest()[:16] != expected:
-            wrong.append(name)
-    return wrong
-
-
-def _as_served(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as the server lays it out: rows of a vocabulary are filled up with zeros to a whole block."""
-    tensor = tensor.cpu()
-    if not name.endswith(("embed_tokens.weight", "lm_head.weight")):
-        return tensor
-    return torch.nn.functional.pad(tensor, (0, 0, 0, -len(tensor) % VOCABULARY_BLOCK))
