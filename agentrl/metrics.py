@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ class Metrics:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> Row:
-        """Write one row and return it as it was written."""
-        row: Row = {"kind": kind, "step": step, **{name: _plain(value) for name, value in values.items()}}
+        """Write one row, with the time of day, and return it as it was written."""
+        row: Row = {"kind": kind, "step": step, "time": round(time.time(), 3)}
+        row |= {name: _plain(value) for name, value in values.items()}
         try:
             self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
             self._file.flush()

@@ -1,0 +1,142 @@
+"""How much of an SGLang server's speed is left when whole episodes are played: rollouts beside the engine alone.
+
+    python -m benchmarks.smollm2.engine --url http://127.0.0.1:30000 --recipe recipes/smollm2-countdown.yaml
+
+Episodes are played with what the server holds. Then the requests they made are sent again, turn after turn, with
+nothing in between: same prompts, same number of sampled tokens, same number of episodes at once. Both twice, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agentrl import assembly, recipe
+from agentrl.evaluate import evaluate, problems
+from agentrl.recipe import Recipe
+from agentrl.rollout import scheduler
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Style, World
+from agentrl.rollout.sglang_engine import SglangEngine
+from agentrl.types import Trajectory
+
+Turn = tuple[list[int], int]
+"""A prompt, and how many tokens were sampled after it."""
+
+
+def turns_of(trajectory: Trajectory) -> list[Turn]:
+    """The requests that an episode made."""
+    found: list[Turn] = []
+    for segment in trajectory.segments:
+        ids, turns = segment.token_ids.tolist(), segment.turns
+        for number in range(int(turns.max()) + 1 if len(turns) else 0):
+            places = (turns == number).nonzero()[0]
+            found.append((ids[: int(places[0])], len(places)))
+    return found
+
+
+async def alone(url: str, episodes: list[list[Turn]], concurrency: int, temperature: float) -> float:
+    """Seconds that the server takes for the same requests when nobody does anything in between."""
+    places = asyncio.Semaphore(concurrency)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
+
+        async def one(turns: list[Turn]) -> None:
+            async with places:
+                for prompt, length in turns:
+                    params = {"max_new_tokens": length, "ignore_eos": True, "temperature": temperature}
+                    body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
+                    async with session.post(f"{url}/generate", json=body) as response:
+                        response.raise_for_status()
+                        await response.read()
+
+        began = time.perf_counter()
+        await asyncio.gather(*(one(turns) for turns in episodes))
+        return time.perf_counter() - began
+
+
+async def flush(url: str) -> None:
+    """Forget cached prefixes, so that every pass starts alike."""
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/flush_cache") as response:
+        await response.read()
+
+
+async def measure(
+    url: str, made: Recipe, world: World, renderer: Renderer, context: int, episodes: int
+) -> dict[str, Any]:
+    engine = SglangEngine(urls=[url])
+    await engine.start()
+    levels = made.envs[0].levels or list(world.make().levels)
+    tasks = problems(world, "train", levels, episodes)
+    rollouts: list[float] = []
+    engines: list[float] = []
+    tokens = turns = 0
+    try:
+        for number in range(2):
+            await flush(url)
+            began = time.perf_counter()
+            played = await evaluate(
+                engine,
+                renderer,
+                tasks,
+                samples=1,
+                budget=scheduler.budget_of(made, context),
+                style=Style(temperature=made.rollout.temperature),
+                seed=number,
+                key=b"benchmark",
+                concurrency=made.rollout.concurrency,
+            )
+            wall = time.perf_counter() - began
+            requests = [turns_of(t) for t in played.trajectories]
+            tokens = sum(t.sampled_tokens for t in played.trajectories)
+            turns = sum(map(len, requests))
+            rollouts.append(tokens / wall)
+            await flush(url)
+            engines.append(tokens / await alone(url, requests, made.rollout.concurrency, made.rollout.temperature))
+    finally:
+        await engine.close()
+    return {
+        "episodes": episodes,
+        "concurrency": made.rollout.concurrency,
+        "turns": turns,
+        "tokens": tokens,
+        "rollout_tokens_per_s": rollouts,
+        "engine_tokens_per_s": engines,
+        "share": statistics.mean(rollouts) / statistics.mean(engines),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", required=True, help="a running SGLang server")
+    parser.add_argument("--recipe", type=Path, required=True, help="whose tasks, budgets and concurrency are used")
+    parser.add_argument("--episodes", type=int, default=2048)
+    parser.add_argument("--set", action="append", default=[], help="override a key of the recipe")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
+    arguments = parser.parse_args()
+    made = recipe.load(arguments.recipe, arguments.set)
+    with assembly.worlds(made) as worlds:
+        from transformers import AutoConfig, AutoTokenizer
+
+        assert made.model.type == "pretrained"
+        renderer = Renderer(AutoTokenizer.from_pretrained(made.model.path))
+        context = int(AutoConfig.from_pretrained(made.model.path).max_position_embeddings)
+        world = worlds[made.envs[0].name]
+        found = asyncio.run(measure(arguments.url, made, world, renderer, context, arguments.episodes))
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    per = " and ".join(f"{x:,.0f}" for x in found["rollout_tokens_per_s"])
+    ceiling = " and ".join(f"{x:,.0f}" for x in found["engine_tokens_per_s"])
+    print(f"rollouts {per} tokens/s, the engine alone {ceiling}: {found['share']:.0%}")
+
+
+if __name__ == "__main__":
+    main()
