@@ -1,4 +1,4 @@
-"""`python -m agentrl.envs.census`: ten thousand tasks of each level, counted: repeats, overlapping splits, time to make.
+"""`python -m agentrl.envs.census`: ten thousand tasks of each level, counted: repeats, overlaps, time to make.
 
 One row for each environment and level, written at once into docs/evidence/tasks.json beside the rows that lie there.
 """
