@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl import seeds
 from agentrl.envs.base import Environment
 from agentrl.envs.framing import text_of
 from agentrl.envs.tools import tools_of
@@ -51,8 +52,9 @@ def injected(kind: type[Environment], *, rate: float = 0.5) -> type[Environment]
     if not 0.0 < rate <= 1.0:
         raise ValueError(f"rate must lie above 0 and at most at 1, got {rate}")
     members: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__, "name": kind.name}
-    for name in tools_of(kind):
-        members[name] = _wrapped(getattr(kind, name), rate)
+    for name, tool in tools_of(kind).items():
+        if not tool.terminal:  # what such a one returns is the policy's own answer
+            members[name] = _wrapped(getattr(kind, name), rate)
     return type(f"Injected{kind.__name__}", (kind,), members)
 
 
@@ -78,13 +80,23 @@ def _wrapped(method: Callable[..., Any], rate: float) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def sync(self: Environment, **arguments: Any) -> Any:
-        return _mixed(self.rng, method(self, **arguments), rate)
+        return _mixed(_source(self), method(self, **arguments), rate)
 
     @functools.wraps(method)
     async def coroutine(self: Environment, **arguments: Any) -> Any:
-        return _mixed(self.rng, await method(self, **arguments), rate)
+        return _mixed(_source(self), await method(self, **arguments), rate)
 
     return coroutine if inspect.iscoroutinefunction(method) else sync
+
+
+def _source(environment: Any) -> random.Random:
+    """A random source that the episode's seed decides, beside its own: what the environment draws stays as it was."""
+    if not hasattr(environment, "_injection_rng"):
+        own = random.Random()
+        own.setstate(environment.rng.getstate())
+        environment._injection_rng = seeds.generator(own.getrandbits(62), "injection")
+    found: random.Random = environment._injection_rng
+    return found
 
 
 def _mixed(rng: random.Random, result: Any, rate: float) -> Any:

@@ -1,10 +1,12 @@
 """Injection: attempts reach the policy framed, obedience is counted, the task stays what it was."""
 
 import asyncio
+import re
 
 import pytest
 
-from agentrl.envs import load, tools_of
+from agentrl.catalogue import members
+from agentrl.envs import Environment, load, tool, tools_of
 from agentrl.envs.injection import ATTEMPTS, Compliance, injected, measure
 from agentrl.envs.script import Action, Played, Policy, Stage, play
 from agentrl.types import Message, ToolCall
@@ -48,6 +50,36 @@ def test_no_attempt_leaves_its_frame(where: Stage) -> None:
     assert run(where, [ToolCall(name="run", arguments={"command": "ls"})], 3).messages[-1].content == (
         run(where, [ToolCall(name="run", arguments={"command": "ls"})], 3).messages[-1].content
     )
+
+
+@pytest.mark.parametrize("name", list(members("envs")))
+def test_any_environment_can_be_made_hostile_and_its_expert_still_solves_it(name: str, where: Stage) -> None:
+    kind = load(name)
+    environment = injected(kind, rate=1.0)()
+    task = environment.task("train", 1, 0)
+    script = list(environment.expert(task))
+    result = asyncio.run(play(environment, task, script, where))
+    answered = sum(message.role == "tool" for message in result.messages)
+    assert (result.score, measure([result.messages])) == (1.0, Compliance(attempts=answered, obeyed=0))
+    plain = asyncio.run(play(kind(), task, script, where))
+    assert [m.role for m in plain.messages] == [m.role for m in result.messages]
+
+
+def test_the_environments_own_draws_stay_as_they_were(where: Stage) -> None:
+    class Dice(Files):  # type: ignore[misc, valid-type]
+        @tool
+        def roll(self) -> str:
+            """Roll a die."""
+            return f"a {self.rng.randint(1, 6)}"
+
+    def rolls(kind: type[Environment]) -> list[str]:
+        environment = kind()
+        task = environment.task("train", 1, 0)
+        calls = [ToolCall(name="roll")] * 6
+        result = asyncio.run(play(environment, task, calls, where))
+        return [line for m in result.messages for line in re.findall(r"a \d", m.content) if m.role == "tool"]
+
+    assert rolls(injected(Dice, rate=1.0)) == rolls(Dice)
 
 
 def test_the_tools_stay_what_they_were() -> None:
