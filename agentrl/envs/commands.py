@@ -128,11 +128,12 @@ def replay(
     path: Path, *, group: int | None, index: int | None, limit: int, sandbox: str, options: Mapping[str, Any]
 ) -> int:
     """Play recorded episodes again; 1 when any comes out different."""
-    from agentrl.envs.replay import records
+    from agentrl.envs.replay import options_of, records
     from agentrl.envs.replay import replay as again
 
     async def run() -> int:
         different = done = 0
+        trained_with = options_of(path)
         async with stage(sandbox, limit=4) as where:
             for record in records(path):
                 if (group is not None and record.group != group) or (index is not None and record.index != index):
@@ -140,7 +141,8 @@ def replay(
                 if done == limit:
                     break
                 done += 1
-                difference = await again(load(record.env)(**options), record, where)
+                environment = load(record.env)(**{**trained_with.get(record.env, {}), **options})
+                difference = await again(environment, record, where)
                 label = f"{record.task_id} (group {record.group}, rollout {record.index})"
                 typer.echo(f"{label}: {'the same' if difference is None else f'differs at {difference}'}")
                 different += difference is not None

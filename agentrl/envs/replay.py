@@ -65,6 +65,16 @@ def records(path: Path) -> Iterator[Record]:
                 raise UserError(f"{file}, line {number}: not a trajectory: {type(error).__name__} {error}") from error
 
 
+def options_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The options that a run gave its environments, by name, where `path` lies in that run's folder."""
+    from agentrl import recipe
+
+    for folder in (path, *path.parents[:2]):
+        if (folder / "recipe.yaml").is_file():
+            return {section.name: section.options for section in recipe.load(folder / "recipe.yaml").envs}
+    return {}
+
+
 def of_row(row: Mapping[str, Any]) -> Record:
     """A line of a trajectory file."""
     return Record(

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,10 @@ def test_new_writes_an_environment_that_passes(run: Run, tmp_path: Path, monkeyp
     code, out, _ = run("env", "list", "--json")
     assert {"fresh_one", "countdown", "files"} <= {row["name"] for row in json.loads(out)}
     assert run("env", "new", "fresh_one", "--root", str(tmp_path))[0] == 2
+    chosen = [] if os.environ.get("AGENTRL_FULL") else ["-k", "not fit_for_training"]  # which was asked above, in part
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, str(tmp_path / "tests")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["Big", "class", "a-b", "1a", "check", "files"])
@@ -96,6 +102,21 @@ def test_replay(run: Run, where: Stage, tmp_path: Path) -> None:
     code, out, _ = run("env", "replay", str(tmp_path / "bad.jsonl"))
     assert code == 1 and "differs at score" in out
     assert run("env", "replay", str(tmp_path / "good.jsonl"), "--group", "5")[0] == 2
+
+
+def test_a_runs_episodes_are_replayed_with_the_options_of_its_recipe(run: Run, where: Stage, tmp_path: Path) -> None:
+    environment = load("gym")(id="Taxi-v4")
+    task = environment.task("train", 1, 0)
+    played = asyncio.run(play(environment, task, environment.expert(task), where, max_turns=64))
+    folder = tmp_path / "run" / "trajectories"
+    folder.mkdir(parents=True)
+    (folder / "t.jsonl").write_text(json.dumps(to_row("gym", played, 0)))
+    sections = {"run": {"name": "r"}, "model": {"path": "m"}, "envs": [{"name": "gym", "options": {"id": "Taxi-v4"}}]}
+    assert run("env", "replay", str(tmp_path / "run"))[0] != 0  # without its recipe it would be another game
+    (tmp_path / "run" / "recipe.yaml").write_text(json.dumps(sections))
+    for path in (tmp_path / "run", folder, folder / "t.jsonl"):
+        code, out, _ = run("env", "replay", str(path))
+        assert (code, out) == (0, f"{task.id} (group 0, rollout 0): the same\n")
 
 
 def test_lines_as_actions() -> None:
