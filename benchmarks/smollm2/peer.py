@@ -1,0 +1,248 @@
+"""TRL's GRPOTrainer on countdown, from the weights and on the tasks of a run of ours: held-out success by the clock.
+
+    python -m benchmarks.smollm2.peer train RUN --out DIR --minutes 5 [--engine generate|continuous] [--liger]
+    python -m benchmarks.smollm2.peer evaluate RUN --out DIR --url http://127.0.0.1:30000 [--json FILE]
+
+`train` starts from the checkpoint that RUN wrote after its warm start and plays countdown through `environment_factory`
+with RUN's group size, batch, learning rate, clipping and limits. It leaves weights every few steps, with the seconds of
+training that they took; `evaluate` tries them on RUN's held-out tasks through an SGLang server, as RUN did itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from agentrl import assembly, envs, recipe, seeds
+from agentrl.envs.countdown import _expression
+from agentrl.envs.countdown.arithmetic import ExpressionError
+from agentrl.envs.countdown.arithmetic import evaluate as compute
+from agentrl.envs.tools import tools_of
+from agentrl.evaluate import evaluate, problems
+from agentrl.recipe import Recipe
+from agentrl.rollout import scheduler
+from agentrl.rollout.engine import Weights
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Style
+from agentrl.rollout.sglang_engine import SglangEngine
+from agentrl.types import Message
+
+TEMPLATE = """{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+{%- else -%}
+{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] -%}
+{{ '<tool_call>\n' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
+"""What our renderer writes for SmolLM2, as a chat template; the tools stand in the system message already."""
+
+
+class Countdown:
+    """Our environment as `environment_factory` wants it."""
+
+    def reset(self, **_: Any) -> None:
+        """Nothing is kept between calls."""
+
+    def calculate(self, expression: str) -> str:
+        """Compute an expression exactly.
+
+        Args:
+            expression: numbers with + - * / and parentheses
+        """
+        try:
+            return f"<out>{compute(expression).value}</out>"
+        except ExpressionError as error:
+            return f"<out>error: {error}</out>"
+
+
+def rewards(completions: list[Any], numbers: list[list[int]], target: list[int], **_: Any) -> list[float | None]:
+    """1 where the last message reaches the target, graded as our verifier grades it."""
+    scores: list[float | None] = []
+    for completion, given, wanted in zip(completions, numbers, target, strict=True):
+        last = completion[-1]
+        try:
+            found = compute(_expression(last.get("content") or "" if last["role"] == "assistant" else ""))
+            scores.append(float(not Counter(found.numbers) - Counter(given) and found.value == wanted))
+        except ExpressionError:
+            scores.append(0.0)
+    return scores
+
+
+def dataset(made: Recipe, tokenizer: Any, count: int) -> Any:
+    """The training tasks of the recipe's levels, level by level in turn, with the prompts that our policy sees."""
+    from datasets import Dataset
+
+    renderer = Renderer(tokenizer)
+    environment = envs.load("countdown")()
+    schemas = [t.schema() for t in tools_of(type(environment)).values()]
+    levels = made.envs[0].levels or list(environment.levels)
+    rows = []
+    for index in range(count):
+        task = environment.task("train", levels[index % len(levels)], index // len(levels))
+        opening = (Message(role="system", content=environment.system), Message(role="user", content=task.prompt))
+        text = tokenizer.decode(renderer.prompt(opening, schemas).token_ids)
+        system = text.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": task.prompt}]
+        rows.append({"prompt": messages, "numbers": task.setup["numbers"], "target": task.setup["target"]})
+    return Dataset.from_list(rows)
+
+
+def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every: int) -> None:
+    """Train for so many minutes, leaving weights in `out`/step-N with the seconds of training in times.json."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import chat_template_utils
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    made = recipe.load(run / "recipe.yaml")
+    start = next(path for path in sorted((run / "checkpoints").iterdir()) if (path / "model").is_dir()) / "model"
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    tasks = dataset(made, tokenizer, 4096)
+    tokenizer.chat_template = TEMPLATE
+    if chat_template_utils._SUPPORTS_RESPONSE_TEMPLATE:
+        tokenizer.response_template = chat_template_utils.qwen3_template
+    else:
+        tokenizer.response_schema = chat_template_utils.qwen3_schema
+    rollouts, learner = made.rollout, made.learner
+    samples = learner.groups_per_step * rollouts.group_size
+    at_once = min(64, samples)
+    out.mkdir(parents=True, exist_ok=True)
+    times: list[dict[str, float]] = []
+    cuda = torch.cuda.is_available()
+
+    class Clock(TrainerCallback):
+        """Counts training time alone, leaves weights behind, and stops when the time is up."""
+
+        spent, began = 0.0, 0.0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.began = time.monotonic()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.spent += time.monotonic() - self.began
+            print(f"step {state.global_step}: {self.spent:.1f} s", flush=True)
+            over = self.spent > minutes * 60 or state.global_step >= made.run.steps
+            if state.global_step % every == 0 or over:
+                _save(kwargs["model"], out / f"step-{state.global_step}")
+                memory = torch.cuda.max_memory_reserved() / 2**30 if cuda else 0.0
+                times.append({"step": state.global_step, "seconds": self.spent, "memory_gb": memory})
+                (out / "times.json").write_text(json.dumps(times))
+            control.should_training_stop = over
+
+    config = GRPOConfig(
+        output_dir=str(out),
+        max_steps=made.run.steps,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=samples // at_once,
+        num_generations=rollouts.group_size,
+        max_completion_length=rollouts.max_tokens + 160,  # observations count there, not here
+        generation_kwargs={"max_new_tokens": rollouts.max_turn_tokens or rollouts.max_tokens},
+        max_tool_calling_iterations=envs.load("countdown").max_turns - 1,
+        temperature=rollouts.temperature,
+        learning_rate=learner.lr,
+        lr_scheduler_type="constant",
+        max_grad_norm=learner.clip_norm,
+        beta=0.0,
+        loss_type="dapo",
+        epsilon=0.2,
+        epsilon_high=0.28,
+        bf16=cuda,
+        use_cpu=not cuda,
+        gradient_checkpointing=False,
+        use_transformers_continuous_batching=engine == "continuous",
+        use_liger_kernel=liger,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        seed=seeds.derive(made.run.seed, "peer") % 2**31,
+    )
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=tasks,
+        processing_class=tokenizer,
+        environment_factory=Countdown,
+        callbacks=[Clock()],
+    )
+    trainer.train()
+
+
+def _save(model: Any, folder: Path) -> None:
+    """The weights as bfloat16, the model left as it is."""
+    import torch
+
+    state = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=state)
+
+
+async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
+    """Held-out success of each of the weights that `train` left."""
+    from transformers import AutoTokenizer
+
+    made = recipe.load(run / "recipe.yaml")
+    assert made.eval is not None
+    start = next(path for path in sorted((run / "checkpoints").iterdir()) if (path / "model").is_dir()) / "model"
+    renderer = Renderer(AutoTokenizer.from_pretrained(start))
+    rows = []
+    with assembly.worlds(made) as worlds:
+        world = worlds["countdown"]
+        levels = made.eval.levels or made.envs[0].levels or list(world.make().levels)
+        tasks = problems(world, made.eval.split, levels, made.eval.tasks)
+        engine = SglangEngine(urls=[url])
+        await engine.start()
+        try:
+            for row in json.loads((out / "times.json").read_text()):
+                folder = (out / f"step-{row['step']:.0f}").absolute()
+                await engine.publish(Weights(version=int(row["step"]), folder=folder))
+                found = await evaluate(
+                    engine,
+                    renderer,
+                    tasks,
+                    samples=1,
+                    budget=scheduler.budget_of(made, 8192),
+                    style=Style(temperature=made.eval.temperature),
+                    seed=seeds.derive(made.run.seed, "eval"),
+                    key=b"peer",
+                    concurrency=made.rollout.concurrency,
+                )
+                rows.append(row | {"pass@1": found.pass_at(1).as_dict()})
+                print(json.dumps(rows[-1]), flush=True)
+        finally:
+            await engine.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("train", "evaluate"))
+    parser.add_argument("run", type=Path, help="a run folder of recipes/smollm2-countdown.yaml")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--every", type=int, default=4, help="steps between weights that are kept")
+    parser.add_argument("--engine", choices=("generate", "continuous"), default="generate")
+    parser.add_argument("--liger", action="store_true")
+    parser.add_argument("--url", default="")
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    if arguments.action == "train":
+        train(arguments.run, arguments.out, arguments.minutes, arguments.engine, arguments.liger, arguments.every)
+        return
+    rows = asyncio.run(judge(arguments.run, arguments.out, arguments.url))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

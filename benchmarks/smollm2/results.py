@@ -1,0 +1,300 @@
+"""docs/results.md from what runs left behind.
+
+    python -m benchmarks.smollm2.results keep runs/smollm2-countdown ...    # small files into docs/evidence/smollm2/
+    python -m benchmarks.smollm2.results page                               # docs/results.md and its pictures
+
+`keep` copies the recipe, the metrics and where the run ran, and takes a few episodes of each stage of training. `page`
+reads nothing but those and the JSON of the other scripts in this folder (engine.json, peer.json), so that every figure
+on the page can be made again from the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl import metrics, recipe, statistics
+
+EVIDENCE = Path("docs/evidence/smollm2")
+STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
+SAMPLES = 6
+
+
+def keep(run: Path, to: Path) -> Path:
+    """The small files of a run, in a folder of its name."""
+    folder = to / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("recipe.yaml", "metrics.jsonl", "environment.json"):
+        shutil.copy(run / name, folder / name)
+    files = sorted((run / "trajectories").glob("*.jsonl.gz"))
+    with (folder / "episodes.jsonl").open("w") as out:
+        for file in dict.fromkeys([*files[:1], *files[-1:]]):
+            for row in _sample(file):
+                out.write(json.dumps(row) + "\n")
+    return folder
+
+
+def _sample(file: Path) -> list[dict[str, Any]]:
+    """The first and the last episodes of a file, as text."""
+    lines: list[str] = []
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as rows:
+            lines.extend(rows)
+    except EOFError:  # the run was stopped while writing
+        pass
+    chosen = lines[:SAMPLES] if len(lines) <= 2 * SAMPLES else [*lines[:SAMPLES], *lines[-SAMPLES:]]
+    parsed = [json.loads(line) for line in chosen]
+    return [
+        {k: row[k] for k in ("task", "group", "index", "messages", "score", "ending") if k in row} for row in parsed
+    ]
+
+
+class Run:
+    """The kept files of one run, read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self.recipe = recipe.load(folder / "recipe.yaml")
+        self.steps = list(metrics.read(folder / "metrics.jsonl", "step"))
+        evals = list(metrics.read(folder / "metrics.jsonl", "eval"))
+        self.evals = {row["stage"]: row for row in evals if row["stage"] in STAGES}
+        self.curve = [row for row in evals if row["stage"] != "start"]
+        self.warm = next(metrics.read(folder / "metrics.jsonl", "warm_start"), {})
+        self.machine = json.loads((folder / "environment.json").read_text())
+
+    def seconds(self) -> np.ndarray[Any, Any]:
+        """Training time at the end of each step, evaluations left out."""
+        return np.cumsum([row["seconds"] for row in self.steps])
+
+    def mean(self, name: str) -> float:
+        return float(np.mean([row[name] for row in self.steps])) if self.steps else float("nan")
+
+    def total(self, name: str) -> float:
+        return float(np.sum([row[name] for row in self.steps]))
+
+    def gain(self) -> statistics.Interval:
+        """After RL against after the warm start, paired by task."""
+        before, after = self.evals["sft"]["passes"], self.evals["end"]["passes"]
+        shared = sorted(before.keys() & after.keys())
+        return statistics.paired([before[t] for t in shared], [after[t] for t in shared])
+
+    def at(self, row: dict[str, Any]) -> float:
+        """Seconds of RL at which an evaluation stood."""
+        return float(self.seconds()[row["step"] - 1]) if row["step"] else 0.0
+
+
+def interval(score: dict[str, float]) -> str:
+    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+
+
+def scores(runs: list[Run]) -> list[str]:
+    lines = [
+        "| recipe | held-out tasks | | pass@1 | pass@8 | turns of a success | tool errors an episode |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        env = run.recipe.envs[0]
+        levels = (run.recipe.eval.levels if run.recipe.eval else None) or env.levels
+        for stage, label in STAGES.items():
+            row = run.evals.get(stage)
+            if row is None:
+                continue
+            eight = interval(row["pass@8"]) if "pass@8" in row else ""
+            what = f"{row['tasks']} of {env.name}, level {', '.join(map(str, levels or []))}"
+            lines.append(
+                f"| {run.name} | {what} | {label} | {interval(row['pass@1'])} | {eight} | "
+                f"{row['turns_per_success']:.1f} | {row['tool_errors']:.2f} |"
+            )
+    lines += ["", "RL against the warm start, paired over tasks:", ""]
+    lines += [f"- {run.name}: {statistics.verdict(run.gain())}" for run in runs if "end" in run.evals]
+    return lines
+
+
+def costs(runs: list[Run]) -> list[str]:
+    head = "| | " + " | ".join(run.name for run in runs) + " |"
+    lines = [head, "|---" * (len(runs) + 1) + "|"]
+
+    def row(label: str, made: list[str]) -> None:
+        lines.append(f"| {label} | " + " | ".join(made) + " |")
+
+    row("RL steps", [str(len(r.steps)) for r in runs])
+    row("seconds of warm start", [f"{r.warm.get('warm_start_s', float('nan')):.0f}" for r in runs])
+    row("seconds of RL, evaluations left out", [f"{r.seconds()[-1]:.0f}" for r in runs])
+    row("seconds of the evaluations", [f"{sum(e['eval_s'] for e in _all_evals(r)):.0f}" for r in runs])
+    row("sampled tokens/s over all of RL", [f"{r.total('sampled_tokens') / r.seconds()[-1]:,.0f}" for r in runs])
+    row("learner: tokens/s while it works", [f"{r.total('tokens') / r.total('learn_s'):,.0f}" for r in runs])
+    row("wall time in the learner", [f"{r.total('learn_s') / r.seconds()[-1]:.0%}" for r in runs])
+    row("wall time in sending weights", [f"{r.total('sync_s') / r.seconds()[-1]:.0%}" for r in runs])
+    waits = [1 - (r.total("learn_s") + r.total("sync_s")) / r.seconds()[-1] for r in runs]
+    row("wall time waiting for rollouts (learner idle)", [f"{w:.0%}" for w in waits])
+    for name, label in (("engine", "the engine"), ("tools", "tools"), ("verifier", "the verifier")):
+        sums = [sum(r.total(f"rollout_{n}_s") for n in ("engine", "tools", "verifier")) for r in runs]
+        row(
+            f"an episode's time in {label}",
+            [f"{r.total(f'rollout_{name}_s') / s:.0%}" for r, s in zip(runs, sums, strict=True)],
+        )
+    row(
+        "engine-learner mismatch, nats a token: mean (greatest)",
+        [f"{r.mean('mismatch_mean'):.4f} ({max(s['mismatch_max'] for s in r.steps):.2f})" for r in runs],
+    )
+    row(
+        "staleness, versions: mean (greatest)",
+        [f"{r.mean('staleness_mean'):.2f} ({max(s['staleness_max'] for s in r.steps):.0f})" for r in runs],
+    )
+    row("learner's peak memory, GiB", [f"{max(s['memory_gb'] for s in r.steps):.1f}" for r in runs])
+    row("groups that carried a signal", [f"{r.mean('informative'):.2f}" for r in runs])
+    return lines
+
+
+def _all_evals(run: Run) -> list[dict[str, Any]]:
+    start = [run.evals["start"]] if "start" in run.evals else []
+    return [*start, *run.curve]
+
+
+def curves(runs: list[Run], path: Path) -> None:
+    """Training score and held-out pass@1 against seconds of RL, one panel a recipe."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(runs), figsize=(4.2 * len(runs), 3.4), squeeze=False, layout="constrained")
+    for axis, run in zip(axes[0], runs, strict=True):
+        axis.plot(run.seconds(), [row["score"] for row in run.steps], color="0.7", label="training, tasks it chose")
+        at = [run.at(row) for row in run.curve]
+        value = [row["pass@1"]["value"] for row in run.curve]
+        low = [v - row["pass@1"]["low"] for v, row in zip(value, run.curve, strict=True)]
+        high = [row["pass@1"]["high"] - v for v, row in zip(value, run.curve, strict=True)]
+        axis.errorbar(at, value, yerr=[low, high], marker="o", color="C0", capsize=3, label="held-out pass@1")
+        axis.set(title=run.name, xlabel="seconds of RL", ylim=(0, 1))
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("success")
+    axes[0][0].legend(loc="upper left", fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def side_by_side(run: Run, peer: list[dict[str, Any]], path: Path) -> list[str]:
+    """Ours and TRL by the clock: the picture, and when each passed the same marks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ours = [(run.at(row), row["pass@1"]["value"]) for row in run.curve]
+    first = run.evals["sft"]["pass@1"]["value"]
+    theirs = [(0.0, first), *((row["seconds"], row["pass@1"]["value"]) for row in peer)]
+    figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    axis.plot(*zip(*ours, strict=True), marker="o", label="agentrl with SGLang")
+    axis.plot(*zip(*theirs, strict=True), marker="s", label="TRL's GRPOTrainer")
+    axis.set(xlabel="seconds of RL, evaluations left out", ylabel="held-out pass@1", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    lines = ["| held-out pass@1 | agentrl, s | TRL, s | ratio |", "|---|---|---|---|"]
+    best = max(v for _, v in theirs)
+    for mark in (first + share * (max(v for _, v in ours) - first) for share in (0.25, 0.5, 0.75, 0.9)):
+        mine, other = _reached(ours, mark), _reached(theirs, mark)
+        if other is None:
+            lines.append(f"| {mark:.2f} | {mine:.0f} | not within {theirs[-1][0]:.0f} (best {best:.2f}) | "
+                         f"over {theirs[-1][0] / (mine or 1):.1f} |")  # fmt: skip
+        else:
+            lines.append(f"| {mark:.2f} | {mine:.0f} | {other:.0f} | {other / (mine or 1):.1f} |")
+    memory = max(row["memory_gb"] for row in peer)
+    lines += ["", f"Peak memory of the training process: ours {max(s['memory_gb'] for s in run.steps):.1f} GiB "
+              f"(and the server's share, fixed by `memory_fraction`), TRL {memory:.1f} GiB."]  # fmt: skip
+    return lines
+
+
+def _reached(points: list[tuple[float, float]], mark: float) -> float | None:
+    """When a curve first comes to a mark, on straight lines between its points."""
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        if y0 < mark <= y1:
+            return x0 + (x1 - x0) * (mark - y0) / (y1 - y0)
+    return None
+
+
+def page(evidence: Path, docs: Path) -> None:
+    """Write docs/results.md from the evidence."""
+    folders = sorted(path for path in evidence.iterdir() if (path / "metrics.jsonl").is_file())
+    every = {folder.name: Run(folder) for folder in folders}
+    order = ["smollm2-countdown", "smollm2-files", "smollm2-repair"]
+    runs = [every[name] for name in order if name in every]
+    parts: dict[str, str] = {"scores": "\n".join(scores(runs)), "costs": "\n".join(costs(runs))}
+    curves(runs, docs / "results-curves.png")
+    engine = evidence / "engine.json"
+    if engine.is_file():
+        parts["engine"] = "\n".join(engine_table(json.loads(engine.read_text())))
+    peer = evidence / "peer.json"
+    if peer.is_file():
+        rows = json.loads(peer.read_text())["rows"]
+        parts["peer"] = "\n".join(side_by_side(every["smollm2-countdown"], rows, docs / "results-peer.png"))
+    if "smollm2-countdown-uniform" in every:
+        parts["curriculum"] = "\n".join(against_uniform(every["smollm2-countdown"], every["smollm2-countdown-uniform"]))
+    text = (docs / "results.md").read_text()
+    for name, made in parts.items():
+        text = put(text, name, made)
+    (docs / "results.md").write_text(text)
+
+
+def engine_table(found: dict[str, Any]) -> list[str]:
+    def pair(values: list[float]) -> str:
+        return " and ".join(f"{value:,.0f}" for value in values)
+
+    played = f"{found['episodes']} whole episodes, {found['concurrency']} at once"
+    return [
+        "| | tokens/s, two passes each |",
+        "|---|---|",
+        f"| {played} | {pair(found['rollout_tokens_per_s'])} |",
+        f"| the same {found['turns']} requests sent straight to the server | {pair(found['engine_tokens_per_s'])} |",
+        f"| share | {found['share']:.0%} |",
+    ]
+
+
+def against_uniform(ours: Run, uniform: Run) -> list[str]:
+    count = min(len(ours.steps), len(uniform.steps))
+    lines = [f"| first {count} steps | learnability | uniform |", "|---|---|---|"]
+    for name, label in (
+        ("informative", "groups that carried a signal"),
+        ("all_fail", "groups that all failed"),
+        ("all_pass", "groups that all passed"),
+        ("rollout_tokens", "rollout tokens a step"),
+    ):
+        values = [float(np.mean([row[name] for row in run.steps[:count]])) for run in (ours, uniform)]
+        form = "{:,.0f}" if name == "rollout_tokens" else "{:.2f}"
+        lines.append(f"| {label} | {form.format(values[0])} | {form.format(values[1])} |")
+    return lines
+
+
+def put(text: str, name: str, made: str) -> str:
+    """`text` with what stands between the marks of that name replaced."""
+    begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+    if begin not in text or end not in text:
+        raise SystemExit(f"docs/results.md has no place for {name!r}: write {begin} and {end} where it belongs")
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n{made}\n{end}{rest.split(end, 1)[1]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("keep", "page"))
+    parser.add_argument("runs", type=Path, nargs="*", help="run folders, for `keep`")
+    parser.add_argument("--evidence", type=Path, default=EVIDENCE)
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    arguments = parser.parse_args()
+    if arguments.action == "page":
+        page(arguments.evidence, arguments.docs)
+        return
+    for run in arguments.runs:
+        print(keep(run, arguments.evidence))
+
+
+if __name__ == "__main__":
+    main()
