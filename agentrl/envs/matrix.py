@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import datetime
 import json
+import math
 import os
 import sys
 import time
@@ -207,21 +208,22 @@ def _daemon(backend: str) -> Iterator[None]:
         yield
 
 
-def run(wanted: Sequence[Cell], evidence: Evidence, *, sample: bool, parallel: int, say: Say) -> int:
-    """Fill the rows asked for; 1 when any of them failed."""
+def run(wanted: Sequence[Cell], evidence: Evidence, *, sample: bool, parallel: int, minutes: float, say: Say) -> int:
+    """Fill the rows asked for; 1 when any of them failed or was not reached."""
     corpus = list(attacks().values())
+    deadline = time.monotonic() + 60 * minutes
     todo = evidence.todo(wanted)
     say(f"{len(todo)} of {len(wanted)} rows to run")
     for backend in dict.fromkeys(cell.backend for cell in todo):
         with _daemon(backend):
             for cell in todo:
-                if cell.backend != backend:
+                if cell.backend != backend or time.monotonic() > deadline:
                     continue
                 chosen = dealt(corpus, cell.env, cell.level) if sample else corpus
                 found = asyncio.run(examine(cell, chosen, parallel=parallel))
                 evidence.add(cell, found)
                 say(line(cell, found))
-    bad = [cell for cell in wanted if not evidence.rows[cell]["ok"]]
+    bad = [cell for cell in wanted if not evidence.rows.get(cell, {}).get("ok")]
     say(
         f"{len(wanted) - len(bad)} of {len(wanted)} rows are well"
         + (f"; not: {'; '.join(map(str, bad))}" if bad else "")
@@ -236,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", action="append", default=[], choices=BACKENDS, help="may be given again")
     parser.add_argument("--level", action="append", default=[], type=int, help="may be given again")
     parser.add_argument("--sample", action="store_true", help="each attack at one level of an environment, not at all")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row later than this")
     parser.add_argument("--parallel", type=int, default=4, help="episodes at once")
     given = parser.parse_args(argv)
     wanted = cells(given.only, given.backend, given.level)
@@ -244,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Evidence(given.out),
         sample=given.sample,
         parallel=given.parallel,
+        minutes=given.minutes,
         say=lambda text: print(text, flush=True),
     )
 

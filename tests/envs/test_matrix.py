@@ -120,6 +120,8 @@ def test_a_real_row_and_a_broken_environment(
     assert (row["sampled"], row["attacks"]) == (False, len(attacks()))
     assert row["controls"] == {"oracle": 1.0, "no-op": 0.0, "empty": 0.0, "garbage": 0.0}
     assert row["tried"] > 30 and row["succeeded"] == {}
+    assert main([*command, "--only", "files", "--minutes", "-1"]) == 1  # not reached is not well
+    assert json.loads(out.read_text())["rows"] == [row]
     member("easy", BROKEN)
     assert main([*command, "--only", "easy", "--sample"]) == 1
     rows = {r["env"]: r for r in json.loads(out.read_text())["rows"]}
