@@ -154,6 +154,21 @@ def test_a_box_that_isolates_nothing_is_found() -> None:
     assert "agentrl can be read inside" in result.evidence
 
 
+def test_a_tool_that_holds_an_episode_is_found(
+    member: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks.checks_verdicts, "CUT_OFF_S", 0.2)
+    (result,) = examined(member("held", SOUND), ["timeouts"]).results
+    assert not result.ok
+    assert "a tool with timeout_s=0.3 held the episode for" in result.evidence
+
+
+def test_every_check_is_known_to_fail() -> None:
+    """Each has an environment above, or beside, that it turns down."""
+    beside = {"oracle_containment", "sealed_root", "timeouts"}
+    assert {*FAULTS, *beside} == set(checks.ALL)
+
+
 def test_a_missing_expert_is_said(member: Callable[[str, str], str]) -> None:
     name = member("no_expert", SOUND.replace("def expert(", "def other("))
     (result,) = examined(name, ["oracle_max"]).results
