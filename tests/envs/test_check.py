@@ -100,7 +100,7 @@ FAULTS = {
     "red_team": ("submission.answer == right", "right.startswith(submission.answer)"),
     "speed": (
         "        def make(rng):",
-        "        sum(number * number for number in range(300_000))\n\n        def make(rng):",
+        "        sum(number * number for number in range(150_000))\n\n        def make(rng):",
     ),
 }
 
