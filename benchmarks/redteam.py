@@ -41,7 +41,7 @@ PACKAGES = (
     ["math-verify"],
     ["reasoning-gym==0.1.25"],
     ["--no-deps", "trl==1.16.0"],
-    ["--no-deps", "verifiers==0.4.0"],
+    ["verifiers==0.4.0"],
     ["--no-deps", "verl==0.9.1"],
     ["ray", "tensordict", "omegaconf", "orjson"],
 )

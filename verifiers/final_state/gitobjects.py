@@ -42,6 +42,7 @@ class Repository:
         """`entries`: the `.git` folder, by path below it."""
         self._objects: dict[str, tuple[str, bytes]] = {}
         self._left = MAX_TOTAL
+        self._steps = 0
         odd = [path for path, entry in entries.items() if entry.kind in ("link", "special")]
         if odd:
             raise Malformed(f"a link or special file in the repository: {odd[0][:100]!r}")
@@ -162,11 +163,13 @@ class Repository:
     def files(self, commit: str) -> dict[str, Entry]:
         """The files of a commit, by path."""
         found: dict[str, Entry] = {}
+        self._steps = 0
         self._walk(self.commit(commit).tree, "", found, 0)
         return found
 
     def _walk(self, tree: str, prefix: str, found: dict[str, Entry], depth: int) -> None:
-        if depth > 50 or len(found) > MAX_OBJECTS:
+        self._steps += 1  # one tree may stand in another many times, and so on below: depth alone bounds nothing
+        if depth > 50 or self._steps > MAX_OBJECTS or len(found) > MAX_OBJECTS:
             raise Malformed("a tree that is too deep or too wide")
         data, at = self._get(tree, "tree"), 0
         while at < len(data):

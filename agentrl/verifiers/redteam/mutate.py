@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Iterator
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -27,6 +28,51 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv,
     ast.Pow: ast.Mult,
 }
+WORDS = (
+    (r"\+", "-"),
+    (r"-", "+"),
+    (r"\*", "+"),
+    (r"/", "*"),
+    (r"<=", "<"),
+    (r">=", ">"),
+    (r"<(?![=>])", "<="),
+    (r"(?<!<)>(?!=)", ">="),
+    (r"(?<![<>!])=", "<>"),
+    (r"<>", "="),
+    (r"\bAND\b", "OR"),
+    (r"\bOR\b", "AND"),
+    (r"\bNOT ", ""),
+    (r"\bASC\b", "DESC"),
+    (r"\bDESC\b", "ASC"),
+    (r"\bMIN\(", "MAX("),
+    (r"\bMAX\(", "MIN("),
+    (r"\bCOUNT\(", "SUM("),
+    (r"\bSUM\(", "COUNT("),
+    (r"\bAVG\(", "SUM("),
+    (r"\bDISTINCT ", ""),
+    (r"\bLEFT JOIN\b", "JOIN"),
+    (r"(?<!LEFT )\bJOIN\b(?!.*\bWHERE\b)", "LEFT JOIN"),  # before a WHERE on its columns it says the same
+    (r"\bUNION ALL\b", "UNION"),
+    (r"\bWHERE\b", "WHERE 1 OR"),
+    (r"\bHAVING\b", "HAVING 1 OR"),
+)
+"""What is changed in a formula or a query: a pattern, and what takes its place."""
+
+
+def text_mutants(text: str) -> Iterator[tuple[str, str]]:
+    """(what was changed, the whole text) of an answer that is a formula or a query: one sign, word or number each."""
+    seen = {text}
+    for pattern, other in WORDS:
+        for found in re.finditer(pattern, text):
+            changed = text[: found.start()] + other + text[found.end() :]
+            if changed not in seen:
+                seen.add(changed)
+                yield f"{found.group().strip()} at {found.start()} becomes {other or 'nothing'}", changed
+    for found in re.finditer(r"(?<![\w.])\d{1,15}", text):
+        changed = text[: found.start()] + str(int(found.group()) + 1) + text[found.end() :]
+        if changed not in seen:
+            seen.add(changed)
+            yield f"{found.group()} at {found.start()} grows by one", changed
 
 
 def mutants(source: str) -> Iterator[tuple[str, str]]:
