@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from agentrl.verifiers.base import Boxes
 from agentrl.verifiers.redteam import suite
 from agentrl.verifiers.redteam.attack import attacks
-from agentrl.verifiers.redteam.foils import answers, code, state
+from agentrl.verifiers.redteam.foils import answers, code, leftovers, runners, state
 from agentrl.verifiers.redteam.foils.base import Foil
 from agentrl.verifiers.redteam.report import Finding, worst
 from agentrl.verifiers.redteam.target import survey
@@ -21,7 +21,7 @@ __all__ = ["FOILS", "GUARDED", "Foil", "breaks"]
 
 FOILS: dict[str, type[Foil]] = {
     foil.name: foil
-    for module in (code, answers, state)
+    for module in (code, runners, leftovers, answers, state)
     for foil in vars(module).values()
     if isinstance(foil, type) and issubclass(foil, Foil) and foil.__module__ == module.__name__ and foil.name
 }
