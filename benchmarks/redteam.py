@@ -1,4 +1,4 @@
-"""The same attacks against peers' graders and against ours, side by side.
+"""The same attacks against peers' graders and against ours, side by side, and against the foils that must fall.
 
     python benchmarks/redteam.py [--python PEERS/bin/python] [--only NAME] [--json]
 
@@ -29,6 +29,7 @@ from agentrl.types import Task, Verdict
 from agentrl.verifiers.answer import Answer
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.redteam import suite
+from agentrl.verifiers.redteam.foils import FOILS, breaks
 from agentrl.verifiers.redteam.foils.base import clamp, text_of
 from agentrl.verifiers.redteam.ranges.answers import Answers
 from agentrl.verifiers.redteam.ranges.base import Range, problem
@@ -296,10 +297,24 @@ def install(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
+async def fallen(only: str, pool: Pool) -> dict[str, Any]:
+    """For each foil: its weakness, and how many of the attacks aimed at it succeed."""
+    found: dict[str, Any] = {}
+    for name, foil in FOILS.items():
+        if only in f"foil {name}":
+            findings = await breaks(foil, pool)
+            held = [finding.id for finding in findings if not finding.succeeded]
+            found[name] = {"weakness": foil.weakness, "aimed": len(findings), "succeeded": len(findings) - len(held)}
+            found[name] |= {"held": held} if held else {}
+            print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+    return found
+
+
 async def main(python: str, only: str) -> dict[str, Any]:
     backend = sandboxes.load("namespace")()
     pool = Pool(backend)
     found: dict[str, Any] = {}
+    foils: dict[str, Any] = {}
     ours: tuple[tuple[str, Verifier, Peer], ...] = (
         ("agentrl hidden_tests", Functions.verifier, Peer("", "code", "")),
         ("agentrl answer", Answer(lambda task: 408, kind="numeric"), Peer("", "answer", "", "408")),
@@ -319,14 +334,18 @@ async def main(python: str, only: str) -> dict[str, Any]:
             finally:
                 warm.close()
             print(peer.name, json.dumps(found[peer.name]), file=sys.stderr, flush=True)
+        foils = await fallen(only, pool)
     finally:
         pool.close()
-    return found
+    return {"graders": found, "foils": foils}
 
 
 def table(found: dict[str, Any]) -> str:
-    lines = ["| grader | oracle, no-op | attacks tried | succeeded |", "|---|---|---|---|"]
-    for name, row in found.items():
+    lines = ["| foil | its weakness | aimed attacks that succeed |", "|---|---|---|"]
+    for name, row in found["foils"].items():
+        lines.append(f"| {name} | {row['weakness']} | {row['succeeded']} of {row['aimed']} |")
+    lines += ["", "| grader | oracle, no-op | attacks tried | succeeded |", "|---|---|---|---|"]
+    for name, row in found["graders"].items():
         if "missing" in row:
             lines.append(f"| {name} | not run: {row['missing'][:80]} | | |")
         else:
@@ -338,9 +357,11 @@ def table(found: dict[str, Any]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="", help="the interpreter of an environment that holds the peers")
-    parser.add_argument("--only", default="", help="only graders whose name contains this")
+    parser.add_argument("--only", default="", help="only graders and foils whose name contains this")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentrl-peers-") as folder:
-        result = asyncio.run(main(given.python or install(Path(folder)), given.only))
-    print(json.dumps(result) if given.json else table(result))
+        peers = any(given.only in peer.name for peer in PEERS)
+        python = given.python or (install(Path(folder)) if peers else "")
+        result = asyncio.run(main(python, given.only))
+    print(json.dumps(result, indent=1) if given.json else table(result))
