@@ -202,11 +202,13 @@ def side_by_side(run: Run, peer: list[dict[str, Any]], path: Path) -> list[str]:
     best = max(v for _, v in theirs)
     for mark in (first + share * (max(v for _, v in ours) - first) for share in (0.25, 0.5, 0.75, 0.9)):
         mine, other = _reached(ours, mark), _reached(theirs, mark)
+        if mine is None:
+            continue
         if other is None:
-            lines.append(f"| {mark:.2f} | {mine:.0f} | not within {theirs[-1][0]:.0f} (best {best:.2f}) | "
-                         f"over {theirs[-1][0] / (mine or 1):.1f} |")  # fmt: skip
+            last = theirs[-1][0]
+            lines.append(f"| {mark:.2f} | {mine:.0f} | not in {last:.0f} (best {best:.2f}) | over {last / mine:.1f} |")
         else:
-            lines.append(f"| {mark:.2f} | {mine:.0f} | {other:.0f} | {other / (mine or 1):.1f} |")
+            lines.append(f"| {mark:.2f} | {mine:.0f} | {other:.0f} | {other / mine:.1f} |")
     memory = max(row["memory_gb"] for row in peer)
     lines += ["", f"Peak memory of the training process: ours {max(s['memory_gb'] for s in run.steps):.1f} GiB "
               f"(and the server's share, fixed by `memory_fraction`), TRL {memory:.1f} GiB."]  # fmt: skip
