@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -77,6 +78,8 @@ class SglangEngine:
         self._reviving = asyncio.Lock()
         self._revival: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
+        self._name = secrets.token_hex(4)
+        """In adapters' names; a server that we attach to may hold those of another run."""
         self._initial = version
         self._under_way = 0
         self._counts = {"requests": 0, "aborted": 0, "tokens": 0, "prompt_tokens": 0, "cached_tokens": 0, "restarts": 0}
@@ -210,7 +213,7 @@ class SglangEngine:
         if not self.adapters:
             raise EngineError("SGLang takes no LoRA adapters; start it with --enable-lora, or publish merged weights")
         await self._drain()
-        name = f"policy-{weights.version}-{next(self._numbers)}"
+        name = f"policy-{self._name}-{weights.version}-{next(self._numbers)}"
         for client in self._clients:
             body = await adapter_body(client, name, weights)
             await client.call("/load_lora_adapter_from_tensors", body, self._update_timeout_s)
@@ -224,7 +227,7 @@ class SglangEngine:
         """Nobody waits for this: a server may count an aborted request as one that still needs the adapter."""
         for client in self._clients:
             with suppress(EngineError):
-                await client.call("/unload_lora_adapter", {"lora_name": name}, self._update_timeout_s)
+                await client.call("/unload_lora_adapter", {"lora_name": name}, 10.0)
 
     async def _hold(self) -> None:
         """Stop sampling everywhere at a token border."""
@@ -315,6 +318,8 @@ class SglangEngine:
             task.cancel()
         if self._sync is not None:
             await self._sync.close()
+        if self._adapter is not None and self.server is None:
+            await self._unload(self._adapter)
         clients, self._clients = self._clients, []
         for client in clients:
             await client.close()

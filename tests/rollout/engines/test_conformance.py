@@ -1,12 +1,14 @@
 """The same tests against every engine that gives tokens and logprobs.
 
-Tolerance: logprobs of float32 engines lie within 1e-4 nats of one plain forward pass of transformers.
+Tolerance: logprobs of float32 engines lie within 1e-4 nats of one plain forward pass of transformers in float32; those
+of bfloat16 engines on a GPU within 0.15.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,7 +19,8 @@ from agentrl.errors import EngineError
 from agentrl.rollout.engine import Engine, Sampling, Weights
 from agentrl.types import Completion
 
-TOLERANCE = 1e-4
+ON_GPU = os.environ.get("AGENTRL_DEVICE") == "cuda"
+TOLERANCE = 0.15 if ON_GPU else 1e-4
 PROMPT = [5, 17, 99, 201, 7, 42]
 Forward = Callable[..., list[float]]
 Run = Callable[[Callable[[Engine], Coroutine[Any, Any, None]]], None]
@@ -43,18 +46,19 @@ def close(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(abs(a - b) < TOLERANCE for a, b in zip(one, other, strict=True))
 
 
-def test_greedy_tokens_are_the_models_likeliest_and_repeat(run: Run, model: Any) -> None:
+def test_greedy_tokens_are_the_models_likeliest_and_repeat(run: Run, logits: Any) -> None:
     async def test(engine: Engine) -> None:
-        expected = list(PROMPT)
-        with torch.no_grad():
-            for _ in range(12):
-                expected.append(int(model(torch.tensor([expected])).logits[0, -1].argmax()))
         sampling = Sampling(max_tokens=12, temperature=0.0)
         first, *others = await asyncio.gather(*(engine.generate(PROMPT, sampling) for _ in range(3)))
-        assert list(first.token_ids) == expected[len(PROMPT) :]
+        rows = logits([*PROMPT, *first.token_ids])[len(PROMPT) - 1 : -1]
+        chosen = rows.gather(1, torch.tensor([[token] for token in first.token_ids]))[:, 0]
+        assert float((rows.max(-1).values - chosen).max()) < TOLERANCE
         assert first.finish == "length"
         assert first.versions == (0,) * 12
-        assert [other.token_ids for other in others] == [first.token_ids] * 2
+        if not ON_GPU:  # there a batch's size changes the last bits
+            assert [other.token_ids for other in others] == [first.token_ids] * 2
+        again = [await engine.generate(PROMPT, sampling) for _ in range(2)]
+        assert again[0].token_ids == again[1].token_ids
 
     run(test)
 
@@ -78,25 +82,25 @@ def test_logprobs_are_those_of_the_whole_tempered_distribution(run: Run, forward
     run(test)
 
 
-def test_top_k_keeps_to_the_likeliest_tokens(run: Run, model: Any) -> None:
+def test_top_k_keeps_to_the_likeliest_tokens(run: Run, logits: Any) -> None:
     async def test(engine: Engine) -> None:
         completion = await engine.generate(PROMPT, Sampling(max_tokens=30, top_k=2, seed=5))
-        ids = [*PROMPT, *completion.token_ids]
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, len(PROMPT) - 1 : -1]
-        ranks = [(row > row[token]).sum().item() for row, token in zip(logits, completion.token_ids, strict=True)]
-        assert max(ranks) <= 1
+        rows = logits([*PROMPT, *completion.token_ids])[len(PROMPT) - 1 : -1]
+        pairs = zip(rows, completion.token_ids, strict=True)
+        assert max(int((row > row[token] + TOLERANCE).sum()) for row, token in pairs) <= 1
 
     run(test)
 
 
 def test_a_stop_token_ends_the_turn_and_is_kept(run: Run) -> None:
     async def test(engine: Engine) -> None:
-        whole = await engine.generate(PROMPT, Sampling(max_tokens=12, temperature=0.0))
+        sampling = Sampling(max_tokens=12, temperature=0.0)
+        if ON_GPU:
+            await engine.generate(PROMPT, sampling)  # so that both below find the same in the prefix cache
+        whole = await engine.generate(PROMPT, sampling)
         stop = whole.token_ids[5]
         at = whole.token_ids.index(stop)
-        sampling = Sampling(max_tokens=12, temperature=0.0, stop_token_ids=(stop,))
-        stopped = await engine.generate(PROMPT, sampling)
+        stopped = await engine.generate(PROMPT, Sampling(max_tokens=12, temperature=0.0, stop_token_ids=(stop,)))
         assert stopped.token_ids == whole.token_ids[: at + 1]
         assert stopped.finish == "stop"
 
@@ -162,7 +166,7 @@ def test_a_token_that_is_not_the_models_fails_alone(run: Run) -> None:
 def test_cancelling_aborts_the_request(run: Run) -> None:
     async def test(engine: Engine) -> None:
         tasks = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=3500, seed=i))) for i in range(8)]
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1 if ON_GPU else 0.3)
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,27 +1,28 @@
 """The whole loop on the real SGLang server: rollouts there, learning here, weights back, and the two agree."""
 
 import asyncio
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl import metrics
 from agentrl import recipe as recipes
 from agentrl.rollout import store
-from agentrl.rollout.sglang_server import Server
 from agentrl.train import run
 
 pytestmark = pytest.mark.timeout(600)
+ON_GPU = os.environ.get("AGENTRL_DEVICE") == "cuda"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-def test_training_with_sglang(server: Server, model_folder: Path, tmp_path: Path, asynchronous: bool) -> None:
-    if not server.alive:
-        asyncio.run(server.start())
+def test_training_with_sglang(kept: Any, model_folder: Path, tmp_path: Path, asynchronous: bool) -> None:
+    server = asyncio.run(kept.started("plain"))
     recipe = recipes.build(
         {
             "run": {"name": "r", "out": str(tmp_path), "steps": 3, "threads": 1},
-            "model": {"path": str(model_folder), "dtype": "float32"},
+            "model": {"path": str(model_folder), "dtype": "bfloat16" if ON_GPU else "float32"},
             "envs": [{"name": "countdown", "levels": [1]}],
             "rollout": {
                 "engine": {"type": "sglang", "launch": False, "urls": [server.url]},
@@ -44,6 +45,6 @@ def test_training_with_sglang(server: Server, model_folder: Path, tmp_path: Path
     # Tokens of the learner's own version: engine and learner must say the same about them. The first round has no
     # others, whatever the server held before.
     assert rows[0]["mismatch_current"] == 1
-    assert max(row["mismatch_mean"] for row in rows if row["mismatch_current"] > 0) < 1e-3
+    assert max(row["mismatch_mean"] for row in rows if row["mismatch_current"] > 0) < (0.05 if ON_GPU else 1e-3)
     versions = {int(v) for s in store.read(tmp_path / "r" / "trajectories") for v in s.trajectory.segments[0].versions}
     assert versions - {-1} >= {0, 1}
