@@ -1,16 +1,19 @@
 """Logprobs and entropy from the LM head without ever holding the full logit matrix.
 
-    hidden (N, H) ─ chunks of rows ─ logits (C, V) ─ logsumexp, entropy, target, likeliest ─ thrown away
-                                       backward: logits again ─ gradient of the chunk ─ hidden and weight
+    hidden (N, H) ─ chunks of rows ─ logits (C, V) ─ logsumexp, entropy, target, likeliest ─ overwritten by the next
+                                       backward: logits again ─ gradient in their place ─ hidden and weight
 
 Each chunk's logits are computed as a plain head would (same dtype, same order of sums), so that values and gradients
-are those of the naive head. The price of the small memory is one more matrix product than the naive three.
+are those of the naive head. All chunks share one buffer. The last one's logits are still there when the backward pass
+begins, so it goes from the last to the first: what fits the buffer costs the naive head's three matrix products, the
+rest one more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,8 +21,10 @@ from torch import Tensor
 
 from agentrl.learn.fusing import can_fuse
 
-CHUNK_BYTES = 640 * 2**20
-"""About how much the float32 logits of one chunk may take on an accelerator."""
+CHUNK_BYTES = 2560 * 2**20
+"""The most that the logits of one chunk may take on an accelerator..."""
+CHUNK_SHARE = 1 / 32
+"""... and the share of its memory."""
 CPU_CHUNK_BYTES = 32 * 2**20
 """On a CPU chunks that stay near its caches are fastest."""
 
@@ -53,9 +58,11 @@ def head(
     `candidates` > 0 also gives the mean logprob of that many likeliest tokens; `float32` computes the logits in
     float32 from lower-precision inputs; `chunk` sets how many rows are done at a time.
     """
-    rows = chunk or chunk_rows(weight.shape[0], hidden.device)
+    width = 4 if float32 else hidden.element_size()
+    rows = chunk or chunk_rows(weight.shape[0], hidden.device, width)
+    learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     logprobs, entropy, mean, top = _Head.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, temperature, candidates, float32, rows
+        hidden, weight, targets, temperature, candidates, float32, rows, learns
     )
     return HeadOutput(
         logprobs=logprobs,
@@ -65,10 +72,18 @@ def head(
     )
 
 
-def chunk_rows(vocabulary: int, device: torch.device) -> int:
-    """Rows whose float32 logits fit the device's share; a multiple of 128, which matrix units like."""
-    rows = (CPU_CHUNK_BYTES if device.type == "cpu" else CHUNK_BYTES) // (4 * vocabulary)
-    return max(128, rows // 128 * 128)
+def chunk_rows(vocabulary: int, device: torch.device, width: int = 4) -> int:
+    """Rows whose logits, of `width` bytes each, fit the device's share; a multiple of 128, which matrix units like."""
+    size = CPU_CHUNK_BYTES
+    if device.type != "cpu":
+        size = min(CHUNK_BYTES, int(torch.cuda.get_device_properties(device).total_memory * CHUNK_SHARE))
+    return max(128, size // (width * vocabulary) // 128 * 128)
+
+
+def _parts(n: int, rows: int) -> list[slice]:
+    """`n` rows in chunks; the last is full."""
+    borders = [max(0, n - i * rows) for i in range(-(-n // rows), -1, -1)]
+    return [slice(start, stop) for start, stop in pairwise(borders)]
 
 
 def _statistics(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,17 +103,17 @@ def _logit_gradient(
     of_entropy: Tensor,
     of_candidates: Tensor,
     temperature: float,
-) -> Tensor:
-    """The gradient by the logits of one chunk, without the candidates' own entries; in the logits' dtype."""
+) -> None:
+    """Puts the gradient by the logits of one chunk, without the candidates' own entries, in the logits' place."""
     logp = logits.to(_wide(logits)) / temperature - total[:, None]
     pull = of_logprob + of_candidates
     gradient = -logp.exp() * (pull[:, None] + of_entropy[:, None] * (logp + entropy[:, None]))
     columns = torch.arange(logits.shape[1], device=logits.device)
     gradient = gradient + torch.where(columns == targets[:, None], of_logprob[:, None], 0.0)
-    return (gradient / temperature).to(logits.dtype)
+    logits.copy_(gradient / temperature)
 
 
-def _logit_gradient_in_place(
+def _logit_gradient_unfused(
     logits: Tensor,
     targets: Tensor,
     total: Tensor,
@@ -107,9 +122,9 @@ def _logit_gradient_in_place(
     of_entropy: Tensor,
     of_candidates: Tensor,
     temperature: float,
-) -> Tensor:
+) -> None:
     """The same with as few passes and temporaries as eager mode allows; for where nothing fuses them."""
-    logp = logits.to(_wide(logits)).div_(temperature) if logits.dtype != _wide(logits) else logits / temperature
+    logp = logits.to(_wide(logits)).div_(temperature)  # itself where it is wide enough
     logp.sub_(total[:, None])
     pull = (of_logprob + of_candidates)[:, None]
     if bool(of_entropy.any()):
@@ -117,7 +132,9 @@ def _logit_gradient_in_place(
     else:
         gradient = logp.exp_().mul_(-pull)
     gradient.scatter_add_(1, targets[:, None], of_logprob[:, None])
-    return gradient.div_(temperature).to(logits.dtype)
+    gradient.div_(temperature)
+    if gradient is not logits:
+        logits.copy_(gradient)
 
 
 def _wide(logits: Tensor) -> torch.dtype:
@@ -130,23 +147,25 @@ _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 def _fused(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """The function as one fused kernel on a GPU; as it is elsewhere, where compiling costs more than it gives."""
     if not can_fuse(device.type):
-        return _logit_gradient_in_place if function is _logit_gradient else function
+        return _logit_gradient_unfused if function is _logit_gradient else function
     if function not in _compiled:
         _compiled[function] = torch.compile(function, dynamic=True)
     return _compiled[function]
 
 
-def _matmul(left: Tensor, right: Tensor, float32: bool) -> Tensor:
-    """left · right, in float32 where asked: on a GPU from low-precision inputs, elsewhere from converted ones."""
-    if not float32 or left.dtype in (torch.float32, torch.float64):
-        return left @ right
-    if left.is_cuda:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
+def _logits(hidden: Tensor, weight: Tensor, float32: bool, buffer: Tensor) -> Tensor:
+    """hidden · weightᵀ, in the first rows of the buffer; in float32 where that is the buffer's dtype."""
+    out = buffer[: len(hidden)]
+    if hidden.dtype == out.dtype:
+        return torch.mm(hidden, weight.t(), out=out)
+    assert float32
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=out)
+    return torch.mm(hidden.float(), weight.float().t(), out=out)
 
 
 class _Head(torch.autograd.Function):
-    """Forward keeps two numbers a row; backward computes the logits again, chunk by chunk."""
+    """Forward keeps two numbers a row, and the last chunk's logits; backward computes the others again."""
 
     @staticmethod
     def forward(
@@ -158,16 +177,16 @@ class _Head(torch.autograd.Function):
         candidates: int,
         float32: bool,
         rows: int,
+        learns: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         n = len(hidden)
         wide = _wide(hidden)
         total, entropy, logprobs, mean = (hidden.new_empty(n, dtype=wide) for _ in range(4))
         top = targets.new_empty(n, candidates)
         statistics = _fused(_statistics, hidden.device)
-        transposed = weight.t()
-        for start in range(0, n, rows):
-            part = slice(start, min(start + rows, n))
-            logits = _matmul(hidden[part], transposed, float32)
+        buffer = _buffer(hidden, weight, float32, rows)
+        for part in _parts(n, rows):
+            logits = _logits(hidden[part], weight, float32, buffer)
             total[part], entropy[part], logprobs[part] = statistics(logits, targets[part], temperature)
             if candidates:
                 best = logits.topk(candidates, dim=-1)
@@ -175,6 +194,7 @@ class _Head(torch.autograd.Function):
                 mean[part] = best.values.to(wide).mean(-1) / temperature - total[part]
         ctx.save_for_backward(hidden, weight, targets, total, entropy, top)
         ctx.options = (temperature, candidates, float32, rows)
+        ctx.buffer = buffer if learns else None
         ctx.mark_non_differentiable(top)
         if not candidates:
             ctx.mark_non_differentiable(mean)
@@ -191,37 +211,48 @@ class _Head(torch.autograd.Function):
         )
         if not candidates:
             of_mean = torch.zeros_like(of_logprob)
+        kept, ctx.buffer = ctx.buffer, None  # a second backward pass finds no logits and computes them all
+        buffer = kept if kept is not None else _buffer(hidden, weight, float32, rows)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        wide = _wide(hidden)
         of_hidden = torch.empty_like(hidden) if need_hidden else None
-        # Over several chunks the weight's gradient is summed in float32, as one large product would sum it.
-        of_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
+        of_weight: Tensor | None = None
         gradient_of = _fused(_logit_gradient, hidden.device)
-        transposed = weight.t()
-        for start in range(0, len(hidden), rows):
-            part = slice(start, min(start + rows, len(hidden)))
-            logits = _matmul(hidden[part], transposed, float32)
-            gradient = gradient_of(
+        parts = _parts(len(hidden), rows)
+        for part in reversed(parts):
+            logits = buffer[: part.stop - part.start]
+            if kept is None or part is not parts[-1]:
+                logits = _logits(hidden[part], weight, float32, buffer)
+            gradient_of(
                 logits, targets[part], total[part], entropy[part], of_logprob[part], of_entropy[part], of_mean[part],
                 temperature,
             )  # fmt: skip
             if candidates:
                 shares = (of_mean[part, None] / (candidates * temperature)).expand(-1, candidates)
-                gradient.scatter_add_(1, top[part], shares.to(gradient.dtype))
-            gradient = gradient.to(hidden.dtype)
+                logits.scatter_add_(1, top[part], shares.to(logits.dtype))
+            gradient = logits.to(hidden.dtype)
             if of_hidden is not None:
-                of_hidden[part] = gradient @ weight
-            if of_weight is not None:
-                _add_product(of_weight, gradient.t(), hidden[part])
+                torch.mm(gradient, weight, out=of_hidden[part])
+            if need_weight:
+                of_weight = _add_product(of_weight, gradient.t(), hidden[part], whole=len(parts) == 1)
+        if need_weight and of_weight is None:
+            of_weight = torch.zeros_like(weight)
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return of_hidden, of_weight, None, None, None, None, None
+        return of_hidden, of_weight, None, None, None, None, None, None
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left · right, kept in total's dtype."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    elif left.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)  # summed where the product is made
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+def _buffer(hidden: Tensor, weight: Tensor, float32: bool, rows: int) -> Tensor:
+    dtype = torch.float32 if float32 and hidden.dtype != torch.float64 else hidden.dtype
+    return hidden.new_empty(min(rows, len(hidden)), weight.shape[0], dtype=dtype)
+
+
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor, *, whole: bool) -> Tensor:
+    """total + left · right. Over several chunks the sum is kept in float32, as one large product would keep it."""
+    wide = _wide(left)
+    if whole or left.dtype == wide:
+        return left @ right if total is None else total.addmm_(left, right)
+    if left.is_cuda:
+        if total is None:
+            return torch.mm(left, right, out_dtype=wide)
+        return torch.addmm(total, left, right, out_dtype=wide, out=total)  # summed where the product is made
+    product = left.to(wide) @ right.to(wide)
+    return product if total is None else total.add_(product)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from agentrl.learn import logprobs
 from agentrl.learn.logprobs import chunk_rows, head
 
 
@@ -72,7 +76,38 @@ def test_no_rows_at_all() -> None:
     assert found.logprobs.tolist() == []
 
 
-def test_chunks_stay_within_their_share_of_memory() -> None:
-    assert chunk_rows(152_000, torch.device("cuda")) == 1_024
+def test_a_second_backward_pass_finds_the_same() -> None:
+    """The first one puts gradients where the kept logits were; the second computes the logits again."""
+    hidden, weight, targets, _ = make(torch.float32)
+    loss = head(hidden, weight, targets, chunk=16).logprobs.sum()
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_only_the_last_chunk_is_kept_and_only_for_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets, _ = make(torch.float32)
+    made: list[int] = []
+    plain = logprobs._logits
+
+    def counted(hidden: Tensor, *rest: Any) -> Tensor:
+        made.append(len(hidden))
+        return plain(hidden, *rest)
+
+    monkeypatch.setattr(logprobs, "_logits", counted)
+    found = head(hidden, weight, targets, chunk=16).logprobs.sum()
+    assert made == [2, 16, 16, 16]
+    torch.autograd.grad(found, hidden)
+    assert made == [2, 16, 16, 16, 16, 16, 2]
+    with torch.no_grad():
+        assert head(hidden, weight, targets, chunk=16).logprobs.grad_fn is None
+
+
+def test_chunks_stay_within_their_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = 139 * 2**30
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
+    assert chunk_rows(152_000, torch.device("cuda"), 2) == 8_704
+    memory = 24 * 2**30
+    assert chunk_rows(152_000, torch.device("cuda"), 2) == 2_560
     assert chunk_rows(152_000, torch.device("cpu")) == 128
     assert chunk_rows(1_024, torch.device("cpu")) == 8_192
