@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from agentrl.verifiers.redteam import formats, suite
 from agentrl.verifiers.redteam.adapters import harbor, scorer
 from agentrl.verifiers.redteam.attack import FAMILIES, Attack, attacks
 from agentrl.verifiers.redteam.foils import FOILS
+from agentrl.verifiers.redteam.page import html_page
 from agentrl.verifiers.redteam.ranges import RANGES, ScriptedExaminer
-from agentrl.verifiers.redteam.report import Report
+from agentrl.verifiers.redteam.report import BREACHES, Report, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +63,14 @@ def chosen(families: Sequence[str], ids: Sequence[str]) -> list[Attack]:
 def marks(request: Request) -> list[suite.Mark]:
     """What the target's name stands for: a scorer, a Harbor folder, an environment, a verifier, or a foil."""
     if request.scorer:
+        if ":" not in request.scorer.strip(":"):
+            raise UserError(f"--scorer {request.scorer!r} must look like module:function")
         return [_all_tasks(request.scorer, scorer(request.scorer, _text(request.honest), _text(request.wrong)))]
     path = Path(request.target)
     if (path / "task.toml").is_file():
-        return [_all_tasks(path.name, harbor(path))]
+        return [_all_tasks(path.resolve().name, harbor(path))]
+    if path.is_dir() and request.target not in members("envs"):
+        raise UserError(f"{request.target} is a folder, but no Harbor task: there is no task.toml in it")
     if request.target in RANGES:
         return [_all_tasks(f"{request.target}/{r.__name__.lower()}", r) for r in RANGES[request.target]]
     if request.target in FOILS:
@@ -76,6 +81,10 @@ def marks(request: Request) -> list[suite.Mark]:
         known = ", ".join([*members("envs"), *RANGES])
         raise UserError(f"{error}\n  known environments and verifiers: {known}") from None
     levels = request.levels or None
+    strange = [level for level in request.levels if level not in environment().levels]
+    if strange:
+        there = environment().levels
+        raise UserError(f"{request.target} has no level {strange[0]}; its levels are {there[0]} to {there[-1]}")
     mark = suite.mark(request.target, environment, levels=levels, per_level=request.tasks, judge=ScriptedExaminer())
     return [mark]
 
@@ -97,18 +106,41 @@ def _text(given: str) -> str:
     return given
 
 
-def accepted(report: Report, baseline: Path | None) -> Report:
-    """The report with the findings of the baseline file marked as accepted."""
-    if baseline is None or not baseline.is_file():
-        return report
-    known = set(json.loads(baseline.read_text()).get(report.target, []))
-    return replace(report, findings=tuple(replace(f, accepted=f.id in known) for f in report.findings))
+def known_findings(baseline: Path) -> dict[str, list[str]]:
+    """The baseline file: target → ids of the attacks that are accepted against it."""
+    try:
+        found = json.loads(baseline.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no baseline {baseline}; --update-baseline writes it") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"the baseline {baseline} cannot be read: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(ids, list) for ids in found.values()):
+        raise UserError(f'the baseline {baseline} must look like {{"target": ["I.denied", ...]}}')
+    return found
+
+
+def accepted(report: Report, known: Mapping[str, Sequence[str]]) -> Report:
+    """The report with the findings that the baseline names marked as accepted."""
+    ids = set(known.get(report.target, ()))
+    return replace(report, findings=tuple(replace(f, accepted=f.id in ids) for f in report.findings))
 
 
 def write_baseline(reports: Sequence[Report], path: Path) -> None:
-    """Every breach of these reports, as accepted from now on."""
-    found = {r.target: sorted(f.id for f in r.findings if f.result in ("gained", "evaded", "hung")) for r in reports}
-    path.write_text(json.dumps(found, indent=2) + "\n")
+    """Every breach of these reports, as accepted from now on; what the file says of other targets stays."""
+    found = known_findings(path) if path.is_file() else {}
+    found |= {r.target: sorted(f.id for f in r.findings if f.result in BREACHES) for r in reports}
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def _refuse(request: Request, update: bool, *files: Path | None) -> None:
+    """What would only come out after minutes of work is said before it."""
+    if update and request.baseline is None:
+        raise UserError("--update-baseline needs --baseline FILE, the file to write")
+    for path in (*files, request.baseline if update else None):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    if request.search_s < 0:
+        raise UserError(f"--search takes seconds, got {request.search_s:g}")
 
 
 async def _run(request: Request, bar: Bar | None) -> list[Report]:
@@ -135,7 +167,7 @@ async def _run(request: Request, bar: Bar | None) -> list[Report]:
                 from agentrl.verifiers.redteam.search import search
 
                 report = await search(mark, pool, report, seconds=request.search_s)
-            reports.append(accepted(report, request.baseline))
+            reports.append(report)
     finally:
         pool.close()
     return reports
@@ -157,22 +189,24 @@ def run(
 ) -> int:
     """Carry the request out; 0 when every control is right and no attack succeeds, else 1."""
     console = Console(stderr=as_json)
+    _refuse(request, update_baseline, html, junit, sarif)
+    known = known_findings(request.baseline) if request.baseline is not None and not update_baseline else {}
     with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         found = asyncio.run(_run(request, bar))
     if update_baseline and request.baseline is not None:
         write_baseline(found, request.baseline)
-        found = [accepted(report, request.baseline) for report in found]
+        known = known_findings(request.baseline)
+    found = [accepted(report, known) for report in found]
     for report in found:
         suffix = "" if len(found) == 1 else f".{report.target.replace('/', '-')}"
-        writers = ((html, formats.html_page), (junit, formats.junit), (sarif, formats.sarif_text))
+        writers = ((html, html_page), (junit, formats.junit), (sarif, formats.sarif_text))
         for path, write in writers:
             if path is not None:
                 path.with_name(path.stem + suffix + path.suffix).write_text(write(report), encoding="utf-8")
         if not as_json:
             console.print(formats.screen(report))
     if as_json:
-        data = [report.data() for report in found]
-        print(json.dumps(data[0] if len(data) == 1 else {"targets": data, "ok": all(r.ok for r in found)}))
+        print(json.dumps(found[0].data() if len(found) == 1 else together(request.target, found)))
     return 0 if all(report.ok for report in found) else 1
 
 

@@ -1,9 +1,9 @@
-"""Writes a report down: a matrix for people, HTML, JUnit and SARIF for the tools around them."""
+"""Writes a report down: a matrix for people at a terminal, JUnit and SARIF for the tools around them."""
 
 from __future__ import annotations
 
-import html
 import json
+from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
@@ -13,9 +13,12 @@ from rich.text import Text
 
 from agentrl import __version__
 from agentrl.verifiers.redteam.attack import FAMILIES
+from agentrl.verifiers.redteam.quality import shortfalls
 from agentrl.verifiers.redteam.report import Finding, Report
 
 COLUMNS = ("held", "gained", "evaded", "hung", "accepted", "void", "not applicable")
+NAMES = {"accepted": "known", "not applicable": "n/a"}
+"""Columns whose heading is shorter than what they count."""
 _STYLES = {"gained": "bold red", "evaded": "bold red", "hung": "bold red", "held": "green", "accepted": "yellow"}
 
 
@@ -27,23 +30,47 @@ def screen(report: Report, *, transcripts: bool = True) -> Group:
     head.append(f"controls {good} of {len(report.controls)} right", style="red" if bad else "green")
     head.append(f", {report.tried} attacks tried, ")
     head.append(f"{len(report.breaches)} succeeded", style="red" if report.breaches else "green")
-    head.append(f" ({report.seconds:.0f} s)", style="dim")
+    head.append(f", {report.seconds:.0f} s", style="dim")
     table = Table(box=None, pad_edge=False)
     table.add_column("family", no_wrap=True)
     for column in COLUMNS:
-        name = "n/a" if column == "not applicable" else column
-        table.add_column(name, justify="right", style=_STYLES.get(column, "dim"))
+        table.add_column(NAMES.get(column, column), justify="right", style=_STYLES.get(column, "dim"), no_wrap=True)
     for family, counts in report.matrix().items():
+        if not counts.total():
+            continue  # it was not asked for
         cells = [str(counts[column]) if counts[column] else "·" for column in COLUMNS]
         table.add_row(f"{family}  {FAMILIES[family]}", *cells)
     parts: list[Any] = [head, table]
     for control in bad:
-        why = "; ".join(control.evidence[:3])
+        why = visible("; ".join(control.evidence[:3]))
         line = f"control {control.name} on {control.task}: expected {control.expected:g}, got {control.score}: {why}"
         parts.append(Text(line, style="red"))
     for finding in report.breaches:
         parts.append(_breach(finding, transcripts))
+    if report.quality:
+        parts += [Text("\nquality", style="bold"), *(Text(f"  {line}") for line in quality_lines(report.quality))]
     return Group(*parts)
+
+
+def quality_lines(found: Mapping[str, Any]) -> list[str]:
+    """What `--quality` measured, in words; what falls short is said last."""
+    mutation, others, flakes, cost = (found[name] for name in ("mutation", "alternatives", "flakes", "cost_ms"))
+    total = mutation["killed"] + mutation["survived"]
+    lines = [
+        f"mutants killed: {mutation['killed']} of {total}, {mutation['equivalent']} more are equivalent",
+        *(f"  survived: {line}" for line in mutation["survivors"]),
+        f"other right solutions refused: {others['false_negatives']} of {others['tried']}",
+        *(f"  refused: {line}" for line in others["missed"]),
+        f"flakes of the oracle: {flakes['failed']} of {flakes['tried']} beside {flakes['busy_processes']} busy "
+        f"processes (at most {flakes['upper_95']:.1%} with 95% confidence)",
+        f"a verdict takes {cost['p50']:g} ms, at most {cost['max']:g} ms",
+        f"the stronger policy scores higher in {found['discrimination']:.0%} of the pairs",
+    ]
+    if not total:
+        lines[0] = "mutants: none could be made here"
+    if not others["tried"]:
+        lines.append("no other solutions are known: give the environment alternatives(task)")
+    return [*lines, *(f"falls short: {line}" for line in shortfalls(found))]
 
 
 def _breach(finding: Finding, transcript: bool) -> Text:
@@ -52,55 +79,28 @@ def _breach(finding: Finding, transcript: bool) -> Text:
         f"  {finding.result} on {finding.task}: score {finding.score} where wrong work earns {finding.baseline}\n", ""
     )
     for line in finding.evidence[:5]:
-        text.append(f"  evidence: {line[:300]}\n", "default")
+        text.append(f"  evidence: {visible(line[:300])}\n", "default")
     text.append(f"  fix: {finding.fix}\n", "yellow")
     if transcript:
-        for line in _episode(finding):
+        for line in "\n".join(episode(finding)).split("\n"):
             text.append(f"    {line}\n", "dim")
     return text
 
 
-def _episode(finding: Finding) -> list[str]:
+def episode(finding: Finding) -> list[str]:
+    """What was played, a line for each call and message; characters that could move a terminal's cursor are shown."""
     lines = []
     for message in finding.transcript[2:]:
         for call in message.tool_calls:
             lines.append(f"{call.name}({json.dumps(dict(call.arguments))[:600]})")
         if message.content:
             lines.append(f"{message.role}: {message.content[:600]}")
-    return lines
+    return [visible(line) for line in lines]
 
 
-def html_page(report: Report) -> str:
-    """One self-contained page."""
-    rows = []
-    for family, counts in report.matrix().items():
-        cells = "".join(f'<td class="{c.split()[0]}">{counts[c] or "·"}</td>' for c in COLUMNS)
-        rows.append(f"<tr><th>{family} {html.escape(FAMILIES[family])}</th>{cells}</tr>")
-    details = []
-    for f in report.findings:
-        episode = html.escape("\n".join(_episode(f)))
-        body = f"<p>{html.escape('; '.join(f.evidence)[:1000])}</p>"
-        if f.succeeded:
-            body += f"<p><b>Fix:</b> {html.escape(f.fix)}</p><pre>{episode}</pre>"
-        opened = " open" if f.succeeded else ""
-        summary = f"{html.escape(f.id)} — {html.escape(f.title)}: {f.result}, score {f.score}"
-        details.append(f'<details class="{f.result.split()[0]}"{opened}><summary>{summary}</summary>{body}</details>')
-    controls = "".join(
-        f"<li>{c.name} on {html.escape(c.task)}: expected {c.expected:g}, got {c.score}</li>" for c in report.controls
-    )
-    style = (
-        "body{font:15px/1.5 system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}"
-        "td{text-align:right;padding:0 1rem}th{text-align:left}.gained,.evaded,.hung{color:#b00}.held{color:#070}"
-        "pre{white-space:pre-wrap;background:#f6f6f6}"
-    )
-    title = f"Red team: {html.escape(report.target)}"
-    head = "".join(f"<th>{c}</th>" for c in COLUMNS)
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{style}</style><h1>{title}</h1>'
-        f"<p>{report.tried} tried, {len(report.breaches)} succeeded, backend {html.escape(report.backend)}.</p>"
-        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table><h2>Controls</h2><ul>{controls}</ul>"
-        f"<h2>Attacks</h2>{''.join(details)}\n"
-    )
+def visible(text: str) -> str:
+    """Attackers' text with every control and invisible character written out."""
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def junit(report: Report) -> str:
@@ -125,7 +125,7 @@ def junit(report: Report) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname=f.family, name=f.id, time=f"{f.seconds:.3f}")
         if f.succeeded:
             failure = ElementTree.SubElement(case, "failure", message=_clean(f"{f.title}: {f.result}, {f.score}"))
-            failure.text = _clean("\n".join([*f.evidence, f"fix: {f.fix}", *_episode(f)]))
+            failure.text = _clean("\n".join([*f.evidence, f"fix: {f.fix}", *episode(f)]))
         elif not f.tried:
             ElementTree.SubElement(case, "skipped", message=_clean("; ".join(f.evidence) or f.result))
     return ElementTree.tostring(suite, encoding="unicode")

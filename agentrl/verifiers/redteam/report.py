@@ -99,41 +99,63 @@ class Report:
 
     def data(self) -> dict[str, Any]:
         """The report as JSON."""
-        groups: dict[str, list[Control]] = {}
-        for c in self.controls:
-            groups.setdefault(c.name, []).append(c)
         return {
             "target": self.target,
             "backend": self.backend,
             "ok": self.ok,
-            "controls": {
-                name: {
-                    "expected": several[0].expected,
-                    "score": next((c.score for c in several if not c.ok), several[0].score),
-                    "ok": all(c.ok for c in several),
-                    "tasks": len(several),
-                }
-                for name, several in groups.items()
-            },
+            "controls": _controls(self.controls),
             "tried": self.tried,
             "succeeded": len(self.breaches),
-            "attacks": [
-                {
-                    "id": f.id,
-                    "family": f.family,
-                    "title": f.title,
-                    "succeeded": f.succeeded,
-                    "result": f.result,
-                    "score": f.score,
-                    "baseline": f.baseline,
-                    "task": f.task,
-                    "evidence": list(f.evidence),
-                    "fix": f.fix if f.succeeded else "",
-                    "accepted": f.accepted,
-                    "seconds": round(f.seconds, 3),
-                }
-                for f in self.findings
-            ],
+            "attacks": [_attack(f) for f in self.findings],
             **({"quality": dict(self.quality)} if self.quality else {}),
             "seconds": round(self.seconds, 2),
         }
+
+
+def together(target: str, reports: Sequence[Report]) -> dict[str, Any]:
+    """Several reports as one of the same form: each attack by its worst outcome; `targets` holds them one by one."""
+    by_id: dict[str, list[Finding]] = {}
+    for report in reports:
+        for f in report.findings:
+            by_id.setdefault(f.id, []).append(f)
+    findings = tuple(worst([f for f in several if not f.accepted] or several) for several in by_id.values())
+    whole = Report(
+        target=target,
+        backend=reports[0].backend,
+        controls=tuple(control for report in reports for control in report.controls),
+        findings=findings,
+        seconds=sum(report.seconds for report in reports),
+    )
+    return {**whole.data(), "targets": [report.data() for report in reports]}
+
+
+def _controls(controls: Sequence[Control]) -> dict[str, Any]:
+    groups: dict[str, list[Control]] = {}
+    for c in controls:
+        groups.setdefault(c.name, []).append(c)
+    return {
+        name: {
+            "expected": several[0].expected,
+            "score": next((c.score for c in several if not c.ok), several[0].score),
+            "ok": all(c.ok for c in several),
+            "tasks": len(several),
+        }
+        for name, several in groups.items()
+    }
+
+
+def _attack(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "family": finding.family,
+        "title": finding.title,
+        "succeeded": finding.succeeded,
+        "result": finding.result,
+        "score": finding.score,
+        "baseline": finding.baseline,
+        "task": finding.task,
+        "evidence": list(finding.evidence),
+        "fix": finding.fix if finding.succeeded else "",
+        "accepted": finding.accepted,
+        "seconds": round(finding.seconds, 3),
+    }

@@ -44,7 +44,8 @@ def test_a_foil_exits_with_1_and_every_format_says_so(
     assert (suite.get("tests"), suite.get("failures")) == ("6", "1")
     results = json.loads(files["sarif"].read_text())["runs"][0]["results"]
     assert [r["ruleId"] for r in results] == ["I.denied"]
-    assert "<h1>Red team: substring</h1>" in files["html"].read_text()
+    page = files["html"].read_text()
+    assert "<h1>Red team: substring</h1>" in page and "1 of 2 attacks succeeded, every control is right" in page
 
 
 def test_accepted_findings_do_not_fail(boxes: Pool, tmp_path: Path) -> None:
@@ -58,8 +59,55 @@ def test_accepted_findings_do_not_fail(boxes: Pool, tmp_path: Path) -> None:
 def test_a_wrong_name_is_told_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert redteam("countdwn") == 2
     assert "did you mean 'countdown'?" in capsys.readouterr().err
-    assert redteam("countdown", "--family", "Z") == 2
-    assert "no family 'Z'; the families are A, B, C" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["countdown", "--family", "Z"], "no family 'Z'; the families are A, B, C"),
+        (["countdown", "--attack", "none"], "no attack 'none'"),
+        (["countdown", "--level", "99"], "countdown has no level 99; its levels are 1 to 6"),
+        (["countdown", "--html", "nowhere/page.html"], "cannot be written: there is no folder"),
+        (["countdown", "--update-baseline"], "--update-baseline needs --baseline FILE"),
+        (["countdown", "--baseline", "missing.json"], "there is no baseline missing.json; --update-baseline writes it"),
+        (["countdown", "--baseline", "broken.json"], "the baseline broken.json cannot be read"),
+        (["countdown", "--baseline", "list.json"], "must look like"),
+        (["countdown", "--search", "-1"], "--search"),
+        (["folder"], "folder is a folder, but no Harbor task: there is no task.toml in it"),
+        (["--scorer", "json"], "must look like module:function"),
+        (["--scorer", "json:dumps"], "--scorer needs --honest and --wrong"),
+        ([], "say what to attack"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    assert redteam(*arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_verifier_with_several_ranges_gives_one_report_of_the_same_form(
+    boxes: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert redteam("final_state", "--attack", "A.json_types", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["target"], data["backend"], data["ok"], data["succeeded"]) == ("final_state", "namespace", True, 0)
+    assert {name: c["score"] for name, c in data["controls"].items()}["oracle"] == 1.0
+    assert [a["id"] for a in data["attacks"]] == ["A.json_types"]
+    assert [t["target"] for t in data["targets"]] == [
+        "final_state/trees",
+        "final_state/documents",
+        "final_state/databases",
+        "final_state/gits",
+    ]
 
 
 def test_a_scoring_function_is_attacked_in_a_box(
