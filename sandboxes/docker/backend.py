@@ -30,10 +30,10 @@ RUNTIME = "AGENTRL_DOCKER_RUNTIME"
 """Names the runtime of every container where the constructor does not: runsc, kata-runtime, ..."""
 
 LOAD = """
-import sys
+import atexit, os, sys
 sys.path[:] = [p for p in sys.path if p]
 def load():
-    import json, os
+    import json
     def exactly(length):
         parts = bytearray()
         while len(parts) < length:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
-from agentrl.sandboxes.base import WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage
+from agentrl.sandboxes.base import Entry, ExecResult, SandboxSpec
 from agentrl.sandboxes.docker.line import Line, unpack
 from agentrl.sandboxes.ledger import Ledger
-from agentrl.sandboxes.namespace.box import Running
-from agentrl.sandboxes.shell import ARGV, PipeShell
-from agentrl.sandboxes.streams import Output, pump
+from agentrl.sandboxes.piped import PipedSandbox, Running, Streams
 
 Parts = list[tuple[Any, memoryview]]
 Batch = list[tuple[list[Any], bytes]]
@@ -59,7 +57,9 @@ class Container(Protocol):
         """Destroy it. Safe to call twice."""
 
 
-class DockerSandbox(Sandbox):
+class DockerSandbox(PipedSandbox):
+    patience = PATIENCE
+
     def __init__(
         self, spec: SandboxSpec, root: str, container: Container, prepare: Callable[[SandboxSpec], DockerSandbox]
     ) -> None:
@@ -92,112 +92,23 @@ class DockerSandbox(Sandbox):
 
     # running
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
-    ) -> ExecResult:
-        if isinstance(argv, str) or not argv:
-            raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
-        return self._run({"op": "exec", "argv": list(argv), "cwd": cwd}, stdin, env, timeout)
-
-    def python(
-        self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
-    ) -> ExecResult:
-        request = {"op": "python", "source": source, "cwd": WORKSPACE}
-        return self._run(request, b"", None, timeout, message=message, reply_limit=reply_limit)
-
-    def _start(self, request: dict[str, Any], streams: Sequence[int | None]) -> Running:
+    def _start(self, request: dict[str, Any], streams: Streams) -> Running:
         with self._lock:
             if self._closed or self._killed:
                 raise SandboxError("the box was closed; nothing can run in it any more")
         number, (*pipes, status) = self._line.start(request, streams)
         return Running(self, number, pipes, status)
 
-    def _run(
-        self,
-        request: dict[str, Any],
-        stdin: bytes,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        *,
-        message: bytes | None = None,
-        reply_limit: int = 0,
-        output_limit: int | None = None,
-    ) -> ExecResult:
-        """Run one request from its start to its end."""
-        limit = self.spec.limits.output_bytes if output_limit is None else output_limit
-        request["env"] = {**self.spec.env, **(env or {})}
-        running = self._start(request, (None, limit, limit, *((None, reply_limit) if message is not None else ())))
-        with running:
-            inputs = {running.take(0): stdin}
-            outputs = {running.pipes[1]: Output(limit), running.pipes[2]: Output(limit)}
-            if message is not None:
-                inputs[running.take(3)] = message
-                outputs[running.pipes[4]] = Output(reply_limit)
-            limit_s = self.spec.limits.seconds if timeout is None else timeout
-            pumped = pump(running.status, inputs, outputs, limit_s, running.kill)
-            if not pumped.finished:
-                self._destroy()
-            code, cpu, memory = running.ended()
-        kept = list(outputs.values())
-        result = ExecResult(
-            exit_code=code,
-            stdout=bytes(kept[0].data),
-            stderr=bytes(kept[1].data),
-            timed_out=pumped.timed_out,
-            truncated=any(output.dropped for output in kept),
-            reply=bytes(kept[2].data) if len(kept) > 2 else b"",
-            usage=Usage(wall_s=pumped.wall_s, cpu_s=cpu, memory_mb=memory),
-        )
-        if request["op"] in ("exec", "python"):
-            self._ran(result)
-        return result
-
     def _ran(self, result: ExecResult) -> None:
         self._suspicious |= result.exit_code in (-9, 137) and not result.timed_out
-        self._ledger.ran(result)
+        super()._ran(result)
 
     def _send(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """For `Running`: tell the agent to kill a command."""
         self._line.say(request)
         return int(request["id"])
 
-    def shell(self) -> Shell:
-        limits = self.spec.limits
-        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ran)
-
-    def _session(self) -> Running:
-        request = {"op": "exec", "argv": list(ARGV), "cwd": WORKSPACE, "env": dict(self.spec.env)}
-        running = self._start(request, (None, -1, -1, None, -1))
-        os.close(running.take(0))
-        return running
-
     # files
-
-    def _file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
-        path = request["path"]
-        if "\0" in path:
-            raise ValueError(f"path {path!r} holds a NUL byte")
-        result = self._run(request, content, None, PATIENCE, output_limit=self.spec.limits.disk_mb << 20)
-        if result.exit_code < 0 or result.timed_out or result.truncated:
-            raise AgentError(f"could not {request['op']} {path!r} in the box within its limits")
-        if result.exit_code:
-            raise OSError(result.exit_code, os.strerror(result.exit_code), path)
-        return result.stdout
-
-    def read(self, path: str) -> bytes:
-        return self._file({"op": "read", "path": path})
-
-    def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        self._file({"op": "write", "path": path, "mode": mode}, content)
-
-    def list(self, path: str = WORKSPACE) -> list[str]:
-        return sorted(os.fsdecode(name) for name in self._file({"op": "list", "path": path}).split(b"\0")[:-1])
 
     def _ask(self, request: dict[str, Any], blob: bytes = b"", *, limit: int = 64 << 20) -> Any:
         """The value of the agent's answer."""

@@ -67,9 +67,10 @@ class NamespaceBackend(Backend):
         return Availability(works=works, isolates=tuple(kept), missing=tuple(missing), fix="; ".join(fixes))
 
     def create(self, spec: SandboxSpec) -> NamespaceSandbox:
-        box = self.prepare(spec)
+        box = self._make(spec)
         try:
             box.lay_out(spec)
+            box.wait_until_ready()
         except BaseException:
             box.close()
             raise
@@ -77,6 +78,16 @@ class NamespaceBackend(Backend):
 
     def prepare(self, spec: SandboxSpec) -> NamespaceSandbox:
         """A box for any spec of that image, user and limits; `lay_out` makes it that of one spec."""
+        box = self._make(spec)
+        try:
+            box.wait_until_ready()
+        except BaseException:
+            box.close()
+            raise
+        return box
+
+    def _make(self, spec: SandboxSpec) -> NamespaceSandbox:
+        """A box that is coming up, with its own file system there already."""
         root = roots.find(spec.image, spec.user)
         zygote = self.zygote()
         number = next(self._numbers)
@@ -84,7 +95,7 @@ class NamespaceBackend(Backend):
         base = FIRST_RANGE + number % RANGES * 65_536 if switch else -1
         limits = spec.limits
         plan = {
-            **root.plan,
+            "root": zygote.root((spec.image, spec.user), root.plan),
             "id": number,
             "base": base,
             "user": spec.user,

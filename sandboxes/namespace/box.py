@@ -2,102 +2,36 @@
 
 from __future__ import annotations
 
-import array
 import functools
-import json
+import marshal
 import os
 import select
 import signal
 import socket
-import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
-from agentrl.sandboxes.base import WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage
+from agentrl.sandboxes.base import Entry, SandboxSpec
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.namespace.launch import Born, Zygote
 from agentrl.sandboxes.namespace.roots import Root
-from agentrl.sandboxes.shell import ARGV, PipeShell
+from agentrl.sandboxes.piped import PipedSandbox, Running, Streams
 from agentrl.sandboxes.snapshot import Snapshot, restore, save
-from agentrl.sandboxes.streams import Output, pump
 
 T = TypeVar("T")
-STATUS = struct.Struct("<iidd")
-"""As init packs it: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
 WRITABLE = ("box", "tmp", "home", "shm")
 """The folders of a box's own file system: /box, /tmp, its home and /dev/shm."""
-PATIENCE = 30.0
-"""Seconds after which something that does not depend on the agent counts as broken."""
 
 
-class Running:
-    """Something that runs in a box, held by its pipes; also the session of a shell."""
+class NamespaceSandbox(PipedSandbox):
+    patience = 30.0
 
-    def __init__(self, box: NamespaceSandbox, number: int, pipes: list[int], status: int) -> None:
-        self._box, self._number = box, number
-        self.pipes, self.status = pipes, status
-
-    def take(self, place: int) -> int:
-        """One of the pipes, to be closed by whoever takes it."""
-        taken, self.pipes[place] = self.pipes[place], -1
-        return taken
-
-    def kill(self, *, spare: bool = False, since: int = 0) -> None:
-        self._box._send({"op": "kill", "id": self._number, "spare": spare, "since": since}, [])
-
-    def ended(self) -> tuple[int, float, float]:
-        """Exit code, CPU seconds and peak memory, as init reports them; raises when init is gone."""
-        data = os.read(self.status, STATUS.size)
-        if len(data) != STATUS.size:
-            raise self._box._death()
-        failed, code, cpu, memory = STATUS.unpack(data)
-        if failed:
-            raise SandboxDied(f"no process could be started in the box, which is at its limits: {os.strerror(failed)}")
-        return (-os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)), cpu, memory
-
-    @property
-    def commands(self) -> int:
-        return self.pipes[3]
-
-    @property
-    def replies(self) -> int:
-        return self.pipes[4]
-
-    @property
-    def stdout(self) -> int:
-        return self.pipes[1]
-
-    @property
-    def stderr(self) -> int:
-        return self.pipes[2]
-
-    def end(self) -> int:
-        with self:
-            poll = select.poll()
-            poll.register(self.status, select.POLLIN)
-            if not poll.poll(PATIENCE * 1000):
-                self._box._destroy()
-            return self.ended()[0]
-
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for descriptor in (*self.pipes, self.status):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.pipes, self.status = [], -1
-
-    def __del__(self) -> None:
-        self.__exit__()  # a shell that nobody closed
-
-
-class NamespaceSandbox(Sandbox):
     def __init__(
         self,
         spec: SandboxSpec,
@@ -121,24 +55,27 @@ class NamespaceSandbox(Sandbox):
         self._end: tuple[int, int] | None = None
         self._closed = self._killed = self._unresponsive = False
         self._ledger = Ledger(spec)
+        self._control.settimeout(self.patience)
         try:
-            self._wait_until_ready()
+            self._files = int.from_bytes(self._hear(b"F")[0][2], sys.byteorder)
+            self._workspace = os.open("box", tree.FOLDER, dir_fd=self._files)
         except BaseException:
             self.close()
             raise
 
-    def _wait_until_ready(self) -> None:
-        self._control.settimeout(PATIENCE)
+    def _hear(self, expected: bytes) -> list[tuple[int, int, bytes]]:
+        """The box's next word while it comes up; descriptors that came along."""
         try:
             data, ancillary, _, _ = self._control.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise SandboxError(f"a namespace box did not come up: {error}") from error
-        if data[:1] != b"R":
+        if data[:1] != expected:
             raise SandboxError(f"a namespace box could not be set up: {data[1:].decode() or 'it ended'}")
-        received = array.array("i")
-        received.frombytes(ancillary[0][2])
-        self._files = received[0]
-        self._workspace = os.open("box", tree.FOLDER, dir_fd=self._files)
+        return ancillary
+
+    def wait_until_ready(self) -> None:
+        """Until it has closed itself in; files may be laid out meanwhile."""
+        self._hear(b"R")
 
     @property
     def alive(self) -> bool:
@@ -166,35 +103,13 @@ class NamespaceSandbox(Sandbox):
 
     # running
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
-    ) -> ExecResult:
-        if isinstance(argv, str) or not argv:
-            raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
-        return self._run({"op": "exec", "argv": list(argv), "cwd": cwd}, stdin, env, timeout)
-
-    def python(
-        self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
-    ) -> ExecResult:
-        request: dict[str, Any] = {"op": "python", "source": source, "cwd": WORKSPACE}
-        if not self._warm:  # the image has another interpreter than the zygote
-            request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": WORKSPACE}
-        return self._run(request, b"", None, timeout, message=message, reply_limit=reply_limit)
-
-    def _start(self, request: dict[str, Any], streams: Sequence[bool]) -> Running:
-        """Send a request with pipes of its own: for each stream, whether the host writes it (else it reads)."""
+    def _start(self, request: dict[str, Any], streams: Streams) -> Running:
         ends: list[int] = []
         with ExitStack() as theirs, ExitStack() as ours:
             passed: list[int] = []
-            for writes in [*streams, False]:
+            for keep in (*streams, -1):
                 reader, writer = os.pipe()
-                mine, other = (writer, reader) if writes else (reader, writer)
+                mine, other = (writer, reader) if keep is None else (reader, writer)
                 theirs.callback(os.close, other)
                 ours.callback(os.close, mine)
                 ends.append(mine)
@@ -206,56 +121,18 @@ class NamespaceSandbox(Sandbox):
         *pipes, status = ends
         return Running(self, number, pipes, status)
 
-    def _run(
-        self,
-        request: dict[str, Any],
-        stdin: bytes,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        *,
-        message: bytes | None = None,
-        reply_limit: int = 0,
-        output_limit: int | None = None,
-    ) -> ExecResult:
-        """Run one request from its start to its end."""
-        limit = self.spec.limits.output_bytes if output_limit is None else output_limit
-        request["env"] = {**self.spec.env, **(env or {})}
-        running = self._start(request, (True, False, False, *((True, False) if message is not None else ())))
-        with running:
-            inputs = {running.take(0): stdin}
-            outputs = {running.pipes[1]: Output(limit), running.pipes[2]: Output(limit)}
-            if message is not None:
-                inputs[running.take(3)] = message
-                outputs[running.pipes[4]] = Output(reply_limit)
-            limit_s = self.spec.limits.seconds if timeout is None else timeout
-            pumped = pump(running.status, inputs, outputs, limit_s, running.kill)
-            if not pumped.finished:
-                self._destroy()
-            code, cpu, memory = running.ended()
-        kept = list(outputs.values())
-        result = ExecResult(
-            exit_code=code,
-            stdout=bytes(kept[0].data),
-            stderr=bytes(kept[1].data),
-            timed_out=pumped.timed_out,
-            truncated=any(output.dropped for output in kept),
-            reply=bytes(kept[2].data) if len(kept) > 2 else b"",
-            usage=Usage(wall_s=pumped.wall_s, cpu_s=cpu, memory_mb=memory),
-        )
-        if request["op"] in ("exec", "python"):
-            self._ledger.ran(result)
-        return result
-
     def _send(self, request: dict[str, Any], descriptors: list[int]) -> int:
         with self._lock:
             if self._closed or self._killed:
                 raise SandboxError("the box was closed; nothing can run in it any more")
             self._requests += 1
             number = request.setdefault("id", self._requests)
-            payload = json.dumps(request).encode()
+            payload = marshal.dumps(request, 2)
+            payload = len(payload).to_bytes(4, "little") + payload
             try:
-                socket.send_fds(self._control, [struct.pack("<I", len(payload))], descriptors)
-                self._control.sendall(payload)
+                sent = socket.send_fds(self._control, [payload], descriptors)
+                if sent < len(payload):
+                    self._control.sendall(memoryview(payload)[sent:])
             except TimeoutError:  # it does not read: out of memory, most likely; its status pipe will say that it ended
                 self._unresponsive = True
                 with suppress(ProcessLookupError):
@@ -264,37 +141,7 @@ class NamespaceSandbox(Sandbox):
                 pass  # init is gone; its status pipe will say so
         return int(number)
 
-    def shell(self) -> Shell:
-        limits = self.spec.limits
-        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ledger.ran)
-
-    def _session(self) -> Running:
-        request = {"op": "exec", "argv": list(ARGV), "cwd": WORKSPACE, "env": dict(self.spec.env)}
-        running = self._start(request, (True, False, False, True, False))
-        os.close(running.take(0))
-        return running
-
     # files
-
-    def _file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
-        path = request["path"]
-        if "\0" in path:
-            raise ValueError(f"path {path!r} holds a NUL byte")
-        result = self._run(request, content, None, PATIENCE, output_limit=self.spec.limits.disk_mb << 20)
-        if result.exit_code < 0 or result.timed_out or result.truncated:
-            raise AgentError(f"could not {request['op']} {path!r} in the box within its limits")
-        if result.exit_code:
-            raise OSError(result.exit_code, os.strerror(result.exit_code), path)
-        return result.stdout
-
-    def read(self, path: str) -> bytes:
-        return self._file({"op": "read", "path": path})
-
-    def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        self._file({"op": "write", "path": path, "mode": mode}, content)
-
-    def list(self, path: str = WORKSPACE) -> list[str]:
-        return sorted(os.fsdecode(name) for name in self._file({"op": "list", "path": path}).split(b"\0")[:-1])
 
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
         return self._looking(lambda: tree.collect(self._workspace, path, max_bytes=max_bytes, max_files=max_files))
@@ -350,7 +197,7 @@ class NamespaceSandbox(Sandbox):
     def kill_all(self) -> None:
         self._destroy()
 
-    def _destroy(self) -> None:
+    def _destroy(self, *, unasked: bool = False) -> None:
         """Kill process 1, and with it, by the kernel's rule, everything in the box; wait until all of it is gone."""
         with self._lock:
             if self._killed:
@@ -358,16 +205,20 @@ class NamespaceSandbox(Sandbox):
             self._killed = True
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            self._reap()
+            self._reap(unasked)
 
-    def _reap(self) -> None:
+    def _reap(self, unasked: bool = False) -> None:
+        """Have the dead box cleared away; with `unasked` nobody will want to know how it ended, nor waits for that."""
         if self._end is not None:
             return
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
-        if not poll.poll(PATIENCE * 1000):
+        if not poll.poll(self.patience * 1000):
             raise SandboxError("a box's processes did not end when they were killed")
-        if self._zygote.alive:
+        if unasked:
+            self._end = (0, 0)
+            self._zygote.bury(self._number)
+        elif self._zygote.alive:
             self._end = self._zygote.reap(self._number)
             self._ledger.out_of_memory(self._end[1])
 
@@ -396,7 +247,7 @@ class NamespaceSandbox(Sandbox):
         if self._closed:
             return
         try:
-            self._destroy()
+            self._destroy(unasked=True)
         finally:
             with self._lock:
                 self._closed = True

@@ -25,8 +25,8 @@ HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "sched_debug", "timer_list",
 """Files of /proc that tell of the host or act on it."""
 MASKED_NAMES = ("site-packages", "dist-packages")
 SYSTEM_PYTHON = "/usr/bin/python3"
-STAGES = ("/sys/kernel", "/sys/fs", "/mnt", "/srv", "/media", "/tmp")
-"""Where a box mounts its own file system before it moves in; the host never sees it, and no image lies there."""
+STAGES = ("/sys/kernel", "/mnt", "/srv", "/media", "/tmp")
+"""Where boxes are built before they move in; only the zygote and the newborn see it, and no image lies there."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _find(image: str, user: int) -> Root:
 def _common() -> dict[str, Any]:
     """What the builder needs for any root: where to build it, and what to hide of /proc."""
     stage = next(folder for folder in STAGES if os.path.isdir(folder))
-    return {"stage": stage, "hidden": [name for name in HIDDEN if os.path.exists(f"/proc/{name}")]}
+    return {"stage": stage, "hidden": [f"proc/{name}" for name in HIDDEN if os.path.exists(f"/proc/{name}")]}
 
 
 @functools.lru_cache(maxsize=1)

@@ -30,7 +30,7 @@ from agentrl.errors import AgentError
 from agentrl.sandboxes import snapshot, tree
 from agentrl.sandboxes.base import MTIME, Entry
 from agentrl.sandboxes.namespace.inner import kernel, seccomp
-from agentrl.sandboxes.namespace.inner.init import STATUS, Child, Init, prepare_python
+from agentrl.sandboxes.namespace.inner.init import STATUS, Init, prepare_python
 from agentrl.sandboxes.namespace.inner.zygote import warm_up
 
 HEADER = struct.Struct("<IBBI")
@@ -48,6 +48,13 @@ PRLIMIT64 = (302, 261)
 """On x86_64, on aarch64."""
 KEPT: list[Any] = []
 """What a child leaves behind but does not free."""
+
+
+class Child(BaseException):
+    """Raised in a forked child to leave every frame of the agent before foreign Python code starts."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
 
 
 class Stream:
@@ -100,8 +107,9 @@ def high_pipe() -> tuple[int, int]:
 
 
 class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
-    def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__(None, plan)  # there is no socket: frames come on descriptor 0
+    def __init__(self, plan: dict[str, Any], oom_score: int) -> None:
+        # there is no socket: frames come on descriptor 0
+        super().__init__(None, plan, dict(os.environ), oom_score)
         self.runs: dict[int, Run] = {}
         self.tops = {top: high(os.open(path, tree.FOLDER)) for top, path in TOPS.items()}
         """Held from the start: a folder that was closed or moved since is read all the same."""
@@ -217,7 +225,9 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
             streams = run.inputs if writes else run.outputs
             streams[place] = Stream(mine, None if writes or keep < 0 else keep)
         self.runs[number] = run
-        self.handle(request, [*theirs, writer])
+        source = self.handle(request, [*theirs, writer])
+        if source is not None:
+            raise Child(source)
 
     def carry(self, number: int, run: Run, ready: set[int]) -> None:
         for place, stream in run.inputs.items():
@@ -414,15 +424,16 @@ def raw(string: str) -> bytes:
 
 def own_limits_only() -> bytes:
     """A second filter: commands share their user with process 1, and could else starve it through its rlimits."""
-    code = [
-        (seccomp.LOAD, 0, 0, seccomp.NUMBER),
-        (seccomp.JUMP_EQUAL, 0, 2, PRLIMIT64[0 if kernel.X86 else 1]),
-        (seccomp.LOAD, 0, 0, seccomp.FIRST_ARGUMENT),
-        (seccomp.JUMP_EQUAL, 0, 1, 0),
-        (seccomp.RETURN, 0, 0, seccomp.ALLOW),
-        (seccomp.RETURN, 0, 0, seccomp.EPERM),
-    ]
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+    number = PRLIMIT64[0 if kernel.X86 else 1]
+    program: bytes = seccomp.assemble(
+        {
+            "begin": [(seccomp.LOAD, seccomp.NUMBER, "", ""), (seccomp.JUMP_EQUAL, number, "whose", "allow")],
+            "whose": [(seccomp.LOAD, seccomp.FIRST_ARGUMENT, "", ""), (seccomp.JUMP_EQUAL, 0, "allow", "deny")],
+            "allow": [(seccomp.RETURN, seccomp.ALLOW, "", "")],
+            "deny": [(seccomp.RETURN, seccomp.EPERM, "", "")],
+        }
+    )
+    return program
 
 
 def use_up_pids() -> None:
@@ -440,8 +451,8 @@ def settle() -> None:
     """Close itself in: nobody in the container may trace, read or signal this process, or open what it should not."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.install_filter(seccomp.program(kernel.MACHINE))
-    kernel.install_filter(own_limits_only())
+    kernel.Filter(seccomp.program(kernel.MACHINE)).install()
+    kernel.Filter(own_limits_only()).install()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which for process 1 means: not from inside
     for kind, value in RLIMITS.items():
         hard = resource.getrlimit(kind)[1]
@@ -464,8 +475,9 @@ def main(plan: dict[str, Any], modules: list[str]) -> tuple[str, dict[str, Any]]
     os.dup2(frames, 1)
     os.close(frames)
     os.close(nowhere)
+    oom_score = high(os.open("/proc/self/oom_score_adj", os.O_RDWR))  # while this process may still open its own
     settle()
-    agent = Agent(plan)
+    agent = Agent(plan, oom_score)
     agent.send(ANSWER, 1, 0, pack({"value": list(sys.version_info[:2])}))
     try:
         agent.serve()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import Any
 
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -23,13 +24,15 @@ class Places:
 
 
 class Group:
-    """The groups of one box."""
+    """The groups of one box, and later of another of the same limits: making and removing them costs time."""
 
     def __init__(self, places: Places, name: str, limits: dict[str, Any]) -> None:
         self.unified = places.unified
         self.paths: dict[str, str] = {}
         self.tasks: list[int] = []
         self.entry = -1
+        self.limits: tuple[int, int, float] = (limits["memory"], limits["processes"], limits["cpus"])
+        self.counted = 0
         values = version2(limits) if places.unified else version1(limits)
         for controller, folder in places.folders.items():
             path = os.path.join(folder, PREFIX + name)
@@ -39,8 +42,11 @@ class Group:
         for controller, file, value in values:
             if controller in self.paths:
                 put(os.path.join(self.paths[controller], file), value)
+
+    def open(self) -> None:
+        """In the zygote, before the clone."""
         for path in dict.fromkeys(self.paths.values()):
-            if places.unified:
+            if self.unified:
                 self.entry = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             else:
                 self.tasks.append(os.open(path + "/tasks", os.O_WRONLY | os.O_CLOEXEC))
@@ -50,32 +56,52 @@ class Group:
         for descriptor in self.tasks:
             os.write(descriptor, b"0")
 
-    def opened(self) -> None:
-        """In the zygote, after the clone: let go of the descriptors."""
+    def close(self) -> None:
+        """In the zygote, after the clone."""
         for descriptor in (*self.tasks, *([self.entry] if self.entry >= 0 else [])):
             os.close(descriptor)
         self.tasks, self.entry = [], -1
 
     def out_of_memory(self) -> int:
-        """How many processes the kernel ended in it for want of memory."""
-        file = "memory.events" if self.unified else "memory.oom_control"
+        """How many processes the kernel ended in it for want of memory since this was last asked."""
         try:
-            with open(os.path.join(self.paths["memory"], file)) as lines:
+            with open(self.paths["memory"] + ("/memory.events" if self.unified else "/memory.oom_control")) as lines:
                 found = dict(line.split() for line in lines)
         except (OSError, KeyError, ValueError):
             return 0
-        return int(found.get("oom_kill", 0))
+        before, self.counted = self.counted, int(found.get("oom_kill", 0))
+        return self.counted - before
 
-    def remove(self) -> bool:
-        done = True
-        for path in dict.fromkeys(self.paths.values()):
-            try:
-                os.rmdir(path)
-            except FileNotFoundError:
-                pass
-            except OSError:
-                done = False
-        return done
+    def as_new(self) -> bool:
+        """Whether the last box left nothing in it: no process, and next to no memory that still counts."""
+        try:
+            for path in dict.fromkeys(self.paths.values()):
+                with open(path + "/cgroup.procs") as file:
+                    if file.read(1):
+                        return False
+            if "memory" not in self.paths:
+                return True
+            with open(self.paths["memory"] + ("/memory.current" if self.unified else "/memory.usage_in_bytes")) as file:
+                return int(file.read()) <= self.limits[0] // 16
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        for pause in (0.0, 0.001, 0.01, 0.1):
+            time.sleep(pause)
+            if all([_gone(path) for path in dict.fromkeys(self.paths.values())]):
+                return
+
+
+def _gone(path: str) -> bool:
+    """Remove a group; False while the kernel still counts a dead process of it."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def write(path: str, value: str) -> None:

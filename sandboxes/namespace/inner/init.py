@@ -1,6 +1,6 @@
 """Process 1 of a box: takes requests from the host over one socket and runs each in a child of its own.
 
-    host ──(socket: length, JSON, descriptors)──> init ──fork──> child: drops to the box's user, runs
+    host ──(socket: length, dict, descriptors)──> init ──fork──> child: drops to the box's user, runs
          <──────────(status pipe: how it ended)──      <─wait──
 
 A request brings its own descriptors, the last a status pipe; init keeps no other state than pid → status pipe.
@@ -10,87 +10,93 @@ read its memory.
 
 from __future__ import annotations
 
+import _random
 import _signal  # type: ignore[import-not-found]  # without the enum wrappers, whose memory every child would copy
-import array
 import contextlib
 import errno
 import gc
-import json
+import marshal
 import os
 import resource
 import select
 import signal
-import socket
 import stat
 import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from .cgroups import write
 from .kernel import PR_SET_DUMPABLE, bare_fork, child_descriptor, keep_capabilities, prctl
 
 STATUS = struct.Struct("<iidd")
 """What goes down a status pipe: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
-
-
-class Child(BaseException):
-    """Raised in a forked child to leave every frame of init before foreign Python code starts."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
+SOONER = b"1000"
+"""The oom score of whatever is not init."""
+CONTROL = 3
+"""The descriptor of init's socket to the host."""
 
 
 class Init:
-    def __init__(self, control: socket.socket, plan: dict[str, Any]) -> None:
+    def __init__(self, control: Any, plan: dict[str, Any], environment: dict[str, str], oom_score: int) -> None:
+        """`oom_score`: the open file by which this process says how soon it should go when memory runs out."""
         self.control = control
         self.user: int = plan["user"]
         self.switch: bool = plan["switch"]
         self.open_files: int = plan["open_files"]
-        self.environment = dict(os.environ)
+        self.environment = environment
+        self.oom_score, self.own_score = oom_score, os.read(oom_score, 16)
         self.running: dict[int, tuple[int, int]] = {}
 
-    def serve(self) -> None:
-        """Until the host hangs up. In a child that shall run Python, `Child` is raised out of here."""
+    def serve(self) -> str:
+        """Until the host hangs up. Returns in a child that shall run Python, with its source."""
         wake = child_descriptor()
         poll = select.poll()
-        poll.register(self.control, select.POLLIN)
+        poll.register(CONTROL, select.POLLIN)
         poll.register(wake, select.POLLIN)
         while True:
             for descriptor, _ in poll.poll():
                 if descriptor == wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wake, 4096)
+                    os.read(wake, 4096)
                     self.reap()
                 else:
-                    request, descriptors = receive(self.control)
-                    self.handle(request, descriptors)
+                    source = self.handle(*receive(self.control))
+                    if source is not None:
+                        return source
 
-    def handle(self, request: dict[str, Any], descriptors: list[int]) -> None:
+    def handle(self, request: dict[str, Any], descriptors: list[int]) -> str | None:
+        """Do what is asked. Returns something only in a child that shall run it as Python."""
         if request["op"] == "kill":
             for pid, (number, _) in list(self.running.items()):
                 if number == request["id"]:
                     kill_tree(pid, request.get("spare", False), request.get("since", 0))
-            return
+            return None
         if request["op"] in ("stop", "continue"):
             with contextlib.suppress(ProcessLookupError):  # everything but this process
                 os.kill(-1, signal.SIGSTOP if request["op"] == "stop" else signal.SIGCONT)
-            return
-        *inherited, status = descriptors
+            return None
+        status = descriptors.pop()
+        self.say_oom_score(SOONER)  # inherited by the child, which shall go rather than init
         try:
-            # a child that only executes something needs none of the interpreter's fork hooks
-            pid = os.fork() if request["op"] == "python" else bare_fork()
+            pid = bare_fork()
         except OSError as error:
             os.write(status, STATUS.pack(error.errno or errno.EAGAIN, 0, 0.0, 0.0))
             pid = -1
         if pid == 0:
-            self.child(request, inherited, status)
-        for descriptor in inherited:
+            return self.child(request, descriptors)
+        self.say_oom_score(self.own_score)
+        for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
             self.running[pid] = (request["id"], status)
         else:
             os.close(status)
+        return None
+
+    def say_oom_score(self, score: bytes) -> None:
+        try:  # noqa: SIM105  # suppress() is a class with methods, and so memory to copy
+            os.write(self.oom_score, score)
+        except OSError:
+            pass  # a kernel that does not let it: a wish, no safeguard
 
     def reap(self) -> None:
         while True:
@@ -103,12 +109,14 @@ class Init:
             _, pipe = self.running.pop(pid, (0, -1))
             if pipe >= 0:
                 seconds = usage.ru_utime + usage.ru_stime
-                with contextlib.suppress(OSError):  # the host may have given up on it
+                try:  # noqa: SIM105
                     os.write(pipe, STATUS.pack(0, status, seconds, usage.ru_maxrss / 1024))
+                except OSError:
+                    pass  # the host may have given up on it
                 os.close(pipe)
 
-    def child(self, request: dict[str, Any], inherited: list[int], status: int) -> None:
-        """In the forked child: never returns, but for `Child`."""
+    def child(self, request: dict[str, Any], inherited: list[int]) -> str:
+        """In the forked child: becomes the box's user, and returns only to run Python."""
         try:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
             os.setsid()
@@ -121,8 +129,6 @@ class Init:
                 os.setresuid(self.user, self.user, self.user)
             if self.user == 0:  # another user has lost them by becoming it
                 keep_capabilities(())
-            prctl(PR_SET_DUMPABLE, 1)
-            write("/proc/self/oom_score_adj", "500")  # rather than init
             if request["op"] in FILES:
                 os._exit(answer(FILES[request["op"]], request))
             try:
@@ -132,27 +138,33 @@ class Init:
                 os._exit(126)
             if request["op"] == "exec":
                 execute(request["argv"], {**self.environment, **request["env"]})
+            prctl(PR_SET_DUMPABLE, 1)  # as an exec would have
             for name, value in request["env"].items():  # the rest is there already
                 os.environ[name] = value
         except BaseException as error:
             os.write(2, f"the command could not be started: {error!r}\n".encode())
             os._exit(126)
-        raise Child(request["source"])
+        source: str = request["source"]
+        return source
 
 
-def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def receive(control: Any) -> tuple[dict[str, Any], list[int]]:
     """One request with its descriptors; the end of the box when the host hung up."""
-    descriptors = array.array("i")
-    data, ancillary, _, _ = control.recvmsg(4, socket.CMSG_SPACE(8 * descriptors.itemsize), 0x40000000)
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
-    data += exactly(control, 4 - len(data))
-    (length,) = struct.unpack("<I", data)
-    return json.loads(exactly(control, length)), list(descriptors)
+    data, ancillary, _, _ = control.recvmsg(4, 64, 0x40000000)  # room for 8 descriptors, which exec shall close
+    descriptors = memoryview(ancillary[0][2]).cast("i").tolist() if ancillary else []
+    if len(data) < 4:
+        data += exactly(control, 4 - len(data))
+    return marshal.loads(exactly(control, int.from_bytes(data, "little"))), descriptors
 
 
-def exactly(control: socket.socket, length: int) -> bytes:
+def exactly(control: Any, length: int) -> bytes:
+    data: bytes = control.recv(min(length, 1 << 20))
+    if not data:
+        os._exit(0)
+    return data if len(data) == length else data + exactly_more(control, length - len(data))
+
+
+def exactly_more(control: Any, length: int) -> bytes:
     parts = bytearray()
     while len(parts) < length:
         part = control.recv(min(length - len(parts), 1 << 20))
@@ -251,6 +263,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def prepare_python(path: list[str]) -> dict[str, Any]:
     """Make the forked interpreter look like `python3 -c`, and return the namespace of its `__main__`."""
+    _random.Random.seed(sys.modules["random"]._inst)  # what the hook of a fork would have done
     main = type(sys)("__main__")
     sys.modules["__main__"] = main
     sys.argv[:] = ["-c"]

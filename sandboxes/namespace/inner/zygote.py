@@ -1,32 +1,31 @@
 """The warm interpreter that clones itself into boxes, one at a time, on request of the host.
 
-    host ──(seqpacket: JSON + descriptor)──> zygote ──clone3──> init of a box ──fork──> commands
-         <──────(JSON + pidfd)──────────────        <──wait───
+    host ──(seqpacket: dict + descriptor)──> zygote ──clone3──> init of a box ──fork──> commands
+         <──────(dict + pidfd)──────────────        <──wait───
 
 It is started with an empty environment and one socket, holds nothing of the host's, and ends with the host: when the
-socket closes or the host dies, every box, cgroup and process goes with it.
+socket closes or the host dies, every box, cgroup and process goes with it. Whatever runs between a clone and the first
+command touches as few objects as it can: a page of them that is written to is a page that has to be copied.
 """
 
 from __future__ import annotations
 
-import array
+import _socket  # without the classes around it, whose memory every box would copy
 import contextlib
 import fcntl
 import gc
-import json
+import marshal
 import os
 import resource
 import select
 import signal
 import site
-import socket
 import struct
 import sys
-import time
 from typing import Any
 
 from . import cgroups, kernel, rootfs, seccomp
-from .init import Child, Init, prepare_python
+from .init import CONTROL, Init, prepare_python
 
 NAMESPACES = (
     kernel.CLONE_NEWNS
@@ -36,7 +35,13 @@ NAMESPACES = (
     | kernel.CLONE_NEWPID
     | kernel.CLONE_NEWNET
 )
-MESSAGE = 1 << 20
+MESSAGE = 1 << 16
+OOM_SCORE, HIGH = CONTROL + 1, 64
+"""Where init keeps the file of its own oom score; and a descriptor beyond all that the zygote ever has open."""
+SPARE_GROUPS = 64
+"""How many empty groups wait for boxes to come."""
+LOOPBACK_UP = (0x8914, struct.pack("16sH22x", b"lo", 0x1 | 0x40))
+"""SIOCSIFFLAGS, with the name and the flags."""
 REHEARSAL = """
 import os, sys, json
 class A:
@@ -50,19 +55,23 @@ print(json.loads("[1]"), end="", flush=True)
 KEPT: list[Any] = []
 """What a child leaves behind but does not free: it ends soon, and freeing would copy the memory first."""
 PROBE = {"memory": 64 << 20, "processes": 4, "cpus": 1.0}
-Birth = tuple[dict[str, Any], socket.socket, cgroups.Group]
-"""What a newborn box has in its hands: its plan, its control socket, its groups."""
+Birth = tuple[dict[str, Any], int, cgroups.Group, int]
+"""What a newborn box has in its hands: its plan, its control socket, its groups, and the pipe that bids it go on."""
 
 
 class Zygote:
-    def __init__(self, host: socket.socket) -> None:
-        self.host = host
+    def __init__(self, host: int) -> None:
+        self.host = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, host)
         self.boxes: dict[int, tuple[int, cgroups.Group]] = {}
-        self.filter = seccomp.program(kernel.MACHINE)
+        self.roots: list[tuple[dict[str, Any], str]] = []
+        self.stage = ""
+        self.environment = dict(os.environ)
+        self.filter = kernel.Filter(seccomp.program(kernel.MACHINE))
         self.last_capability = kernel.last_capability()
         self.root = os.geteuid() == 0
         self.name = cgroups.owner(os.getpid())
         self.places = self.usable(cgroups.find())
+        self.spare: dict[tuple[Any, ...], list[cgroups.Group]] = {}
         cgroups.sweep(self.places)
 
     def usable(self, places: cgroups.Places) -> cgroups.Places:
@@ -72,6 +81,7 @@ class Zygote:
         group = None
         try:
             group = cgroups.Group(places, self.name + "probe", PROBE)
+            group.open()
             pid, pidfd = kernel.clone(0, group.entry)
             if pid == 0:
                 try:
@@ -84,7 +94,7 @@ class Zygote:
         except OSError:
             well = False
         if group is not None:
-            group.opened()
+            group.close()
             group.remove()
         return places if well else cgroups.Places({}, places.unified)
 
@@ -96,49 +106,67 @@ class Zygote:
         poll.register(host_died, select.POLLIN)
         self.reply({"cgroups": sorted(self.places.folders), "python": list(sys.version_info[:2])})
         while os.getppid() == parent:
-            ready = dict(poll.poll())
-            if host_died in ready:
-                return None
-            data, ancillary, _, _ = self.host.recvmsg(MESSAGE, socket.CMSG_SPACE(4), 0x40000000)
+            for descriptor, _ in poll.poll():
+                if descriptor == host_died:
+                    return None
+            data, ancillary, _, _ = self.host.recvmsg(MESSAGE, 24, 0x40000000)
             if not data:
                 return None
-            request = json.loads(data)
-            descriptors = array.array("i")
-            for _, _, payload in ancillary:
-                descriptors.frombytes(payload)
+            request = marshal.loads(data)
+            descriptors = memoryview(ancillary[0][2]).cast("i").tolist() if ancillary else []
             if request["op"] == "create":
                 birth = self.create(request, descriptors[0])
                 if birth is not None:
                     return birth
+            elif request["op"] == "root":
+                self.reply(self.add_root(descriptors[0]))
             elif request["op"] == "reap":
                 self.reply(self.reap(request["id"]))
+            elif request["op"] == "bury":
+                self.reap(request["id"])
         return None
 
-    def reply(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        rights = []
-        if descriptor is not None:
-            rights.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor)))
-        self.host.sendmsg([json.dumps(message).encode()], rights)
+    def reply(self, message: dict[str, Any], descriptor: int = -1) -> None:
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", descriptor))] if descriptor >= 0 else ()
+        self.host.sendmsg((marshal.dumps(message, 2),), rights)
+
+    def add_root(self, descriptor: int) -> dict[str, Any]:
+        """Take in what makes up a root, and prepare as much of it as all its boxes can share."""
+        with open(descriptor, "rb") as file:
+            plan = marshal.loads(file.read())
+        prepared = ""
+        try:
+            if self.root and not self.roots:
+                with contextlib.suppress(PermissionError):  # root without the right to mount
+                    self.stage = rootfs.open_stage(plan["stage"])
+            if self.stage:
+                prepared = str(len(self.roots))
+                plan["stage"] = self.stage
+                rootfs.prepare(plan, prepared)
+        except OSError as error:
+            return {"error": str(error)}
+        self.roots.append((plan, prepared))
+        return {"root": len(self.roots) - 1}
 
     def create(self, plan: dict[str, Any], control: int) -> Birth | None:
-        """Clone a box. Its uid map is written here, before it goes on."""
+        """Clone a box. Its uid map is written here, while it does what needs none."""
         go, gone = os.pipe()
-        group = cgroups.Group(self.places, self.name + str(plan["id"]), plan)
+        group = None
         try:
+            group = self.take_group(plan)
+            group.open()
             pid, pidfd = kernel.clone(NAMESPACES, group.entry)
         except OSError as error:
             for descriptor in (go, gone, control):
                 os.close(descriptor)
-            group.opened()
-            group.remove()
+            if group is not None:
+                group.close()
+                group.remove()
             self.reply({"error": str(error)})
             return None
         if pid == 0:
             os.close(gone)
-            if os.read(go, 1) != b"g":
-                os._exit(1)
-            os.close(go)
-            return plan, socket.socket(fileno=control), group
+            return plan, control, group, go
         os.close(control)
         os.close(go)
         try:
@@ -147,6 +175,7 @@ class Zygote:
         except OSError as error:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+            group.close()
             group.remove()
             self.reply({"error": str(error)})
         else:
@@ -155,31 +184,36 @@ class Zygote:
         finally:
             os.close(gone)
             os.close(pidfd)
-            group.opened()
+            group.close()
         return None
 
     def map_ids(self, pid: int, plan: dict[str, Any]) -> None:
-        where = f"/proc/{pid}/"
+        where = "/proc/" + str(pid)
         if self.root:
-            ids = "0 {} 65536".format(plan["base"])
-            cgroups.write(where + "uid_map", ids)
-            cgroups.write(where + "gid_map", ids)
+            ids = "0 " + str(plan["base"]) + " 65536"
+            cgroups.write(where + "/uid_map", ids)
+            cgroups.write(where + "/gid_map", ids)
         else:
-            cgroups.write(where + "setgroups", "deny")
-            cgroups.write(where + "uid_map", "{} {} 1".format(plan["user"], os.geteuid()))
-            cgroups.write(where + "gid_map", "{} {} 1".format(plan["user"], os.getegid()))
+            cgroups.write(where + "/setgroups", "deny")
+            cgroups.write(where + "/uid_map", "{} {} 1".format(plan["user"], os.geteuid()))
+            cgroups.write(where + "/gid_map", "{} {} 1".format(plan["user"], os.getegid()))
+
+    def take_group(self, plan: dict[str, Any]) -> cgroups.Group:
+        """The group of these limits that has rested longest, or a new one."""
+        waiting = self.spare.get((plan["memory"], plan["processes"], plan["cpus"]))
+        return waiting.pop(0) if waiting else cgroups.Group(self.places, self.name + str(plan["id"]), plan)
 
     def reap(self, number: int) -> dict[str, Any]:
-        """How a box that has ended came to it; its groups are removed."""
+        """How a box that has ended came to it; its groups wait for another, or are removed."""
         pid, group = self.boxes.pop(number)
         oom = group.out_of_memory()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        for pause in (0.0, 0.001, 0.01, 0.1):
-            time.sleep(pause)
-            if group.remove():
-                break
+        if sum(map(len, self.spare.values())) < SPARE_GROUPS and group.as_new():
+            self.spare.setdefault(group.limits, []).append(group)
+        else:
+            group.remove()
         return {"status": status, "out_of_memory": oom}
 
     def end(self) -> None:
@@ -188,6 +222,9 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
         for number in list(self.boxes):
             self.reap(number)
+        for groups in self.spare.values():
+            for group in groups:
+                group.remove()
 
 
 def warm_up(modules: list[str]) -> None:
@@ -206,35 +243,57 @@ def warm_up(modules: list[str]) -> None:
 
 def be_box(zygote: Zygote, birth: Birth) -> Init:
     """In the newborn: close itself in, tell the host, and become its process 1."""
-    plan, control, group = birth
-    zygote.host.close()
-    zygote.boxes.clear()  # what it knows of other boxes is none of this one's business
-    group.enter()
-    group.opened()
-    kernel.unshare(kernel.CLONE_NEWCGROUP)
-    if plan["switch"]:
-        os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-    kernel.sethostname("box")
-    loopback_up()
-    keep = rootfs.build(plan)
-    set_limits(plan)
-    kernel.drop_bounding_set(zygote.last_capability)
-    kernel.keep_capabilities((kernel.CAP_SETUID, kernel.CAP_SETGID, kernel.CAP_KILL) if plan["switch"] else ())
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.install_filter(zygote.filter)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", keep))]
-    control.sendmsg([b"R"], rights)
-    os.close(keep)
-    return Init(control, plan)
+    own, descriptor, group, go = birth
+    control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptor)
+    try:
+        group.enter()
+        kernel.unshare(kernel.CLONE_NEWCGROUP)
+        _socket.sethostname("box")
+        loopback_up()
+        root, prepared = zygote.roots[own["root"]]
+        plan = {**root, **own}
+        set_limits(plan)
+        kernel.drop_bounding_set(zygote.last_capability)
+        if os.read(go, 1) != b"g":  # its ids are known now
+            os._exit(1)
+        oom_score = os.open("/proc/self/oom_score_adj", os.O_RDWR)  # while it is still whoever may
+        oom_score = fcntl.fcntl(oom_score, fcntl.F_DUPFD, HIGH)  # out of the way
+        control.detach()
+        os.dup2(descriptor, CONTROL, False)
+        os.dup2(oom_score, OOM_SCORE, False)
+        os.closerange(OOM_SCORE + 1, 4096)  # nothing of the zygote's stays open
+        control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, CONTROL)
+        # what it knows of other boxes and roots is none of this one's business
+        zygote.boxes.clear()
+        zygote.roots.clear()
+        zygote.spare.clear()
+        zygote.places.folders.clear()
+        if plan["switch"]:
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        where = rootfs.writable(plan, prepared)
+        rights = struct.pack("i", where)
+        control.sendmsg((b"F",), ((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights),))  # the host can lay out files
+        os.close(where)
+        rootfs.build(plan, prepared)
+        kernel.keep_capabilities((kernel.CAP_SETUID, kernel.CAP_SETGID, kernel.CAP_KILL) if plan["switch"] else ())
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        zygote.filter.install()
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        init = Init(control, plan, zygote.environment, OOM_SCORE)
+        control.send(b"R")
+    except BaseException as error:
+        control.send(b"E" + str(error).encode())
+        os._exit(1)
+    return init
 
 
 def loopback_up() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH22x", b"lo", 0x1 | 0x40))
+    any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    fcntl.ioctl(any_socket.fileno(), *LOOPBACK_UP)
+    any_socket.close()
 
 
 def set_limits(plan: dict[str, Any]) -> None:
@@ -255,35 +314,21 @@ def set_limits(plan: dict[str, Any]) -> None:
 
 def main(descriptor: int, parent: int, modules: list[str]) -> tuple[str, dict[str, Any]]:
     """Run the zygote. Returns only in a child that is to run Python: the source, and the namespace to run it in."""
-    own = os.getpid()
     path = list(sys.path)
     if os.geteuid() == 0:  # for anyone else, /proc/<pid>/uid_map of a clone could then not be written
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.new_session_keyring()
-    host = socket.socket(fileno=descriptor)
     warm_up(modules)
-    zygote = Zygote(host)
+    zygote = Zygote(descriptor)
+    own = os.getpid()
     try:
         birth = zygote.serve(parent)
-        if birth is None:
+    finally:
+        if os.getpid() == own:  # and not in a newborn
             zygote.end()
-            os._exit(0)
-        control = birth[1]
-        try:
-            init = be_box(zygote, birth)
-        except BaseException as error:
-            control.send(b"E" + str(error).encode())
-            os._exit(1)
-        zygote.places.folders.clear()
-        birth = None  # here, so that not every child has to free what it held
-        init.serve()
-    except Child as child:
-        KEPT.extend((zygote, init, child, modules))
-        for held in (host, control):  # their numbers may be the program's descriptors by now: never close them
-            held.detach()
-        return child.source, prepare_python(path)
-    except BaseException:
-        if os.getpid() == own:
-            zygote.end()
-        raise
-    raise AssertionError("a box's init only ends by _exit")
+    if birth is None:
+        os._exit(0)
+    init = be_box(zygote, birth)
+    source = init.serve()
+    KEPT.extend((zygote, birth, init, modules))
+    return source, prepare_python(path)
