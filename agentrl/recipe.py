@@ -327,6 +327,8 @@ class LearnerSection(Section):
     fuse: bool = True
     """On a GPU, compile norms and MLPs into single kernels: some seconds at the start, then faster and smaller."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    offload: bool = False
+    """Keep master weights and AdamW's moments in the host's memory: 12 bytes a parameter less on the GPU, slower."""
     old_logprobs: Literal["engine", "recompute"] = "engine"
     max_mismatch: Positive = 1.0
     """Stop with a diagnosis when engine and learner disagree by more than this on average (nats a token)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -246,6 +247,29 @@ def test_reference_reset(make_learner: MakeLearner, make_samples: MakeSamples) -
 def test_a_correction_needs_old_logprobs_of_the_learner(make_learner: MakeLearner) -> None:
     with pytest.raises(RecipeError, match="old_logprobs: recompute"):
         make_learner(algorithm={"type": "dapo", "correction": "tis"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_offloaded_masters_and_moments_give_the_same_weights_to_the_bit(
+    make_learner: MakeLearner, make_samples: MakeSamples, dtype: str
+) -> None:
+    """Also when a run goes on without offloading, or begins to offload, half way."""
+    sections = {"minibatches": 2, "micro_tokens": 100, "weight_decay": 0.1}
+    learners = [make_learner(model={"dtype": dtype}, learner=sections | {"offload": o}) for o in (False, True)]
+    assert all(learners[1].optimizer.masters[n] is not p for n, p in learners[1].optimizer.parameters.items())
+    for seed in range(4):
+        reports = [learner.step(learner.pack(make_samples(8, seed=seed))) for learner in learners]
+        assert reports[0].grad_norm == reports[1].grad_norm > 0
+        assert all(torch.equal(w, learners[1].weights()[n]) for n, w in learners[0].weights().items())
+        if seed == 1:
+            states = [copy.deepcopy(learner.state_dict()) for learner in learners]
+            for learner, state in zip(learners, reversed(states), strict=True):
+                learner.load_state_dict(state)
+
+
+def test_offloading_goes_with_plain_adamw(make_learner: MakeLearner) -> None:
+    with pytest.raises(RecipeError, match="learner.offload goes with learner.optimizer adamw"):
+        make_learner(learner={"optimizer": "adamw8bit", "offload": True})
 
 
 def test_eight_bit_adamw_says_what_is_missing(make_learner: MakeLearner) -> None:
