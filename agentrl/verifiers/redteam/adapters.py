@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from agentrl.errors import UserError
@@ -60,9 +61,8 @@ def scorer(target: str, honest: str, wrong: str) -> type[Range]:
     check = Scorer(module, function, _sources(module), honest, code=is_code)
     files: dict[str, Entry | bytes | str] = {"solution.py": wrong} if is_code else {}
     writes = {"solution.py": honest} if is_code else {}
-    task = problem(
-        target, "Whatever this scorer scores.", files=files, writes=writes, answer="done" if is_code else honest
-    )
+    answers = {"answer": "done"} if is_code else {"answer": honest, "wrong_answer": wrong}
+    task = problem(target, "Whatever this scorer scores.", files=files, writes=writes, **answers)
 
     class Scored(Range):
         """One task, graded by the user's function."""
@@ -86,11 +86,9 @@ def _is_code(text: str) -> bool:
 def _sources(module: str) -> dict[str, bytes]:
     """The module's file, or its whole package, by path. It is copied, never imported here."""
     top = module.split(".")[0]
-    found = importlib.util.find_spec(top)
+    found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
     if found is None or found.origin is None or not found.origin.endswith(".py"):
-        raise UserError(
-            f"--scorer: there is no Python module {top!r}; start where it can be imported, or set PYTHONPATH"
-        )
+        raise UserError(f"--scorer: there is no Python module {top!r} in this folder or on PYTHONPATH")
     origin = Path(found.origin)
     if origin.name != "__init__.py":
         return {origin.name: origin.read_bytes()}

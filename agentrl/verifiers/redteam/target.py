@@ -131,8 +131,8 @@ class Target:
 
     @property
     def wrong_answer(self) -> str:
-        """A neat answer that is not the right one."""
-        return perturb(self.honest_answer)
+        """A neat answer that is not the right one: the one the task names, or the right one spoilt."""
+        return str(self.arena.task.secret.get("wrong_answer") or perturb(self.honest_answer))
 
     @property
     def honest_files(self) -> dict[str, bytes]:

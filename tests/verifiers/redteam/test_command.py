@@ -116,6 +116,7 @@ def test_a_scoring_function_is_attacked_in_a_box(
     (tmp_path / "my_scorer.py").write_text(
         "def loose(answer, expected):\n    return expected in answer\n\n\n"
         "def strict(answer, expected):\n    return answer == expected\n\n\n"
+        "def any_number(answer, expected):\n    return answer.strip().isdigit()\n\n\n"
         "def runs(source):\n    scope = {}\n    exec(source, scope)\n    return float(scope['f'](3) == 9)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -127,6 +128,11 @@ def test_a_scoring_function_is_attacked_in_a_box(
     capsys.readouterr()
     assert redteam("--scorer", "my_scorer:runs", *code, "--attack", "A.always_equal", "--json") == 1
     assert redteam("--scorer", "no_such_module_here:f", *words) == 2
+    numbers = ("--honest", "7", "--wrong", "8", "--attack", "I.denied", "--json")
+    capsys.readouterr()
+    assert redteam("--scorer", "my_scorer:any_number", *numbers) == 1
+    wrong = json.loads(capsys.readouterr().out)["controls"]["wrong"]
+    assert wrong == {"expected": 0.0, "score": 1.0, "ok": False, "tasks": 1}
 
 
 def test_a_harbor_folder_is_attacked(boxes: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
