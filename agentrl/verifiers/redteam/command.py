@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -43,6 +43,13 @@ class Request:
     quality: bool = False
     search_s: float = 0.0
     parallel: int = 4
+
+    def written(self) -> str:
+        """The part of it that leads to the same targets, as Python."""
+        names = ("target", "backend", "levels", "tasks", "scorer", "honest", "wrong")
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
+        plain = {field.name: field.default for field in fields(self)}
+        return f"Request({', '.join(f'{n}={v!r}' for n, v in given.items() if v != plain[n])})"
 
 
 def chosen(families: Sequence[str], ids: Sequence[str]) -> list[Attack]:
@@ -166,7 +173,7 @@ async def _run(request: Request, bar: Bar | None) -> list[Report]:
             if request.search_s > 0:
                 from agentrl.verifiers.redteam.search import search
 
-                report = await search(mark, pool, report, seconds=request.search_s)
+                report = await search(mark, pool, report, seconds=request.search_s, again=request.written())
             reports.append(report)
     finally:
         pool.close()

@@ -1,15 +1,24 @@
 """The search finds what a careless verifier accepts, shrinks it, and writes a test; against ours it finds nothing."""
 
-import ast
 import asyncio
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+from agentrl import seeds
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.redteam import suite
+from agentrl.verifiers.redteam.attack import NotApplicable, attacks
 from agentrl.verifiers.redteam.foils import FOILS
+from agentrl.verifiers.redteam.proposals import Candidate, propose
 from agentrl.verifiers.redteam.ranges.answers import Words
+from agentrl.verifiers.redteam.ranges.code import Functions
 from agentrl.verifiers.redteam.report import Report
-from agentrl.verifiers.redteam.search import search
+from agentrl.verifiers.redteam.search import search, shrink
+from agentrl.verifiers.redteam.target import survey
+
+REWARD = "echo '{\"reward\": 1}' > logs/verifier/reward.json"
 
 
 def run(aim: suite.Mark, boxes: Pool, seconds: float, folder: Path) -> Report:
@@ -20,12 +29,43 @@ def run(aim: suite.Mark, boxes: Pool, seconds: float, folder: Path) -> Report:
 def test_it_breaks_a_foil_and_saves_the_smallest_exploit(boxes: Pool, tmp_path: Path) -> None:
     report = run(suite.mark("substring", FOILS["substring"]), boxes, 4.0, tmp_path)
     found = [f for f in report.findings if f.id.startswith("G.found-")]
-    assert found and all(f.succeeded and f.score == 1.0 for f in found)
+    assert found == list(report.findings) and all(f.succeeded and f.score == 1.0 for f in found)
     assert min(len(f.transcript[-1].content) for f in found) <= len("apricot") + 1
     saved = sorted(tmp_path.glob("test_found_*.py"))
     assert [p.name for p in saved] == sorted(f"test_found_{f.id.removeprefix('G.found-')}.py" for f in found)
-    for path in saved:
-        ast.parse(path.read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(saved[0])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and "assert 1.0 <= 0.0" in done.stdout, done.stdout
+
+
+def test_combinations_are_shrunk_to_the_action_that_matters(boxes: Pool) -> None:
+    """A box turned upside down in three ways, of which one writes the reward: the other two are left out."""
+    aim = suite.mark("reward_file", FOILS["reward_file"])
+
+    async def smallest() -> list[str]:
+        target = await survey(suite.arena(aim, aim.tasks[0], boxes))
+        commands = ("true", "mkdir -p logs/verifier", REWARD, "ls")
+        all_of_them = Candidate(commands, lambda parts: [*map(target.run, parts), target.final("done")], fine=False)
+        return list((await shrink(target, all_of_them, until=time.monotonic() + 60)).parts)
+
+    assert asyncio.run(smallest()) == ["mkdir -p logs/verifier", REWARD]
+
+
+def test_everything_there_is_to_vary_is_proposed(boxes: Pool) -> None:
+    aim = suite.mark("functions", Functions)
+    target = asyncio.run(survey(suite.arena(aim, aim.tasks[0], boxes)))
+    rng, seen = seeds.generator(0, "test"), set()
+    for _ in range(300):
+        try:
+            seen.add(len(propose(target, list(attacks().values()), rng).parts))
+        except NotApplicable:
+            continue
+    assert {1, 2, 3} <= seen and max(seen) > 3  # a source, one to three perturbations, attacks in combination
 
 
 def test_it_finds_nothing_against_ours(boxes: Pool, tmp_path: Path) -> None:
