@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Metrics:
             _truncate(path, resume_step)
         self.rows: list[Row] = list(read(path))
         """All rows of the run, for alarms and reports."""
+        self.readers: list[Callable[[Row], None]] = []
+        """Told of each new row once it is written."""
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -43,6 +45,8 @@ class Metrics:
         except OSError as error:
             raise StorageError(f"{self.path}: {error.strerror}; free some space, then --resume") from error
         self.rows.append(row)
+        for reader in self.readers:
+            reader(row)
         return row
 
     def of(self, kind: str) -> list[Row]:

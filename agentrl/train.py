@@ -20,6 +20,7 @@ from agentrl.curriculum import gates
 from agentrl.curriculum import sampler as curriculum
 from agentrl.evaluate import fingerprint
 from agentrl.recipe import Recipe
+from agentrl.report.board import Board
 from agentrl.report.live import Progress
 from agentrl.rollout import engines, scheduler, store
 from agentrl.rollout.rollout import World, uninterrupted
@@ -77,6 +78,9 @@ class Trainer:
             self.policy, self.learner, found = stages.begin(recipe, folder, self.worlds, self.progress.say)
             self.metrics = metrics.Metrics(folder.metrics, resume_step=found.step if found else None)
             stack.callback(self.metrics.close)
+            if board := Board.open(folder.path / "tensorboard", self.metrics.rows):
+                stack.callback(board.close)
+                self.metrics.readers.append(board.add)
             turns = not recipe.asynchronous.enabled
             self.engine = engines.make(
                 recipe.rollout.engine,
