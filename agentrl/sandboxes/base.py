@@ -49,9 +49,10 @@ class Limits:
     memory_mb: int = 512
     processes: int = 64
     disk_mb: int = 128
-    """Everything the box writes: workspace, /tmp and the rest, together."""
+    """No folder that the box may write (workspace, /tmp, home, /dev/shm) holds more than this; and all of them together
+    never more than `memory_mb`, since what is written counts as memory."""
     files: int = 20_000
-    """How many files and folders it may create (inodes)."""
+    """How many files and folders each of them may hold (inodes)."""
     open_files: int = 256
     output_bytes: int = 1 << 20
     """Bytes of stdout and of stderr that are kept; the rest is counted and thrown away."""
@@ -65,7 +66,8 @@ class SandboxSpec:
     """Everything that decides what a fresh sandbox contains: same spec, same digest."""
 
     image: str = "host"
-    """A pinned root by name; `host` is the machine's own /usr with site-packages and /usr/local masked."""
+    """A pinned root by name. `host` is the machine's own /usr with site-packages and /usr/local masked; `python` is a
+    root with a Python 3, which is the same one unless an image of that name was made. See docs/sandboxes.md."""
     files: Mapping[str, Entry | bytes | str] = field(default_factory=dict)
     """Workspace-relative path → content. Text and bytes stand for a plain file of mode 0644."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -19,10 +19,12 @@ from agentrl.sandboxes import snapshot, tree
 from agentrl.sandboxes.base import ENVIRONMENT, HOME, MTIME, WORKSPACE, Availability, Backend, SandboxSpec
 from agentrl.sandboxes.docker import images
 from agentrl.sandboxes.docker.box import PATIENCE, DockerSandbox, Fate
-from agentrl.sandboxes.docker.line import Line, unpack
+from agentrl.sandboxes.docker.inner.frames import unpack
+from agentrl.sandboxes.docker.line import Line
 from agentrl.sandboxes.namespace.inner.cgroups import pid_namespace, start_time
 from agentrl.sandboxes.namespace.launch import INNER, MODULES, RUN, WARM
 
+OWN = Path(__file__).parent / "inner"
 LABEL = "agentrl.owner"
 AT_ONCE = 8
 """Containers that are started at the same time; a daemon asked for more only gets slower."""
@@ -73,9 +75,9 @@ Entry = namedtuple("Entry", "kind content mode")
 
 def _sources() -> list[tuple[str, str | None]]:
     """The modules that the agent is made of, in the order in which they import each other; None for a package."""
-    own = Path(__file__).parent / "inner" / "agent.py"
-    package = "agentrl.sandboxes.namespace.inner"
+    package, own = "agentrl.sandboxes.namespace.inner", "agentrl.sandboxes.docker.inner"
     inner = [(f"{package}.{name}", (INNER / f"{name}.py").read_text()) for name in MODULES]
+    agent = [(f"{own}.{name}", (OWN / f"{name}.py").read_text()) for name in ("frames", "files", "agent")]
     files = [(module.__name__, Path(str(module.__file__)).read_text()) for module in (tree, snapshot)]
     return [
         ("agentrl", None),
@@ -87,7 +89,8 @@ def _sources() -> list[tuple[str, str | None]]:
         (package, None),
         *inner,
         ("agentrl.sandboxes.docker", None),
-        ("agentrl.sandboxes.docker.agent", own.read_text()),
+        (own, None),
+        *agent,
     ]
 
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
 from agentrl.sandboxes.base import Entry, ExecResult, SandboxSpec
-from agentrl.sandboxes.docker.line import Line, unpack
+from agentrl.sandboxes.docker.inner.frames import raw, text, unpack
+from agentrl.sandboxes.docker.line import Line
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.piped import PipedSandbox, Running, Streams
 
@@ -81,7 +82,7 @@ class DockerSandbox(PipedSandbox):
         self.spec, self._ledger = spec, Ledger(spec)
         entries = spec.entries()
         heads = [
-            [_text(path.encode("utf-8", "surrogateescape")), entry.kind, len(entry.content), entry.mode]
+            [text(path.encode("utf-8", "surrogateescape")), entry.kind, len(entry.content), entry.mode]
             for path, entry in entries.items()
         ]
         blob = b"".join(entry.content for entry in entries.values())
@@ -146,8 +147,8 @@ class DockerSandbox(PipedSandbox):
     def _records(self) -> dict[bytes, tree.Record]:
         found: dict[bytes, tree.Record] = {}
         for path, kind, mode, uid, gid, mtime_ns, content, xattrs in self._ask({"op": "records"}, limit=1 << 30):
-            names = tuple((_raw(name), _raw(value)) for name, value in xattrs)
-            found[_raw(path)] = tree.Record(kind, mode, uid, gid, mtime_ns, _raw(content), names)
+            names = tuple((raw(name), raw(value)) for name, value in xattrs)
+            found[raw(path)] = tree.Record(kind, mode, uid, gid, mtime_ns, raw(content), names)
         return found
 
     def digest(self) -> str:
@@ -238,11 +239,3 @@ class DockerSandbox(PipedSandbox):
                 return
             self._closed = self._killed = True
         self._container.remove()
-
-
-def _text(data: bytes) -> str:
-    return data.decode("latin-1")
-
-
-def _raw(string: str) -> bytes:
-    return string.encode("latin-1")

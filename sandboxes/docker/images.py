@@ -28,7 +28,8 @@ from agentrl import catalogue
 from agentrl.errors import AuthoringError, SandboxError
 
 HOST = "base"
-"""The image that `host` stands for: a container cannot have the machine's own /usr."""
+"""The image that `host` stands for (a container cannot have the machine's own /usr), and `python` where nothing else has
+that name."""
 RECIPE = 1
 """Part of every image's tag; raised when the way of building changes."""
 NEEDED = ("python3",)
@@ -120,6 +121,8 @@ def way(description: Description) -> str:
 def ensure(client: Any, image: str, say: Say | None = None) -> tuple[str, str]:
     """The reference and the root's hash of an image, which is made first where it has to be."""
     description = describe(HOST if image == "host" else image)
+    if description is None and image == "python" and inspect(client, image) is None:
+        description = describe(HOST)
     reference = image if description is None else description.tag
     found = inspect(client, reference)
     if found is None and description is None:

@@ -10,7 +10,6 @@ connection; it never blocks on a pipe, so that one slow command cannot hold up a
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -21,24 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-HEADER = struct.Struct("<IBBI")
-"""As the agent packs it: length, kind, stream, number of the request."""
-REQUEST, DATA, GRANT, END, ANSWER = range(1, 6)
+from agentrl.sandboxes.docker.inner.frames import ANSWER, DATA, END, GRANT, HEADER, REQUEST, WINDOW, pack
+
 DOCKER_HEADER = struct.Struct(">BxxxI")
 """How the daemon frames what a container writes: 1 for stdout or 2 for stderr, and a length."""
-WINDOW = 1 << 16
 COMPLAINTS = 4000
 """Bytes of the agent's own stderr that are kept, for an error message."""
-
-
-def pack(head: Any, blob: bytes = b"") -> bytes:
-    encoded = json.dumps(head).encode()
-    return b"".join((struct.pack("<I", len(encoded)), encoded, blob))
-
-
-def unpack(payload: bytes) -> tuple[Any, memoryview]:
-    (length,) = struct.unpack_from("<I", payload)
-    return json.loads(payload[4 : 4 + length]), memoryview(payload)[4 + length :]
 
 
 @dataclass(slots=True)

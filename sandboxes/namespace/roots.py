@@ -3,7 +3,9 @@
 `host` is the machine's own /usr, read-only, without /usr/local and without any site- or dist-packages folder, and an
 /etc of our own. Its hash covers the stat listing (path, type, mode, size, mtime, link target) of all that is left to
 see, so it changes when a package is installed or upgraded; contents are not read, which keeps it at a fraction of a
-second, once a process. Any other name is the path of an unpacked image; its hash is made the same way.
+second, once a process. Any other root is an unpacked image, named by its absolute path, or by a name under which it
+lies in the cache (AGENTRL_CACHE, or ~/.cache/agentrl) as roots/<name>; its hash is made the same way. `python` is such
+a name where there is a root of it, and else another word for `host`, which has the machine's own Python.
 """
 
 from __future__ import annotations
@@ -108,13 +110,25 @@ def find(image: str, user: int) -> Root:
         return _found[image, user]
 
 
+def unpacked() -> Path:
+    """Where images lie that are called by a name."""
+    return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser() / "roots"
+
+
 def _find(image: str, user: int) -> Root:
-    if image == "host":
+    named = image.replace("-", "").replace("_", "").replace(".", "").isalnum() and not image.startswith(".")
+    folder = unpacked() / image if named else Path(image).expanduser()
+    if image == "host" or (image == "python" and not folder.is_dir()):
+        if image == "python" and not os.access(SYSTEM_PYTHON, os.X_OK):
+            raise AuthoringError(
+                f"image 'python' needs {SYSTEM_PYTHON}, or a root in {folder}: apt-get install python3"
+            )
         return _host(user)
-    folder = Path(image).expanduser()
     if not folder.is_absolute() or not (folder / "usr").is_dir():
         raise AuthoringError(
-            f"image {image!r} of a sandbox is neither 'host' nor the absolute path of an unpacked image (with a usr/)"
+            f"image {image!r} of a sandbox is neither 'host' nor 'python' nor the absolute path of an unpacked image "
+            f"(with a usr/) nor unpacked in {unpacked() / '<name>'}; for one: mkdir -p FOLDER && "
+            "docker export $(docker create IMAGE) | tar -x -C FOLDER"
         )
     where = str(folder.resolve())
     lines: list[bytes] = []

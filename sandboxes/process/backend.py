@@ -97,7 +97,7 @@ class ProcessSandbox(Sandbox):
     root = "process"
 
     def __init__(self, spec: SandboxSpec) -> None:
-        if spec.image != "host":
+        if spec.image not in ("host", "python"):
             raise AuthoringError(f"the process sandbox has no images, but the spec asks for {spec.image!r}")
         self.spec = spec
         self._folder = tempfile.mkdtemp(prefix="agentrl-process-")

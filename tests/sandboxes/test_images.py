@@ -82,5 +82,24 @@ def test_python_runs_cold_where_the_image_has_another_one_or_none(box: Make, ima
 
 
 def test_a_wrong_image_is_named(namespace: Backend) -> None:
-    with pytest.raises(AuthoringError, match="neither 'host' nor the absolute path"):
-        namespace.create(SandboxSpec(image="ubuntu"))
+    for name in ("ubuntu", "../etc", "a/b", ""):
+        with pytest.raises(AuthoringError, match="neither 'host' nor 'python' nor the absolute path"):
+            namespace.create(SandboxSpec(image=name))
+
+
+def test_python_is_a_root_with_python(make: Make) -> None:
+    """The one name of an image that every backend knows without anything having been made."""
+    inside = make(image="python", files={"main.py": "print(6 * 7)"})
+    assert inside.exec(["python3", "main.py"]).stdout == b"42\n"
+    assert inside.python("import json; print(json.dumps([1]))").stdout == b"[1]\n"
+
+
+def test_a_root_in_the_cache_is_called_by_its_name(
+    namespace: Backend, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    (tmp_path / "roots").mkdir()
+    (tmp_path / "roots" / "mine").symlink_to(image)
+    with namespace.create(SandboxSpec(image="mine")) as named, namespace.create(SandboxSpec(image=image)) as direct:
+        assert named.exec(["cat", "/opt/data/model"]).stdout == b"weights"
+        assert named.root == direct.root

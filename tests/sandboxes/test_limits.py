@@ -117,6 +117,27 @@ print([fill(p) for p in ("/box/a", "/tmp/b", "/dev/shm/c", os.path.expanduser("~
     assert small.exec(["rm", "/box/a"]).ok
 
 
+def test_all_that_is_written_counts_as_memory(isolated: Make, isolating: Backend) -> None:
+    """No writable folder takes more than the disk limit, and together they never take more than the memory limit."""
+    full, neighbour = isolated(limits=Limits(memory_mb=96, disk_mb=32, processes=16)), isolated()
+    source = """
+import os
+for number, folder in enumerate(("/box", "/tmp", "/dev/shm", os.path.expanduser("~"))):
+    for part in range(64):
+        try:
+            with open(f"{folder}/{part}", "wb") as file: file.write(b"x" * (1 << 20))
+        except OSError: break
+        os.write(1, b"%d " % number)
+"""
+    ended = run(full, source)
+    written = (
+        [0, 0, 0, 0] if isinstance(ended, SandboxDied) else [ended.stdout.split().count(b"%d" % n) for n in range(4)]
+    )
+    assert max(written) <= 32 and sum(written) < (96 if isolating.name == "docker" else 33), written
+    assert written[0] >= 30 or isinstance(ended, SandboxDied)
+    assert neighbour.exec(["true"]).ok
+
+
 def test_inodes(small: Sandbox) -> None:
     source = """
 import os

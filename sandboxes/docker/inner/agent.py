@@ -3,9 +3,9 @@
     host ──(stdin: frames)──> agent ──fork──> child: the box's user, runs
          <──(stdout: frames)──      <─pipes──
 
-A frame is a header (length, kind, stream, number of the request) and its payload. Pipes cannot cross a daemon, so the
-agent keeps those of every running command and carries their bytes: towards a command no more than WINDOW bytes that it
-has not taken yet, from it no more than the host grants or wants to keep. When stdin ends, so does the container.
+Pipes cannot cross a daemon, so the agent keeps those of every running command and carries their bytes: towards a
+command no more than WINDOW bytes that it has not taken yet, from it no more than the host grants or wants to keep. When
+stdin ends, so does the container.
 """
 
 from __future__ import annotations
@@ -13,34 +13,28 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
-import json
 import os
 import resource
 import select
 import signal
-import stat
 import struct
 import sys
 import termios
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import AgentError
-from agentrl.sandboxes import snapshot, tree
-from agentrl.sandboxes.base import MTIME, Entry
+from agentrl.sandboxes import tree
+from agentrl.sandboxes.base import MTIME
+from agentrl.sandboxes.docker.inner.files import TOPS, Answer, Files
+from agentrl.sandboxes.docker.inner.frames import ANSWER, DATA, END, GRANT, HEADER, REQUEST, WINDOW, pack, unpack
 from agentrl.sandboxes.namespace.inner import kernel, seccomp
 from agentrl.sandboxes.namespace.inner.init import STATUS, Init, prepare_python
 from agentrl.sandboxes.namespace.inner.zygote import warm_up
 
-HEADER = struct.Struct("<IBBI")
-REQUEST, DATA, GRANT, END, ANSWER = range(1, 6)
-WINDOW = 1 << 16
 BACKLOG = 1 << 20
 """Bytes on their way to the host, beyond which no command is listened to."""
 FIRST_PIPE = 32
 """Pipes lie above the descriptors that a child gets, so that placing one never overwrites another."""
-TOPS = {"box": "/box", "tmp": "/tmp", "home": "/home/agent", "shm": "/dev/shm"}
 RLIMITS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 8 << 20, resource.RLIMIT_MSGQUEUE: 1 << 20}
 FIRST_PID = 32
 """Of the first command; those below are used up before."""
@@ -84,16 +78,6 @@ class Run:
         self.outputs: dict[int, Stream] = {}
 
 
-def pack(head: Any, blob: bytes = b"") -> bytes:
-    encoded = json.dumps(head).encode()
-    return b"".join((struct.pack("<I", len(encoded)), encoded, blob))
-
-
-def unpack(payload: bytes) -> tuple[Any, memoryview]:
-    (length,) = struct.unpack_from("<I", payload)
-    return json.loads(payload[4 : 4 + length]), memoryview(payload)[4 + length :]
-
-
 def high(descriptor: int) -> int:
     """The same descriptor, above those that a child gets."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_PIPE)
@@ -111,20 +95,10 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
         # there is no socket: frames come on descriptor 0
         super().__init__(None, plan, dict(os.environ), oom_score)
         self.runs: dict[int, Run] = {}
-        self.tops = {top: high(os.open(path, tree.FOLDER)) for top, path in TOPS.items()}
-        """Held from the start: a folder that was closed or moved since is read all the same."""
+        files = Files({top: high(os.open(path, tree.FOLDER)) for top, path in TOPS.items()})
+        self.operations = {**files.operations, "kill_all": self.kill_all}
         self.received = bytearray()
         self.unsent = bytearray()
-        self.restored: dict[str, list[snapshot.Saved]] = {}
-        self.operations: dict[str, Callable[[dict[str, Any], memoryview, int], Any]] = {
-            "lay_out": self.lay_out,
-            "records": self.records,
-            "collect": self.collect,
-            "save": self.save,
-            "make": self.make,
-            "finish": self.finish,
-            "kill_all": self.kill_all,
-        }
 
     # the loop
 
@@ -294,22 +268,9 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
 
     # what the agent itself does for the host
 
-    @contextlib.contextmanager
-    def opened(self, top: str) -> Any:
-        """A writable folder's descriptor, and the mode it has; a mode that shuts out its owner is lent meanwhile."""
-        folder = self.tops[top]
-        mode = stat.S_IMODE(os.fstat(folder).st_mode)
-        if mode & 0o700 != 0o700:
-            os.fchmod(folder, mode | 0o700)
-        try:
-            yield folder, mode
-        finally:
-            if mode & 0o700 != 0o700:
-                os.fchmod(folder, mode)
-
     def operate(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
         try:
-            reply = self.operations[request["op"]](request, blob, number)
+            reply = self.operations[request["op"]](request, blob, lambda part: self.answer(number, part))
             payload = reply if isinstance(reply, bytes) else pack({"value": reply})
         except AgentError as error:
             payload = pack({"agent": str(error)})
@@ -319,107 +280,18 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
             payload = pack({"errno": error.errno, "message": error.strerror})
         self.send(ANSWER, 1, number, payload)
 
-    def lay_out(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
-        entries, at = {}, 0
-        for path, kind, size, mode in request["entries"]:
-            entries[path.encode("latin-1").decode("utf-8", "surrogateescape")] = Entry(
-                kind, bytes(blob[at : at + size]), mode
-            )
-            at += size
-        with self.opened("box") as (folder, _):
-            tree.lay_out(folder, entries)
+    def answer(self, number: int, part: bytes) -> None:
+        """One part of several; gone before the next is made, so that no memory holds them all."""
+        self.send(ANSWER, 0, number, part)
+        self.flush(all_of_it=True)
 
-    def records(self, request: dict[str, Any], blob: memoryview, number: int) -> Any:
-        with self.opened("box") as (folder, mode):
-            found = tree.records(folder, lambda uid, gid: (uid, gid))
-        found[b""] = replace(found[b""], mode=mode)
-        return [
-            [
-                text(path),
-                item.kind,
-                item.mode,
-                item.uid,
-                item.gid,
-                item.mtime_ns,
-                text(item.content),
-                [[text(name), text(value)] for name, value in item.xattrs],
-            ]
-            for path, item in found.items()
-        ]
-
-    def collect(self, request: dict[str, Any], blob: memoryview, number: int) -> bytes:
-        with self.opened("box") as (folder, _):
-            found = tree.collect(
-                folder, request["path"], max_bytes=request["max_bytes"], max_files=request["max_files"]
-            )
-        heads = [[text(os.fsencode(path)), item.kind, len(item.content), item.mode] for path, item in found.items()]
-        return pack({"value": heads}, b"".join(item.content for item in found.values()))
-
-    def save(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
-        def take(item: snapshot.Saved) -> None:
-            head = [
-                top,
-                text(item.path),
-                item.mode if item.path else stat.S_IFDIR | own,
-                item.mtime_ns,
-                item.size,
-                [[at, len(chunk)] for at, chunk in item.chunks],
-                text(item.target),
-                [[text(name), text(value)] for name, value in item.xattrs],
-            ]
-            self.send(ANSWER, 0, number, pack(head, b"".join(chunk for _, chunk in item.chunks)))
-            self.flush(all_of_it=True)
-
-        with self.stopped():
-            for top in TOPS:
-                with self.opened(top) as (folder, own):
-                    snapshot.each(folder, take)
-
-    @contextlib.contextmanager
-    def stopped(self) -> Any:
-        """Everything but this process stands still."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGCONT)
-
-    def make(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
-        at = 0
-        for top, path, mode, mtime_ns, size, chunks, target, xattrs in request["items"]:
-            content = []
-            for offset, length in chunks:
-                content.append((offset, bytes(blob[at : at + length])))
-                at += length
-            names = tuple((raw(name), raw(value)) for name, value in xattrs)
-            item = snapshot.Saved(raw(path), mode, mtime_ns, size, tuple(content), raw(target), names)
-            snapshot.make(self.tops[top], item)
-            if stat.S_ISDIR(mode):
-                self.restored.setdefault(top, []).append(item)
-
-    def finish(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
-        for top, items in self.restored.items():
-            snapshot.finish(self.tops[top], items)
-        self.restored.clear()
-
-    def kill_all(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
+    def kill_all(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)  # the kernel lets none escape that is being forked just now
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
                 self.reap()
-
-
-def text(data: bytes) -> str:
-    """Bytes as a string that JSON can carry."""
-    return data.decode("latin-1")
-
-
-def raw(string: str) -> bytes:
-    return string.encode("latin-1")
 
 
 def own_limits_only() -> bytes:

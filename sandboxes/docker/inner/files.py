@@ -1,0 +1,139 @@
+"""What the agent in a container does with files for the host: lay out, read, save and make again.
+
+The code is the host's own (`tree.py`, `snapshot.py`), sent in with the agent; only what a descriptor would do there is
+done with JSON and bytes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from agentrl.sandboxes import snapshot, tree
+from agentrl.sandboxes.base import Entry
+from agentrl.sandboxes.docker.inner.frames import pack, raw, text
+
+TOPS = {"box": "/box", "tmp": "/tmp", "home": "/home/agent", "shm": "/dev/shm"}
+"""The folders that the box may write."""
+Answer = Callable[[bytes], None]
+"""Sends the host one part of an answer that is too long for one frame."""
+
+
+class Files:
+    def __init__(self, tops: dict[str, int]) -> None:
+        """`tops`: descriptors of the writable folders, from before anything ran; one that was closed or moved since is
+        read all the same."""
+        self.tops = tops
+        self.restored: dict[str, list[snapshot.Saved]] = {}
+        self.operations: dict[str, Callable[[dict[str, Any], memoryview, Answer], Any]] = {
+            "lay_out": self.lay_out,
+            "records": self.records,
+            "collect": self.collect,
+            "save": self.save,
+            "make": self.make,
+            "finish": self.finish,
+        }
+
+    @contextlib.contextmanager
+    def opened(self, top: str) -> Any:
+        """A writable folder's descriptor, and the mode it has; a mode that shuts out its owner is lent meanwhile."""
+        folder = self.tops[top]
+        mode = stat.S_IMODE(os.fstat(folder).st_mode)
+        if mode & 0o700 != 0o700:
+            os.fchmod(folder, mode | 0o700)
+        try:
+            yield folder, mode
+        finally:
+            if mode & 0o700 != 0o700:
+                os.fchmod(folder, mode)
+
+    def lay_out(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
+        entries, at = {}, 0
+        for path, kind, size, mode in request["entries"]:
+            entries[path.encode("latin-1").decode("utf-8", "surrogateescape")] = Entry(
+                kind, bytes(blob[at : at + size]), mode
+            )
+            at += size
+        with self.opened("box") as (folder, _):
+            tree.lay_out(folder, entries)
+
+    def records(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> Any:
+        with self.opened("box") as (folder, mode):
+            found = tree.records(folder, lambda uid, gid: (uid, gid))
+        found[b""] = replace(found[b""], mode=mode)
+        return [
+            [
+                text(path),
+                item.kind,
+                item.mode,
+                item.uid,
+                item.gid,
+                item.mtime_ns,
+                text(item.content),
+                [[text(name), text(value)] for name, value in item.xattrs],
+            ]
+            for path, item in found.items()
+        ]
+
+    def collect(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> bytes:
+        with self.opened("box") as (folder, _):
+            found = tree.collect(
+                folder, request["path"], max_bytes=request["max_bytes"], max_files=request["max_files"]
+            )
+        heads = [[text(os.fsencode(path)), item.kind, len(item.content), item.mode] for path, item in found.items()]
+        answered: bytes = pack({"value": heads}, b"".join(item.content for item in found.values()))
+        return answered
+
+    def save(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
+        def take(item: snapshot.Saved) -> None:
+            head = [
+                top,
+                text(item.path),
+                item.mode if item.path else stat.S_IFDIR | own,
+                item.mtime_ns,
+                item.size,
+                [[at, len(chunk)] for at, chunk in item.chunks],
+                text(item.target),
+                [[text(name), text(value)] for name, value in item.xattrs],
+            ]
+            answer(pack(head, b"".join(chunk for _, chunk in item.chunks)))
+
+        with stopped():
+            for top in TOPS:
+                with self.opened(top) as (folder, own):
+                    snapshot.each(folder, take)
+
+    def make(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
+        at = 0
+        for top, path, mode, mtime_ns, size, chunks, target, xattrs in request["items"]:
+            content = []
+            for offset, length in chunks:
+                content.append((offset, bytes(blob[at : at + length])))
+                at += length
+            names = tuple((raw(name), raw(value)) for name, value in xattrs)
+            item = snapshot.Saved(raw(path), mode, mtime_ns, size, tuple(content), raw(target), names)
+            snapshot.make(self.tops[top], item)
+            if stat.S_ISDIR(mode):
+                self.restored.setdefault(top, []).append(item)
+
+    def finish(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
+        for top, items in self.restored.items():
+            snapshot.finish(self.tops[top], items)
+        self.restored.clear()
+
+
+@contextlib.contextmanager
+def stopped() -> Any:
+    """Everything but this process stands still."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGCONT)
