@@ -100,6 +100,17 @@ async def learn(trainer: Trainer, batch: Batch) -> StepReport:
         await trainer.engine.resume()
 
 
+def traffic(trainer: Trainer) -> Row:
+    """How much is under way and waiting, and how much of the prompts the engine had at hand, over the run so far."""
+    waiting, engine = trainer.scheduler.statistics(), trainer.engine.statistics()
+    return {
+        "queue_groups": waiting["ready_groups"],
+        "flying_groups": waiting["flying_groups"],
+        "stale_groups": waiting["stale_groups"],
+        "cache_use": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
+    }
+
+
 class Evaluator:
     """Evaluates the policy of a run: always the same tasks, budget and seeds."""
 

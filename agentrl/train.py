@@ -161,7 +161,7 @@ class Trainer:
         report = await stages.learn(self, batch)
         learnt = time.monotonic()
         await self.scheduler.update(lambda: self.publisher.publish(report.version))
-        row = metrics.step_row(round_, report.metrics(), version) | self.sampler.metrics()
+        row = metrics.step_row(round_, report.metrics(), version) | self.sampler.metrics() | stages.traffic(self)
         now = time.monotonic()
         row |= {"learn_s": learnt - began, "sync_s": now - learnt, "seconds": now - self.last}
         row["tokens_per_s"] = row["sampled_tokens"] / row["seconds"]

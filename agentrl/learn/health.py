@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,11 +67,12 @@ class StepReport:
     memory_gb: float
     """Peak memory of the accelerator; 0 on a CPU."""
 
-    def metrics(self) -> dict[str, float]:
-        """Flat numbers for the metrics file."""
-        flat = {name: value for name, value in asdict(self).items() if isinstance(value, int | float)}
+    def metrics(self) -> dict[str, Any]:
+        """Flat numbers for the metrics file, and the histogram."""
+        flat: dict[str, Any] = {name: value for name, value in asdict(self).items() if isinstance(value, int | float)}
         for name in ("mean", "max", "ess", "current"):
             flat[f"mismatch_{name}"] = getattr(self.mismatch, name)
+        flat["mismatch_histogram"] = list(self.mismatch.histogram)
         flat["tokens_per_second"] = self.tokens / self.seconds if self.seconds else 0.0
         return flat
 
