@@ -27,13 +27,16 @@ from agentrl.envs import checks, load
 from agentrl.envs.check import check
 from agentrl.envs.script import stage
 from agentrl.errors import AgentRLError, UserError
-from agentrl.runfolder import environment
+from agentrl.runfolder import environment as about_here
+from agentrl.types import Task
 from agentrl.verifiers.redteam import suite
 from agentrl.verifiers.redteam.attack import Attack, attacks
 from agentrl.verifiers.redteam.ranges import ScriptedExaminer
 from agentrl.verifiers.redteam.report import Report
 
 BACKENDS = ("namespace", "docker")
+KINDS = 32
+"""Among how many tasks of a level kinds are looked for."""
 CHECKS = tuple(name for name in checks.ALL if name != "red_team")
 """The check of that name tries a part of what each row tries whole."""
 Say = Callable[[str], None]
@@ -74,6 +77,21 @@ def dealt(corpus: Sequence[Attack], env: str, level: int) -> list[Attack]:
     return order[levels.index(level) :: len(levels)]
 
 
+def attacked(env: str, level: int) -> tuple[Task, ...]:
+    """The tasks that attacks are tried on: the first held-out one of each kind, a kind being a task's first tag.
+
+    In boxes, where each costs minutes, of many kinds only the first: there they are the same to a verifier.
+    """
+    environment = load(env)()
+    found: dict[tuple[str, ...], Task] = {}
+    for index in range(min(KINDS, environment.size or KINDS)):
+        task = environment.task("heldout", level, index)
+        found.setdefault(task.tags[:1], task)
+    tasks = tuple(found.values())
+    boxed = environment.prepare(tasks[0].public(), seeds.generator(0, "matrix")) is not None
+    return tasks[:1] if boxed and len(tasks) > 2 else tasks
+
+
 async def examine(cell: Cell, corpus: Sequence[Attack], *, parallel: int = 4) -> Row:
     """The checks and the red team at one level; whatever breaks is a failure of the row, never of the run."""
     began = time.monotonic()
@@ -85,7 +103,8 @@ async def examine(cell: Cell, corpus: Sequence[Attack], *, parallel: int = 4) ->
         passed = sum(result.ok for result in checked.results)
         failed = {result.name: result.evidence for result in checked.results if not result.ok}
         middle = time.monotonic()
-        aim = suite.mark(cell.env, load(cell.env), levels=[cell.level], judge=ScriptedExaminer())
+        tasks = attacked(cell.env, cell.level)
+        aim = suite.Mark(name=cell.env, make=load(cell.env), tasks=tasks, judge=ScriptedExaminer())
         async with stage(cell.backend) as where:
             report = await suite.run(aim, where.boxes, backend=cell.backend, chosen=corpus, parallel=parallel)
     except Exception as error:
@@ -99,12 +118,13 @@ def row(
     passed: int,
     failed: Mapping[str, str],
     report: Report | None,
-    attacked: int,
+    chosen: int,
     check_s: float,
     redteam_s: float,
 ) -> Row:
     """What was found at one place, as plain data."""
     controls = report.data()["controls"] if report else {}
+    tasks = dict.fromkeys(control.task for control in report.controls) if report else {}
     breaches = report.breaches if report else ()
     return {
         "env": cell.env,
@@ -113,13 +133,14 @@ def row(
         "ok": not failed and report is not None and report.ok,
         "checks": {"passed": passed, "failed": dict(failed)},
         "controls": {name: found["score"] for name, found in controls.items()},
-        "attacks": attacked,
-        "sampled": attacked < len(attacks()),
+        "tasks": list(tasks),
+        "attacks": chosen,
+        "sampled": chosen < len(attacks()),
         "tried": report.tried if report else 0,
         "succeeded": {f.id: {"result": f.result, "score": f.score, "evidence": list(f.evidence)} for f in breaches},
         "seconds": {"check": round(check_s, 1), "redteam": round(redteam_s, 1)},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": environment()["commit"],
+        "commit": about_here()["commit"],
     }
 
 
@@ -149,7 +170,7 @@ class Evidence:
     def add(self, cell: Cell, found: Row) -> None:
         """Enter one row beside whatever lies in the file by now."""
         self.rows = {**self._read(), cell: found}
-        machine = environment()
+        machine = about_here()
         rows = [self.rows[cell] for cell in sorted(self.rows)]
         data = {
             "summary": summary(rows),

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl import catalogue
 from agentrl.envs import load, matrix
-from agentrl.envs.matrix import Cell, Evidence, cells, dealt, line, main
+from agentrl.envs.matrix import Cell, Evidence, attacked, cells, dealt, line, main
 from agentrl.errors import UserError
 from agentrl.verifiers.redteam.attack import attacks
 
@@ -60,6 +60,13 @@ def test_everything_is_asked_for() -> None:
     assert cells(["files"], ["docker"], [2]) == [Cell("docker", "files", 2)]
     with pytest.raises(UserError, match="no environment 'fils'"):
         cells(["fils"])
+
+
+def test_one_task_of_each_kind_is_attacked() -> None:
+    assert [t.id for t in attacked("countdown", 3)] == ["countdown/heldout/3/0"]
+    assert [t.id for t in attacked("files", 1)] == ["files/heldout/1/0"]
+    assert [t.tags[0] for t in attacked("sql", 5)] == ["query", "change"]
+    assert len({t.tags[0] for t in attacked("reasoning", 1)}) == len(attacked("reasoning", 1)) == 23
 
 
 def test_a_sample_has_each_attack_once_an_environment() -> None:
@@ -119,7 +126,7 @@ def test_a_real_row_and_a_broken_environment(
     assert (row["ok"], row["checks"]) == (True, {"passed": 2, "failed": {}})
     assert (row["sampled"], row["attacks"]) == (False, len(attacks()))
     assert row["controls"] == {"oracle": 1.0, "no-op": 0.0, "empty": 0.0, "garbage": 0.0}
-    assert row["tried"] > 30 and row["succeeded"] == {}
+    assert row["tried"] > 30 and row["succeeded"] == {} and row["tasks"] == ["countdown/heldout/1/0"]
     assert main([*command, "--only", "files", "--minutes", "-1"]) == 1  # not reached is not well
     assert json.loads(out.read_text())["rows"] == [row]
     member("easy", BROKEN)
