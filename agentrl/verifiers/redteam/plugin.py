@@ -28,7 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     for name in session.config.getoption("--agentrl-env"):
+        _check(name, session.config)
         items.extend(RedTeam.from_parent(session, name=f"redteam[{name}]", target=name).collect())
+
+
+def _check(name: str, config: pytest.Config) -> None:
+    """A mistake in the options ends the session with one message, not with one for each attack."""
+    from agentrl.errors import AgentRLError
+    from agentrl.verifiers.redteam.command import Request, chosen, marks
+
+    try:
+        chosen(config.getoption("--agentrl-family"), ())
+        marks(Request(target=name, backend=config.getoption("--agentrl-backend")))
+    except AgentRLError as error:
+        raise pytest.UsageError(f"--agentrl-env {name}: {error}") from None
 
 
 class RedTeam(pytest.Collector):
@@ -38,6 +51,7 @@ class RedTeam(pytest.Collector):
         super().__init__(**options)
         self.target = target
         self._reports: list[Report] = []
+        self._trouble: Exception | None = None
 
     def collect(self) -> Iterator[pytest.Item]:
         from agentrl.verifiers.redteam.command import chosen
@@ -50,6 +64,8 @@ class RedTeam(pytest.Collector):
     @property
     def reports(self) -> list[Report]:
         """One for an environment, several for a verifier."""
+        if self._trouble is not None:
+            raise self._trouble
         if not self._reports:
             from agentrl.verifiers.redteam.command import Request, reports
 
@@ -60,7 +76,11 @@ class RedTeam(pytest.Collector):
                 attack=ids or ("A.always_equal",),  # only controls were asked for: one attack is cheaper than all
                 backend=self.config.getoption("--agentrl-backend"),
             )
-            self._reports = reports(request)
+            try:
+                self._reports = reports(request)
+            except Exception as error:  # kept: the next test would only run into it again
+                self._trouble = error
+                raise
         return self._reports
 
 

@@ -169,6 +169,19 @@ def test_the_plugin_gives_one_test_for_each_control_and_attack(boxes: Pool, tmp_
     assert "FAILED" in done.stdout and "Demand exactly one answer" in done.stdout and "1 passed" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--agentrl-env", "countdwn"], "did you mean 'countdown'?"),
+        (["--agentrl-env", "countdown", "--agentrl-family", "Z"], "no family 'Z'"),
+    ],
+)
+def test_the_plugin_tells_mistakes_once(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, *arguments)
+    assert (done.returncode, done.stderr.count(said)) == (4, 1), done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout
+
+
 def test_the_plugin_costs_other_projects_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_plain.py").write_text(
         "import sys\n\ndef test_plain():\n"
