@@ -28,8 +28,8 @@ from agentrl import catalogue
 from agentrl.errors import AuthoringError, SandboxError
 
 HOST = "base"
-"""The image that `host` stands for (a container cannot have the machine's own /usr), and `python` where nothing else has
-that name."""
+"""The image that `host` stands for (a container cannot have the machine's own /usr), and `python` where nothing else is
+called that."""
 RECIPE = 1
 """Part of every image's tag; raised when the way of building changes."""
 NEEDED = ("python3",)

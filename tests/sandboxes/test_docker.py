@@ -28,6 +28,7 @@ SPEC = SandboxSpec(
 )
 HOSTILE = r"""
 for i in 1 2 3 4 5 6 7 8; do (setsid sleep 1000 >/dev/null 2>&1 &); done
+(chattr +i src/main.py; setfattr -n user.x -v y src/main.py) 2>/dev/null
 chmod 000 src bin/tool; chmod 7777 empty; ln src/main.py l1; mkfifo f; (cat f &)
 echo x > /dev/shm/x; echo y > /tmp/y; echo z > ~/.bashrc; mkdir -p -- '-rf' '...' ' '; printf x > "$(printf 'bad\377')"
 hostname evil 2>/dev/null; mount --bind /tmp src 2>/dev/null; rm -rf empty latest
@@ -194,9 +195,14 @@ END
     ],
     ids=["kill -9", "Ctrl-C", "an exception"],
 )
-def test_nothing_outlives_the_parent(docker: Backend, sdk: Any, last: str, number: int | None) -> None:
+def test_nothing_outlives_the_parent(docker: Backend, sdk: Any, last: str, number: int | None, tmp_path: Path) -> None:
     program = PROGRAM.replace("END", last)
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as parent:
         assert parent.stdout is not None
         made = set(parent.stdout.readline().decode().split())
         assert len(made) == 2
@@ -204,6 +210,24 @@ def test_nothing_outlives_the_parent(docker: Backend, sdk: Any, last: str, numbe
             parent.send_signal(number)
         parent.wait(60)
     assert within(30, lambda: not made & containers(sdk)), "containers stayed"
+    assert within(10, lambda: not left_of(made)), left_of(made)
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("agentrl-")] == []
+
+
+def left_of(made: set[str]) -> list[str]:
+    """Mounts, control groups and processes in whose names a container's id appears."""
+    found = [line for line in Path("/proc/self/mounts").read_text().splitlines() if any(name in line for name in made)]
+    for name in made:
+        groups = subprocess.run(["find", "/sys/fs/cgroup", "-name", f"*{name}*"], capture_output=True, text=True)
+        found += groups.stdout.split()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_text()
+            except OSError:
+                continue
+            found += [words for name in made if name in words]
+    return found
 
 
 def test_what_a_dead_owner_left_is_swept(docker: Backend, sdk: Any) -> None:

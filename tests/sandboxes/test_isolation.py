@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,16 @@ print(done)
 """
     assert attempt(pair, source) == ["[]"]
     assert not os.path.exists("/var/tmp/agentrl-escape") and not os.path.exists("/usr/bin/agentrl-escape")
+
+
+def test_every_namespace_is_its_own(pair: tuple[Sandbox, Sandbox], isolating: Backend) -> None:
+    kinds = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"]
+    if isolating.name == "docker":  # users only where the daemon remaps them, cgroups only on version 2
+        kinds = [kind for kind in kinds if kind not in ("user", "cgroup")]
+    source = f"import os\nfor kind in {kinds!r}: print(os.readlink('/proc/self/ns/' + kind))"
+    inside, beside = attempt(pair, source), attempt((pair[1], pair[0]), source)
+    here = [os.readlink(f"/proc/self/ns/{kind}") for kind in kinds]
+    assert len({*inside, *beside, *here}) == 3 * len(kinds)
 
 
 def test_only_its_own_processes_can_be_seen(pair: tuple[Sandbox, Sandbox], isolating: Backend) -> None:
@@ -353,6 +364,25 @@ os._exit(9)
 """
     result = pair[0].python(source)
     assert result.exit_code == 9
+
+
+def test_hundreds_at_once(namespace: Backend) -> None:
+    """All of them alive in the same moment, each with a command that runs."""
+    count = 200
+    meeting = threading.Barrier(count)
+
+    def live(n: int) -> tuple[bytes, str]:
+        with namespace.create(SandboxSpec(files={"n": str(n)})) as box:
+            meeting.wait(120)
+            out = box.exec(["sh", "-c", "cat n; echo; ls /proc | grep -c '^[0-9]'"], timeout=120).stdout
+            meeting.wait(120)
+            return out, box.digest()
+
+    with ThreadPoolExecutor(count) as threads:
+        seen = list(threads.map(live, range(count)))
+    assert [out.split()[0] for out, _ in seen] == [b"%d" % n for n in range(count)]
+    assert {out.split()[1] for out, _ in seen} <= {b"2", b"3"}  # a shell, ls, and grep if it was there already
+    assert len({digest for _, digest in seen}) == count
 
 
 def test_many_boxes_at_once_do_not_meet(isolated: Make, isolating: Backend) -> None:

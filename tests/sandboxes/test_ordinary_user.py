@@ -101,3 +101,32 @@ def test_artifacts_with_closed_modes_are_collected(seen: dict[str, Any]) -> None
 
 def test_limits_hold_by_rlimit(seen: dict[str, Any]) -> None:
     assert (seen["memory"], seen["forks"]) == (False, False)
+
+
+NOWHERE = """
+echo 0 > /proc/sys/user/max_user_namespaces || exit 77
+exec "$0" -c '
+from agentrl import sandboxes
+from agentrl.errors import SandboxError
+backend = sandboxes.load("namespace")()
+seen = backend.available()
+print(seen.works, seen.isolates, len(seen.missing), seen.fix)
+try: backend.create(sandboxes.SandboxSpec())
+except SandboxError as error: print(type(error).__name__)
+backend.close()
+'
+"""
+
+
+def test_where_nothing_works_it_says_what_is_missing() -> None:
+    """In a user namespace that may have none below it, as on a machine that forbids them."""
+    checkout = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", NOWHERE, sys.executable],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": checkout},
+    )
+    if done.returncode in (1, 77) and done.stdout == "":
+        pytest.skip(f"no user namespace to forbid others in: {done.stderr}")
+    assert done.stdout.splitlines() == ["False () 1 sysctl -w user.max_user_namespaces=15000", "SandboxError"], done
