@@ -336,8 +336,11 @@ class Learner:
                     for i in ids
                 ]
             )
-        difference = float((ours - plain).abs().max())
-        if not difference < (1e-3 if self._head.weight.dtype in (torch.float32, torch.float64) else 0.25):
+        # Sixteen bits leave single tokens half a nat apart, since noise has very unlikely tokens: there the mean tells.
+        exact = self._head.weight.dtype in (torch.float32, torch.float64)
+        apart = (ours - plain).abs()
+        difference = float(apart.max() if exact else apart.mean())
+        if not difference < (1e-3 if exact else 0.3):
             raise RecipeError(
                 f"packed sequences give {type(self._inner).__name__} other logprobs than it gives by itself (by "
                 f"{difference:.3g} nats): its head or attention does something this learner does not know of. Train a "

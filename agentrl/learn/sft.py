@@ -7,6 +7,7 @@ and the observations are those that training will see.
 from __future__ import annotations
 
 import copy
+import gc
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from agentrl.types import Trajectory
 
 IGNORED = -100
 """The label of a token that is not trained on."""
+MICRO_TOKENS = 16_384
+"""Tokens that go through the model together: SFTTrainer holds the logits of all of them in float32."""
 
 
 def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, list[int]]]:
@@ -56,13 +59,14 @@ def warm_start(
             "no demonstration solved its task; does the environment's expert() work? try `agentrl env check`"
         )
     disable_progress_bars()
+    made = rows(solved)
     losses: list[float] = []
     pupil = copy.deepcopy(model).float()
     with tempfile.TemporaryDirectory() as temporary:
         trainer = _trainer_class(section.smoothing)(
             model=pupil,
-            args=_config(section, len(solved), seed, Path(temporary), next(model.parameters()).device.type == "cuda"),
-            train_dataset=Dataset.from_list(rows(solved)),
+            args=_config(section, made, seed, Path(temporary), next(model.parameters()).device.type == "cuda"),
+            train_dataset=Dataset.from_list(made),
             processing_class=tokenizer,
             callbacks=[_listener(losses, say)],
         )
@@ -70,16 +74,28 @@ def warm_start(
         trainer.train()
     model.load_state_dict(pupil.state_dict())  # into the same tensors: an engine may be sampling from them
     model.eval()
+    del trainer, pupil
+    gc.collect()
+    torch.cuda.empty_cache()  # a server on the same GPU cannot use what this process only keeps in store
     return losses[-1] if losses else float("nan")
 
 
-def _config(section: WarmStartSection, count: int, seed: int, folder: Path, cuda: bool) -> Any:
+def _at_once(batch: int, longest: int) -> int:
+    """How many sequences go through the model together: a divisor of the batch that keeps to the token budget."""
+    return max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * longest <= MICRO_TOKENS))
+
+
+def _config(
+    section: WarmStartSection, made: Sequence[dict[str, list[int]]], seed: int, folder: Path, cuda: bool
+) -> Any:
     from trl.trainer.sft_config import SFTConfig
 
+    at_once = _at_once(section.batch, max(len(row["input_ids"]) for row in made))
     return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=section.epochs,
-        per_device_train_batch_size=section.batch,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=section.batch // at_once,
         learning_rate=section.lr,
         lr_scheduler_type="cosine",
         warmup_steps=10,
@@ -88,7 +104,7 @@ def _config(section: WarmStartSection, count: int, seed: int, folder: Path, cuda
         use_cpu=not cuda,
         gradient_checkpointing=False,
         logging_strategy="steps",
-        logging_steps=max(1, int(count * section.epochs / section.batch / 10)),
+        logging_steps=max(1, int(len(made) * section.epochs / section.batch / 10)),
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,

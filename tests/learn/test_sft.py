@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from agentrl.errors import UserError
 from agentrl.learn.model import scratch_model, scratch_tokenizer
-from agentrl.learn.sft import rows, warm_start
+from agentrl.learn.sft import _at_once, rows, warm_start
 from agentrl.recipe import ScratchModel, WarmStartSection
 from agentrl.types import Outcome, Segment, Task, Trajectory
 
@@ -36,6 +36,11 @@ def demonstration(score: float = 1.0) -> Trajectory:
 
 def test_only_sampled_tokens_are_labels() -> None:
     assert rows([demonstration()]) == [{"input_ids": TOKENS, "labels": [-100, -100, 12, 13, -100, 15]}]
+
+
+def test_long_demonstrations_go_through_the_model_a_few_at_a_time() -> None:
+    assert [_at_once(32, longest) for longest in (300, 512, 513, 900, 20_000)] == [32, 32, 16, 16, 1]
+    assert _at_once(6, 4000) == 3
 
 
 @pytest.mark.parametrize(("smoothing", "certain"), [(0.0, True), (0.5, False)])
