@@ -2,8 +2,9 @@
 
     python -m benchmarks.smollm2.engine --url http://127.0.0.1:30000 --recipe recipes/smollm2-countdown.yaml
 
-Episodes are played with what the server holds. Then the requests they made are sent again, turn after turn, with
-nothing in between: same prompts, same number of sampled tokens, same number of episodes at once. Both twice, in turns.
+Episodes are played with what the server holds, or with `--weights`. Then the requests they made are sent again, turn
+after turn, with nothing in between: same prompts, same number of sampled tokens, same number of episodes at once. Both
+twice, in turns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from agentrl import assembly, recipe
 from agentrl.evaluate import evaluate, problems
 from agentrl.recipe import Recipe
 from agentrl.rollout import scheduler
+from agentrl.rollout.engine import Weights
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Style, World
 from agentrl.rollout.sglang_engine import SglangEngine
@@ -69,10 +71,12 @@ async def flush(url: str) -> None:
 
 
 async def measure(
-    url: str, made: Recipe, world: World, renderer: Renderer, context: int, episodes: int
+    url: str, made: Recipe, world: World, renderer: Renderer, context: int, episodes: int, weights: Path | None
 ) -> dict[str, Any]:
     engine = SglangEngine(urls=[url])
     await engine.start()
+    if weights is not None:
+        await engine.publish(Weights(version=1, folder=weights.absolute()))
     levels = made.envs[0].levels or list(world.make().levels)
     tasks = problems(world, "train", levels, episodes)
     rollouts: list[float] = []
@@ -117,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="a running SGLang server")
     parser.add_argument("--recipe", type=Path, required=True, help="whose tasks, budgets and concurrency are used")
+    parser.add_argument("--weights", type=Path, help="a model folder that the server is to load first")
     parser.add_argument("--episodes", type=int, default=2048)
     parser.add_argument("--set", action="append", default=[], help="override a key of the recipe")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
@@ -129,7 +134,9 @@ def main() -> None:
         renderer = Renderer(AutoTokenizer.from_pretrained(made.model.path))
         context = int(AutoConfig.from_pretrained(made.model.path).max_position_embeddings)
         world = worlds[made.envs[0].name]
-        found = asyncio.run(measure(arguments.url, made, world, renderer, context, arguments.episodes))
+        found = asyncio.run(
+            measure(arguments.url, made, world, renderer, context, arguments.episodes, arguments.weights)
+        )
     if arguments.json:
         print(json.dumps(found, indent=1))
         return

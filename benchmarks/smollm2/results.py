@@ -30,8 +30,11 @@ def keep(run: Path, to: Path) -> Path:
     """The small files of a run, in a folder of its name."""
     folder = to / run.name
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("recipe.yaml", "metrics.jsonl", "environment.json"):
+    for name in ("recipe.yaml", "metrics.jsonl"):
         shutil.copy(run / name, folder / name)
+    machine = json.loads((run / "environment.json").read_text())
+    machine.pop("command", None)  # it names folders of the machine
+    (folder / "environment.json").write_text(json.dumps(machine, indent=1) + "\n")
     files = sorted((run / "trajectories").glob("*.jsonl.gz"))
     with (folder / "episodes.jsonl").open("w") as out:
         for file in dict.fromkeys([*files[:1], *files[-1:]]):
