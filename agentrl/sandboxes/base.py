@@ -77,8 +77,17 @@ class SandboxSpec:
     """The uid and gid that commands run as, inside."""
     network: Literal["none"] = "none"
     """There is no other network than the box's own loopback."""
+    tools: tuple[str, ...] | None = None
+    """Names of the only programs that commands and whatever they start may execute; None for all that the image has.
+
+    It keeps an agent to what a task means it to use, and is no wall: a program that may run can do by itself what
+    another would have done for it. Files of the workspace cannot be executed then, only given to a program.
+    """
 
     def __post_init__(self) -> None:
+        for tool in self.tools or ():
+            if not tool or "/" in tool:
+                raise AuthoringError(f"tool {tool!r} of a sandbox must be the plain name of a program, as 'python3'")
         for path in self.files:
             clean = posixpath.normpath(path)
             if not path or path.startswith("/") or clean != path.rstrip("/") or clean.split("/")[0] == "..":

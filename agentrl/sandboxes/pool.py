@@ -7,7 +7,7 @@
                                                     and one more that is being made
 
 A box is used by one episode or one grading and then destroyed; nothing is ever handed out twice. A box's kind is its
-image, user and limits: prepared boxes are empty, a spec's files are laid out when it is handed out.
+image, user, limits and tools: prepared boxes are empty, a spec's files are laid out when it is handed out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from agentrl.errors import AgentRLError, SandboxError, UserError
 from agentrl.sandboxes.base import Backend, Limits, Sandbox, SandboxSpec, off_loop
 
-Kind = tuple[str, int, Limits]
+Kind = tuple[str, int, Limits, tuple[str, ...] | None]
 KINDS = 8
 """How many kinds of box are kept prepared; the one longest unused goes first."""
 
@@ -154,7 +154,7 @@ class Pool:
 
     def _hand_out(self, spec: SandboxSpec) -> Sandbox:
         """A prepared box that is alive, or a fresh one, with the spec's files in it."""
-        kind = (spec.image, spec.user, spec.limits)
+        kind = (spec.image, spec.user, spec.limits, spec.tools)
         box: Sandbox | None = None
         stale: list[Sandbox] = []
         with self._lock:
@@ -184,7 +184,7 @@ class Pool:
 
     def _remember(self, kind: Kind, spec: SandboxSpec, stale: list[Sandbox]) -> None:
         """This kind is wanted; the kind that was not for longest is let go. Called with the lock held."""
-        self._patterns[kind] = SandboxSpec(image=spec.image, user=spec.user, limits=spec.limits)
+        self._patterns[kind] = SandboxSpec(image=spec.image, user=spec.user, limits=spec.limits, tools=spec.tools)
         self._shelf.setdefault(kind, deque())
         self._shelf.move_to_end(kind)
         while len(self._shelf) > KINDS:

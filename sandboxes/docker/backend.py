@@ -281,7 +281,13 @@ class DockerBackend(Backend):
             attached = client.api.attach_socket(identity, params=wanted)
             line = Line(getattr(attached, "_sock", attached), attached)
             container = DockerContainer(client, identity, line, self._now)
-            plan = {"user": spec.user, "switch": False, "open_files": spec.limits.open_files, "env": ENVIRONMENT}
+            plan = {
+                "user": spec.user,
+                "switch": False,
+                "open_files": spec.limits.open_files,
+                "env": ENVIRONMENT,
+                "tools": spec.tools,
+            }
             sources = json.dumps({"modules": self._sources, "plan": plan, "warm": WARM.split()}).encode()
             line.raw(len(sources).to_bytes(4, "little") + sources)
             client.api.start(identity)

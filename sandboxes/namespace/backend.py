@@ -57,6 +57,11 @@ class NamespaceBackend(Backend):
         groups = set(self.zygote().facts["cgroups"])
         kept += [f"{name} limit (cgroup)" for name in ("memory", "pids", "cpu") if name in groups]
         missing, fixes = [], []
+        if self.zygote().facts["landlock"]:
+            kept.append("programs, where a spec names those it allows (Landlock)")
+        else:
+            missing.append("Landlock: no box can be held to certain programs")
+            fixes.append("boot with lsm=landlock,... (Linux 5.13 or later)")
         if groups < {"memory", "pids", "cpu"}:
             lacking = ", ".join(sorted({"memory", "pids", "cpu"} - groups))
             missing.append(f"cgroups for {lacking}: rlimits for each process stand in")
@@ -106,6 +111,7 @@ class NamespaceBackend(Backend):
             "processes": limits.processes + 1,
             "cpus": limits.cpus,
             "open_files": limits.open_files,
+            "tools": None if spec.tools is None else list(spec.tools),
             "cap_memory": "memory" not in zygote.facts["cgroups"],
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

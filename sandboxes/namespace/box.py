@@ -87,7 +87,8 @@ class NamespaceSandbox(PipedSandbox):
 
     def lay_out(self, spec: SandboxSpec) -> None:
         """Take on a spec that differs from the first in files and environment only, before anything ran."""
-        assert (spec.image, spec.limits, spec.user) == (self.spec.image, self.spec.limits, self.spec.user)
+        own = self.spec
+        assert (spec.image, spec.limits, spec.user, spec.tools) == (own.image, own.limits, own.user, own.tools)
         self.spec, self._ledger = spec, Ledger(spec)
         try:
             with tree.acting_as(*self._outside(spec.user)):

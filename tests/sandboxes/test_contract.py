@@ -258,6 +258,23 @@ def test_same_digest_on_every_backend(namespace: Backend, backend: Backend) -> N
         assert one.digest() == two.digest()
 
 
+def test_a_box_can_be_held_to_certain_programs(isolated: Make) -> None:
+    box = isolated(
+        tools=("sh", "cat", "no-such-program"), files={"run.sh": Entry(content=b"#!/bin/sh\nls\n", mode=0o755)}
+    )
+    assert box.exec(["cat", "run.sh"]).stdout == b"#!/bin/sh\nls\n"
+    for argv in (["ls"], ["/usr/bin/ls"], ["./run.sh"], ["python3", "-c", "1"]):
+        assert (box.exec(argv).exit_code, box.exec(argv).stdout) == (126, b""), argv
+    assert box.exec(["sh", "run.sh"]).exit_code == 126
+    assert box.shell().run("echo still; ls").exit_code == 126
+    started = "import subprocess\ntry: subprocess.run(['ls'])\nexcept OSError as error: print(type(error).__name__)"
+    assert box.python(started).stdout == b"PermissionError\n"
+    assert isolated().exec(["ls"]).ok
+    for wrong in ("/bin/sh", ""):
+        with pytest.raises(AuthoringError, match="plain name"):
+            SandboxSpec(tools=(wrong,))
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", "x\0y"])
 def test_a_spec_cannot_leave_its_workspace(path: str) -> None:
     with pytest.raises(AuthoringError):

@@ -210,6 +210,26 @@ def test_death_from_inside_and_from_outside_are_told_apart(box: Make, namespace:
         assert starved.ledger()["out_of_memory"] > 0
 
 
+def test_what_one_box_used_up_is_not_missing_in_the_next(box: Make, namespace: Backend) -> None:
+    """Control groups take turns: neither what was counted nor what was held may go over from box to box."""
+    limits = Limits(memory_mb=100, disk_mb=90, processes=16)
+    for _ in range(3):
+        first = box(limits=limits)
+        assert first.exec(["sh", "-c", "head -c 80000000 /dev/zero > /tmp/fill; (setsid sleep 1000 &)"]).ok
+        run(first, "x = [bytearray(1 << 20) for _ in range(900)]")
+        first.kill_all()
+        counted = first.ledger()["out_of_memory"]
+        first.close()
+        second = box(limits=limits)
+        whole = "x = bytearray(80 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nprint(len(x))"
+        assert second.python(whole).stdout == b"83886080\n"
+        second.kill_all()
+        assert second.ledger()["out_of_memory"] == 0
+        second.close()
+        if "memory" in namespace.zygote().facts["cgroups"]:  # type: ignore[attr-defined]
+            assert counted > 0
+
+
 def _init_of(box: Sandbox) -> int:
     """The host's pid of a box's process 1, from its pidfd."""
     descriptor = box._pidfd  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .kernel import PR_SET_DUMPABLE, bare_fork, child_descriptor, keep_capabilities, prctl
+from .kernel import PR_SET_DUMPABLE, bare_fork, child_descriptor, execute_only, hold_to, keep_capabilities, prctl
 
 STATUS = struct.Struct("<iidd")
 """What goes down a status pipe: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
@@ -45,6 +45,7 @@ class Init:
         self.open_files: int = plan["open_files"]
         self.environment = environment
         self.oom_score, self.own_score = oom_score, os.read(oom_score, 16)
+        self.fence = -1 if plan["tools"] is None else execute_only(programs(plan["tools"], environment["PATH"]))
         self.running: dict[int, tuple[int, int]] = {}
 
     def serve(self) -> str:
@@ -120,6 +121,8 @@ class Init:
         try:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
             os.setsid()
+            if self.fence >= 0:
+                hold_to(self.fence)
             for target, descriptor in enumerate(inherited):
                 os.dup2(descriptor, target)
             os.closerange(len(inherited), 4096)
@@ -146,6 +149,15 @@ class Init:
             os._exit(126)
         source: str = request["source"]
         return source
+
+
+def programs(names: list[str], path: str) -> list[str]:
+    """Where the box has programs of these names, and the loaders without which none of them starts."""
+    found = [folder + "/" + name for folder in path.split(":") for name in names]
+    for folder in ("/lib", "/lib64", "/lib/" + os.uname().machine + "-linux-gnu"):
+        if os.path.isdir(folder):
+            found += [folder + "/" + name for name in os.listdir(folder) if name.startswith("ld-")]
+    return sorted({os.path.realpath(place) for place in found if os.access(place, os.X_OK)})
 
 
 def receive(control: Any) -> tuple[dict[str, Any], list[int]]:

@@ -26,6 +26,9 @@ SYS_KEYCTL = 250 if X86 else 219
 SYS_PIVOT_ROOT = 155 if X86 else 41
 SYS_SECCOMP = 317 if X86 else 277
 SYS_PIDFD_OPEN, SYS_CLONE3, SYS_MOUNT_SETATTR = 434, 435, 442
+SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
+EXECUTE = 1
+"""Landlock's right to execute a file."""
 
 # PyDLL keeps the interpreter's lock: a clone must not come back in a child that waits for it.
 libc = ctypes.PyDLL(None, use_errno=True)
@@ -51,6 +54,8 @@ _syscall_seccomp = _function("syscall", ctypes.c_long, ctypes.c_long, _word, _wo
 _syscall_setattr = _function(
     "syscall", ctypes.c_long, ctypes.c_long, ctypes.c_long, _text, _word, ctypes.c_void_p, _word
 )
+_syscall_landlock = _function("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, _word, _word, _word)
+_syscall_rule = _function("syscall", ctypes.c_long, ctypes.c_long, _word, _word, ctypes.c_void_p, _word)
 _syscall_clone = _function("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, _word)
 
 
@@ -174,3 +179,27 @@ class Filter:
         """On this process and all that descend from it."""
         if _syscall_seccomp(SYS_SECCOMP, 1, 4, self.header) < 0:
             raise _failure("seccomp")
+
+
+def has_landlock() -> bool:
+    version: int = _syscall_landlock(SYS_LANDLOCK_CREATE, None, 0, 1, 0)
+    return version > 0
+
+
+def execute_only(paths: list[str]) -> int:
+    """A Landlock ruleset, as a descriptor: whoever is held to it executes these files and no others."""
+    ruleset: int = _syscall_landlock(SYS_LANDLOCK_CREATE, struct.pack("Q", EXECUTE), 8, 0, 0)
+    if ruleset < 0:
+        raise _failure("a box held to certain programs needs Landlock, which this kernel does not have")
+    for path in paths:
+        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        if _syscall_rule(SYS_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", EXECUTE, file), 0) < 0:
+            raise _failure("landlock rule for " + path)
+        os.close(file)
+    return ruleset
+
+
+def hold_to(ruleset: int) -> None:
+    """This process and all that descend from it."""
+    if _syscall1(SYS_LANDLOCK_RESTRICT, ruleset, 0) < 0:
+        raise _failure("landlock")

@@ -104,7 +104,7 @@ class Zygote:
         poll = select.poll()
         poll.register(self.host, select.POLLIN)
         poll.register(host_died, select.POLLIN)
-        self.reply({"cgroups": sorted(self.places.folders), "python": list(sys.version_info[:2])})
+        self.reply({"cgroups": sorted(self.places.folders), "landlock": kernel.has_landlock()})
         while os.getppid() == parent:
             for descriptor, _ in poll.poll():
                 if descriptor == host_died:
