@@ -269,7 +269,7 @@ def redteam(
     from agentrl.verifiers.redteam import command
 
     if list_:
-        typer.echo(command.listing())
+        typer.echo(command.listing(as_json=as_json))
         return
     if not target and not scorer:
         raise UserError("say what to attack: an environment, a verifier, a Harbor folder, or --scorer module:function")

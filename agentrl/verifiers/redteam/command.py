@@ -217,7 +217,10 @@ def run(
     return 0 if all(report.ok for report in found) else 1
 
 
-def listing() -> str:
-    """Every attack, one a line."""
-    lines = [f"{a.id:32} {a.title}  [{', '.join(sorted(a.needs))}]" for a in attacks().values()]
+def listing(*, as_json: bool = False) -> str:
+    """Every attack, one a line, or as JSON."""
+    found = attacks().values()
+    if as_json:
+        return json.dumps([{"id": a.id, "family": a.family, "title": a.title, "needs": sorted(a.needs)} for a in found])
+    lines = [f"{a.id:32} {a.title}  [{', '.join(sorted(a.needs))}]" for a in found]
     return "\n".join([*lines, f"{len(lines)} attacks"])
