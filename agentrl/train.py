@@ -18,6 +18,7 @@ from agentrl import assembly, metrics, stages
 from agentrl.alarms import alarms
 from agentrl.curriculum import gates
 from agentrl.curriculum import sampler as curriculum
+from agentrl.errors import UserError
 from agentrl.evaluate import fingerprint
 from agentrl.recipe import Recipe
 from agentrl.report.board import Board
@@ -27,6 +28,11 @@ from agentrl.rollout.rollout import World, uninterrupted
 from agentrl.runfolder import RunFolder, open_run
 from agentrl.types import Round
 
+NO_MEMORY = (
+    "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction, or set "
+    "learner.checkpointing: true; then go on with --resume"
+)
+
 
 def run(recipe: Recipe, *, resume: bool = False) -> int:
     """Train as the recipe says. 0: done; 3: stopped early (signal or max_hours) with a checkpoint to resume from."""
@@ -34,7 +40,12 @@ def run(recipe: Recipe, *, resume: bool = False) -> int:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         worlds = stack.enter_context(assembly.worlds(recipe))
         progress = stack.enter_context(Progress(recipe.run.steps))
-        return asyncio.run(Trainer(recipe, folder, worlds, progress).main())
+        try:
+            return asyncio.run(Trainer(recipe, folder, worlds, progress).main())
+        except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+                raise UserError(f"{NO_MEMORY} ({str(error).splitlines()[0]})") from error
+            raise
 
 
 class Trainer:

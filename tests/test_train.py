@@ -193,3 +193,21 @@ def test_an_unsafe_sandbox_must_be_asked_for(write: Callable[..., Path], capfd: 
     path = str(write(run={"steps": 1}))
     assert train(path, "--set", "envs.0.sandbox=process") == 2
     assert "unsafe: true" in capfd.readouterr().err
+
+
+def test_sixteen_bit_weights_are_warm_started_and_then_trained(write: Callable[..., Path], tmp_path: Path) -> None:
+    assert train(str(write(model={"dtype": "bfloat16"}, run={"steps": 2}))) == 0
+    rows = list(metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "step"))
+    assert [row["updates"] for row in rows] == [1, 1] and all(row["grad_norm"] > 0 for row in rows)
+
+
+def test_a_gpu_without_memory_is_explained(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 18.00 MiB.\nmore")
+
+    monkeypatch.setattr("agentrl.learn.learner.Learner.step", full)
+    assert train(str(write(run={"steps": 1}))) == 2
+    said = capsys.readouterr().err
+    assert "learner.micro_tokens" in said and "Tried to allocate 18.00 MiB." in said and "Traceback" not in said
