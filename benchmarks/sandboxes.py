@@ -3,7 +3,8 @@
     python benchmarks/sandboxes.py [--json] [--repeat 200] [--backend namespace ...] [--resets 10000]
 
 Everything is measured in one run on one machine. How idle the machine was in the second before goes into the report: on
-a busy one the medians are those of the queue for the processor. `--resets` also makes that many boxes in a row and says
+a busy one the medians are those of the queue for the processor, unless it runs at real-time priority (chrt -f 5), where
+boxes get no control groups and docker's daemon stays as it is. `--resets` also makes that many boxes in a row and says
 whether any differed or left something behind.
 """
 
@@ -322,6 +323,8 @@ def main() -> None:
     options = parser.parse_args()
     report: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "python": sys.version.split()[0]}}
     report["machine"] |= {"kernel": os.uname().release, "load": os.getloadavg()[0], "idle_before": idle_share()}
+    policies = {os.SCHED_OTHER: "normal", os.SCHED_FIFO: "real-time", os.SCHED_RR: "real-time"}
+    report["machine"]["priority"] = policies.get(os.sched_getscheduler(0), "other")
     for name in options.backend:
         if name != "docker":
             report[name] = measure(name, options.repeat, options.resets if name == "namespace" else 0)
