@@ -31,7 +31,8 @@ MAX_DIGITS = 4_000
 
 
 _CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A string, or the rest of the text where it is never closed: otherwise each of its quotes would be tried in turn."""
 _OUTSIDE = re.compile(r"[^\[\]{}]+")
 
 

@@ -456,3 +456,57 @@ def test_ten_minutes_of_fuzzing_find_nothing(evidence: Callable[[str, Any], None
             "found": 0,
         },
     )
+
+
+PUMPED = [
+    '"',
+    '\\"',
+    "\\\\",
+    "{",
+    "[",
+    "[[",
+    '{"a":',
+    "(",
+    "-",
+    "1",
+    "9",
+    ",",
+    ".",
+    "<",
+    "</",
+    "<answer>",
+    "\\boxed{",
+    "```",
+    "#",
+    "\\frac{",
+    "x^",
+    "e",
+    "\n",
+    "x(",
+    "a&nbsp;",
+    "é",
+    "/*",
+    "=",
+]
+LENGTH = 60_000
+
+
+@pytest.mark.parametrize("start", ["", '"', "<answer>4", "<answer>4</answer><", "\\boxed{", '{"a": "', "4"])
+def test_what_is_repeated_a_hundred_thousand_times_costs_no_more_than_its_length(start: str) -> None:
+    """A parser that goes back over what it has read would take minutes, and with it the whole run."""
+    answers = [
+        Answer(lambda task: "4", extract=how, kind=kind)
+        for how in ("whole", "tag", "boxed", "last_line")
+        for kind in ("exact", "numeric", "set", "expression")
+    ]
+    for unit in [*PUMPED, " ", "\t"]:
+        text = start + unit * (LENGTH // len(unit))
+        began = time.thread_time()
+        for read in (parse_json, lambda text: read_reply(text, [Criterion("correct", "?")])):
+            try:
+                read(text)
+            except Malformed:
+                continue
+        for verifier in answers:
+            passes(verifier, text)
+        assert time.thread_time() - began < SLOWEST, unit

@@ -34,7 +34,7 @@ def _tagged(message: str) -> str:
     opened, closed = message.count("<answer>"), message.count("</answer>")
     if opened != 1 or closed != 1:
         raise Unclear(f"expected exactly one <answer>...</answer>, found {opened} openings and {closed} closings")
-    if re.search(r"<\s*/?\s*answer\b[^>]{0,50}>?", message.replace("<answer>", "").replace("</answer>", ""), re.I):
+    if re.search(r"<\s{0,9}/?\s{0,9}answer\b", message.replace("<answer>", "").replace("</answer>", ""), re.I):
         raise Unclear("a second, misspelt answer tag")
     start, end = message.index("<answer>") + len("<answer>"), message.index("</answer>")
     if end < start:
