@@ -18,11 +18,11 @@ def derive(seed: int, *names: Name) -> int:
 
     Each part is written with its type and length, so `("a", "bc")` and `("ab", "c")`, or `1` and `"1"`, differ.
     """
-    digest = hashlib.blake2b(digest_size=8)
+    written = []
     for part in (seed, *names):
         text = str(part).encode()
-        digest.update(f"{type(part).__name__}:{len(text)}:".encode() + text)
-    return int.from_bytes(digest.digest(), "big") >> 1
+        written.append(b"%s:%d:%s" % (type(part).__name__.encode(), len(text), text))
+    return int.from_bytes(hashlib.blake2b(b"".join(written), digest_size=8).digest(), "big") >> 1
 
 
 def generator(seed: int, *names: Name) -> random.Random:

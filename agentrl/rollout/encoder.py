@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from agentrl.types import Source
@@ -38,7 +39,7 @@ class Marks:
     @staticmethod
     def absent_from(texts: Sequence[str]) -> Marks:
         """Marks that none of the texts holds; private-use characters, of which there are 137,468."""
-        if not any("\ue000" <= c <= "\ue004" for text in texts for c in set(text)):
+        if not any(map(_USUAL.search, texts)):
             return Marks()
         used = set().union(*texts)
         free: Iterator[str] = (
@@ -72,6 +73,7 @@ class Encoder:
         choice = "|".join(map(re.escape, sorted(self.literals, key=len, reverse=True)))
         self.control = re.compile(f"(?=({choice}))" if choice else r"(?!)")
         """Finds every place where one is spelled, overlapping ones too."""
+        self._longest = max(map(len, self.literals), default=0)
 
     def encode(self, text: str) -> list[int]:
         """Text of our own: control tokens in it are meant."""
@@ -101,13 +103,21 @@ class Encoder:
     def span(self, marked: str, marks: Marks) -> Span:
         """Marked text as tokens. Outside text yields no control token, whatever it spells."""
         text, outside, cuts = unmark(marked, marks)
-        for match in self.control.finditer(text):
-            if _touch(outside, match.start(), match.start() + len(match.group(1))):
-                cuts.add(match.start() + 1)
+        for a, b in outside:
+            for match in self.control.finditer(text, max(0, a - self._longest)):
+                if match.start() >= b:
+                    break
+                if match.start() + len(match.group(1)) > a:
+                    cuts.add(match.start() + 1)
         while True:
             ids, places = self._pieces(text, sorted(cuts))
-            control = [place for i, place in zip(ids, places, strict=True) if i in self.control_ids]
-            forged = [place for place in control if _touch(outside, *place)]
+            sources = bytearray(len(ids))
+            forged: list[tuple[int, int]] = []
+            for a, b in outside:  # tokens run left to right
+                first, last = bisect_right(places, a, key=_END), bisect_left(places, b, key=_START)
+                sources[first:last] = _OBSERVED * (last - first)
+                if not self.control_ids.isdisjoint(ids[first:last]):
+                    forged += [places[i] for i in range(first, last) if ids[i] in self.control_ids]
             if not forged:
                 break
             for a, b in forged:  # one that a normaliser made out of other characters
@@ -115,7 +125,7 @@ class Encoder:
                     cuts.add(a + 1)
                 else:
                     text = text[:a] + "\ufffd" * (b - a) + text[b:]
-        return Span(tuple(ids), _sources(places, outside))
+        return Span(tuple(ids), bytes(sources))
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokens of the text, tokenised apart at each cut, and the characters each covers."""
@@ -124,8 +134,13 @@ class Encoder:
         for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
             encoding = self._backend.encode(text[a:b], add_special_tokens=False)
             ids += encoding.ids
-            places += [(a + x, a + y) for x, y in encoding.offsets]
+            places += [(a + x, a + y) for x, y in encoding.offsets] if a else encoding.offsets
         return ids, places
+
+
+_START, _END = itemgetter(0), itemgetter(1)
+_OBSERVED = bytes([Source.OBSERVATION])
+_USUAL = re.compile("[\ue000-\ue004]")
 
 
 def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[int]]:
@@ -145,19 +160,3 @@ def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[i
             parts.append(part)
             place += len(part)
     return "".join(parts), outside, cuts
-
-
-def _touch(outside: Sequence[tuple[int, int]], a: int, b: int) -> bool:
-    """Whether the characters from a to b hold any from outside; the ranges are in order and apart."""
-    place = bisect_right(outside, a, key=lambda found: found[1])
-    return place < len(outside) and outside[place][0] < b
-
-
-def _sources(places: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bytes:
-    """OBSERVATION for each token that carries a character from outside; tokens run left to right."""
-    found = bytearray(len(places))
-    starts, ends = [a for a, _ in places], [b for _, b in places]
-    for a, b in outside:
-        first, last = bisect_right(ends, a), bisect_left(starts, b)
-        found[first:last] = bytes([Source.OBSERVATION]) * (last - first)
-    return bytes(found)

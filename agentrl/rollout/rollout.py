@@ -174,10 +174,15 @@ class _Run:
         return self.trajectory(outcome, verdict)
 
     async def _turns(self, opening: tuple[Message, ...]) -> Ending:
-        """Turn by turn until something ends the episode."""
+        """Turn by turn until something ends the episode, or its time is up."""
+        deadline = asyncio.get_running_loop().time() + self.budget.wall_seconds
+        async with _until(deadline):
+            return await self._played(opening, deadline)
+        return "time"
+
+    async def _played(self, opening: tuple[Message, ...], deadline: float) -> Ending:
         budget, renderer = self.budget, self.renderer
         limit = budget.turns or self.episode.environment.max_turns
-        deadline = asyncio.get_running_loop().time() + budget.wall_seconds
         schemas = self.episode.schemas
         span = renderer.prompt(opening, schemas)
         aside = False
@@ -190,10 +195,7 @@ class _Run:
             if room < 1:
                 return "tokens"
             self.stage = "engine"
-            async with _until(deadline) as scope:
-                completion = await self._timed("engine", self._sample(turn, room))
-            if scope.expired():
-                return "time"
+            completion = await self._timed("engine", self._sample(turn, room))
             self.stage = "environment"
             message = renderer.parse(completion.token_ids)
             if completion.finish != "stop":
@@ -219,22 +221,23 @@ class _Run:
         return span
 
     async def _act(self, message: Message, deadline: float) -> Step | None:
-        """Carry out a turn; None when its time ran out."""
-        now = asyncio.get_running_loop().time()
-        left = self.budget.tool_seconds - self.seconds["tools"]
-        async with _until(min(deadline, now + left)) as scope:
+        """Carry out a turn; None when the tools' time ran out."""
+        until = asyncio.get_running_loop().time() + self.budget.tool_seconds - self.seconds["tools"]
+        if until >= deadline:  # then the episode's own limit comes first
+            return await self._timed("tools", self.episode.act(message))
+        async with _until(until) as scope:
             return await self._timed("tools", self.episode.act(message))
         assert scope.expired()
         return None
 
     async def _sample(self, turn: int, room: int) -> Completion:
         """One turn, over as many requests as it takes: what an abort left is kept, and sampled on from there."""
-        got = Completion(token_ids=(), logprobs=(), versions=(), finish="abort")
+        got: Completion | None = None
         part = empty = failures = 0
         while True:
             prompt = self.tape.prompt()
             sampling = Sampling(
-                max_tokens=room - len(got.token_ids),
+                max_tokens=room - (len(got.token_ids) if got else 0),
                 temperature=self.style.temperature,
                 top_p=self.style.top_p,
                 top_k=self.style.top_k,
@@ -254,12 +257,7 @@ class _Run:
             if len(new.token_ids) > sampling.max_tokens or (new.finish == "stop" and not new.token_ids):
                 raise EngineError(f"asked for 1 to {sampling.max_tokens} tokens, the engine gave {len(new.token_ids)}")
             self.tape.take(prompt, new)
-            got = Completion(
-                token_ids=got.token_ids + new.token_ids,
-                logprobs=got.logprobs + new.logprobs,
-                versions=got.versions + new.versions,
-                finish=new.finish,
-            )
+            got = new if got is None else _joined(got, new)
             if new.finish != "abort":
                 return got
             if len(got.token_ids) >= room:
@@ -295,6 +293,15 @@ class _Run:
             timings={**self.seconds, "overhead": max(0.0, total - sum(self.seconds.values())), "total": total},
             root=self.episode.root,
         )
+
+
+def _joined(one: Completion, other: Completion) -> Completion:
+    return Completion(
+        token_ids=one.token_ids + other.token_ids,
+        logprobs=one.logprobs + other.logprobs,
+        versions=one.versions + other.versions,
+        finish=other.finish,
+    )
 
 
 class _until:
