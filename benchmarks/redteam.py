@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ EXERCISE = EXERCISES[0]
 SERVER = """\
 import json, os, signal, sys
 {setup}
-print("ready", flush=True)
+print(json.dumps({{"honest": globals().get("HONEST", "")}}), flush=True)
 for line in sys.stdin:
     order = json.loads(line)
     read, write = os.pipe()
@@ -180,8 +180,7 @@ PEERS = (
             f"reasoning-gym 0.1.25 {name}",
             "answer",
             f"import reasoning_gym\nD = reasoning_gym.create_dataset({name!r}, size=1, seed=7)\n"
-            "def grade(text, gold):\n    return D.score_answer(D[0]['answer'] if text == 'ORACLE' else text, D[0])\n",
-            "ORACLE",
+            "HONEST = D[0]['answer']\ndef grade(text, gold):\n    return D.score_answer(text, D[0])\n",
         )
         for name in ("chain_sum", "countdown", "letter_counting", "word_sorting", "sentence_reordering", "count_primes")
     ),
@@ -195,6 +194,8 @@ class Warm:
         self.python, self.setup = python, setup
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
+        self.honest = ""
+        """The right answer, where only the grader knows it."""
 
     def start(self) -> subprocess.Popen[str]:
         command = [self.python, "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))"]
@@ -217,9 +218,11 @@ class Warm:
             json.dumps(SERVER.format(setup=self.setup)) + "\n"
         )  # not on the command line, for all to read
         process.stdin.flush()
-        if process.stdout.readline().strip() != "ready":
+        try:
+            self.honest = str(json.loads(process.stdout.readline())["honest"])
+        except ValueError:
             process.kill()
-            raise RuntimeError((process.stderr.read().strip().splitlines() or ["it does not start"])[-1])
+            raise RuntimeError((process.stderr.read().strip().splitlines() or ["it does not start"])[-1]) from None
         threading.Thread(target=process.stderr.read, daemon=True).start()
         return process
 
@@ -328,7 +331,9 @@ async def main(python: str, only: str) -> dict[str, Any]:
                 continue
             warm = Warm(python, peer.setup)
             try:
-                found[peer.name] = await measure(peer.name, against(Theirs(warm, peer), peer), pool)
+                warm.process = warm.start()
+                known = replace(peer, honest=peer.honest or warm.honest)
+                found[peer.name] = await measure(peer.name, against(Theirs(warm, known), known), pool)
             except Exception as error:
                 found[peer.name] = {"missing": f"{type(error).__name__}: {error}"[:200]}
             finally:
