@@ -152,13 +152,3 @@ def all_agree(score: float, count: int, remaining: int, predicted: float | None)
     alike = PRIOR_STRENGTH * (rate if score == 1.0 else 1.0 - rate) + count
     total = PRIOR_STRENGTH + count
     return math.prod((alike + more) / (total + more) for more in range(remaining))
-
-
-def wasted_tokens(groups: Sequence[Group], reasons: Mapping[int, str]) -> dict[str, int]:
-    """Sampled tokens of dropped groups, by reason."""
-    found: dict[str, int] = {}
-    for group in groups:
-        if group.number in reasons:
-            reason = reasons[group.number]
-            found[reason] = found.get(reason, 0) + sum(t.sampled_tokens for t in group.trajectories)
-    return found

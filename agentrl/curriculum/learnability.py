@@ -1,11 +1,13 @@
 """The default curriculum: draws tasks whose pass rate is likely near one half, and keeps looking everywhere else.
 
-    1  a share `floor` of the draws goes to the stratum that waited longest: a new task, or the seen one whose last
-       test is oldest; solved and hopeless tasks are re-tested here
-    2  otherwise one sample of all shared weights is taken from the posterior (Thompson), which gives every stratum
-       its expected learnability, for new tasks and for those seen; one of the strata close to the best is taken
-    3  in it, a new task or a seen one, as their learnability weighs; of the seen, `candidates` from bins in the band
-       are compared, each with a sample of its own
+    1  a stratum that waited longer than its share of `floor` allows is taken first: a new task of it, or the seen one
+       whose last test is oldest; and now and then the task tested longest ago of any stratum. Solved and hopeless
+       tasks are re-tested here
+    2  otherwise `candidates` seen tasks from bins in the band are compared: each is worth its expected learnability
+       now, and what knowing it better would add to the draws to come (`HORIZON`); of those near the best, the one
+       drawn longest ago is taken
+    3  new tasks are worth the same two things, judged by one sample of all shared weights from the posterior
+       (Thompson); the better of seen and new is preferred, and among strata of new tasks the better ones
 
 A task leaves the band by itself when its belief does (it is solved, or hopeless), and comes back when its stratum
 moves, its evidence fades, or a re-test says so. For environments with levels this moves the level so that p stays
@@ -21,7 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.curriculum.posterior import Posterior, band_probability, expected_rate, expected_variance
+from agentrl.curriculum.posterior import (
+    Posterior,
+    band_probability,
+    expected_excess,
+    expected_rate,
+    expected_variance,
+)
 from agentrl.curriculum.shelf import BINS, CENTRES, Shelf
 from agentrl.curriculum.tasks import Tasks
 from agentrl.curriculum.view import Choice, Seen
@@ -34,8 +42,16 @@ SEEN_VARIANCE = 0.3
 ENOUGH = 64
 """Seen tasks in the band that make drawing from them as attractive as their learnability; fewer would be drawn over and
 over."""
-SHARPNESS = 6.0
-"""How strongly the better of two strata, or of new and seen tasks, is preferred; equals come equally often."""
+HORIZON = 16.0
+"""Draws over which what is learnt about a task pays: about as many versions as a task stays near one half."""
+PREFER_SEEN_OR_NEW, PREFER_STRATUM = 12.0, 2.0
+"""How strongly the better is preferred; equals come equally often. Between strata only mildly: learning where most is
+known already would leave the others behind."""
+NEAR = 0.9
+"""Seen tasks worth at least this share of the best are as good as it: the one drawn longest ago is taken, so that many
+tasks are trained on and their evidence stays fresh."""
+RETESTED = 1.0 / 3.0
+"""Draws that re-test the task tested longest ago, as a share of `floor`."""
 PROBE = 4
 """Tasks of each level looked at before the first draw, to learn which tags there are."""
 SHELVED = 64
@@ -55,7 +71,7 @@ class Learnability:
         """Indices of new tasks by stratum: looked at, not yet drawn."""
         self._last: list[int] = []
         """For each stratum the draw that last took from it."""
-        self._draws = self._floor_draws = self._fresh_draws = 0
+        self._draws = self._fresh_draws = 0
         for level in tasks.levels:
             for _ in range(PROBE):
                 self._look(level)
@@ -65,9 +81,10 @@ class Learnability:
     def choose(self, rng: np.random.Generator) -> Choice:
         """The next task."""
         self._draws += 1
-        if rng.random() < self._recipe.floor:
-            self._floor_draws += 1
+        if (self._draws - min(self._last)) * self._recipe.floor > len(self._last):
             return self._in_turn(rng)
+        if rng.random() < RETESTED * self._recipe.floor and self._posterior.count:
+            return self._seen(self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist()))
         return self._promising(rng)
 
     def _in_turn(self, rng: np.random.Generator) -> Choice:
@@ -78,65 +95,73 @@ class Learnability:
         weights = np.zeros(self._shelf.counts.shape)
         weights[stratum] = counts
         rows = self._shelf.pick(weights, self._recipe.candidates, rng)
-        if not rows:
-            return self._any(rng)
-        known = self._posterior.rows
-        return self._seen(min(rows, key=lambda row: (bool(known[row]["flying"]), int(known[row]["drawn"]), row)))
+        return self._seen(self._oldest(rows)) if rows else self._any(rng)
 
     def _promising(self, rng: np.random.Generator) -> Choice:
         means, variances = self._posterior.strata.beliefs()
-        logits = means + np.sqrt(variances) * rng.standard_normal(len(means))
         spread = self._posterior.strata.spread
         alive = spread[:, 0] / spread[:, 1]
-        new = self._worth(logits, self._posterior.apart) * alive
+        rows, share = self._candidates(means, alive, rng)
+        strata = self._posterior.rows["stratum"][rows]
+        own, width, lively = self._posterior.many(rows)
+        where, width = means[strata] + own, width + variances[strata]
+        now = self._worth(where, width)
+        bar = float(now.max(initial=0.0))
+        seen = (now + HORIZON * self._excess(where, width, bar)) * lively
+        sampled = means + np.sqrt(variances) * rng.standard_normal(len(means))
+        apart = self._posterior.apart
+        new = (self._worth(sampled, apart) + HORIZON * self._excess(sampled, apart, share * bar)) * alive
         new[[not self._has_new(stratum) for stratum in range(len(new))]] = 0.0
+        best = float(new.max())
+        odds = (best / max(share * float(seen.max(initial=0.0)), 1e-12)) ** PREFER_SEEN_OR_NEW
+        if best > 0.0 and rng.random() * (1.0 + odds) < odds:
+            chances = np.cumsum((new / best) ** PREFER_STRATUM)
+            return self._new(min(len(new) - 1, int(np.searchsorted(chances, rng.random() * chances[-1], side="right"))))
+        if not len(rows):
+            return self._any(rng)
+        return self._seen(self._oldest(rows[seen >= NEAR * seen.max()].tolist()))
+
+    def _candidates(self, logits: Floats, alive: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], float]:
+        """Seen tasks that may be drawn now, from bins in the band; and whether there are enough, up to 1."""
         where = logits[:, None] + CENTRES
         rates = 1.0 / (1.0 + np.exp(-where))
         low, high = self._recipe.band
         inside = self._shelf.counts * ((rates >= low) & (rates <= high))
         weights = inside * self._worth(where, SEEN_VARIANCE) * alive[:, None]
-        number = int(inside.sum())
-        seen = float(weights.sum()) / max(1, number) * min(1.0, number / ENOUGH)
-        best = float(new.max())
-        odds = (best / max(seen, 1e-12)) ** SHARPNESS
-        if best > 0.0 and rng.random() * (1.0 + odds) < odds:
-            chances = np.cumsum((new / best) ** SHARPNESS)
-            return self._new(min(len(new) - 1, int(np.searchsorted(chances, rng.random() * chances[-1], side="right"))))
-        return self._compare(logits, weights, rng)
-
-    def _compare(self, logits: Floats, weights: Floats, rng: np.random.Generator) -> Choice:
         rows = np.array(self._shelf.pick(weights, self._recipe.candidates, rng), dtype=np.int64)
         known = self._posterior.rows
         rows = rows[~known["flying"][rows]]
         # The same task twice under one policy teaches little: others first.
         rested = rows[known["version"][rows] < self._posterior.clock]
-        rows = rested if len(rested) else rows
-        if not len(rows):
-            return self._any(rng)
-        means, variances, lively = self._posterior.many(rows)
-        worth = self._worth(logits[known["stratum"][rows]] + means, variances) * lively
-        return self._seen(int(rows[np.argmax(worth)]))
+        return rested if len(rested) else rows, min(1.0, float(inside.sum()) / ENOUGH)
 
     def _any(self, rng: np.random.Generator) -> Choice:
         """Nothing stands out: a new task if there is one, else whatever was drawn longest ago of a few."""
         fresh = [stratum for stratum in range(len(self._last)) if self._has_new(stratum)]
         if fresh:
             return self._new(fresh[int(rng.integers(len(fresh)))])
-        rows = (
-            rng.integers(self._posterior.count, size=self._recipe.candidates).tolist() if self._posterior.count else []
-        )
-        known = self._posterior.rows
-        if rows:
-            return self._seen(min(rows, key=lambda row: (bool(known[row]["flying"]), int(known[row]["drawn"]), row)))
+        if self._posterior.count:
+            return self._seen(self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist()))
         # Every task is under way for the first time: hand out one of them once more.
         level = self._tasks.levels[int(rng.integers(len(self._tasks.levels)))]
         return Choice(level, self._tasks.nth(level, int(rng.integers(self._tasks.size or 1))), None)
+
+    def _oldest(self, rows: list[int]) -> int:
+        """Of these, the one drawn longest ago; those under way last."""
+        known = self._posterior.rows
+        return min(rows, key=lambda row: (bool(known[row]["flying"]), int(known[row]["drawn"]), row))
 
     def _worth(self, logits: Floats, variance: Floats | float) -> Floats:
         if self._recipe.objective == "variance":
             return expected_variance(logits, variance)
         low, high = self._recipe.band
         return band_probability(logits, variance, low, high)
+
+    def _excess(self, logits: Floats, variance: Floats | float, bar: float) -> Floats:
+        """By how much the worth of a task, once known, is expected to lie above the bar; nothing where it does not."""
+        if self._recipe.objective == "variance":
+            return expected_excess(logits, variance, bar)
+        return self._worth(logits, variance) * (1.0 - min(1.0, bar))
 
     def _seen(self, row: int) -> Choice:
         entry = self._posterior.rows[row]
@@ -244,7 +269,7 @@ class Learnability:
             "positions": [[level, position] for level, position in self._positions.items()],
             "waiting": [np.array(self._waiting[s], dtype=np.int64) for s in range(len(self._last))],
             "last": list(self._last),
-            "draws": [self._draws, self._floor_draws, self._fresh_draws],
+            "draws": [self._draws, self._fresh_draws],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -256,7 +281,7 @@ class Learnability:
         self._positions = {int(level): int(position) for level, position in state["positions"]}
         self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}
         self._last = [int(draw) for draw in state["last"]]
-        self._draws, self._floor_draws, self._fresh_draws = (int(n) for n in state["draws"])
+        self._draws, self._fresh_draws = (int(n) for n in state["draws"])
 
 
 assert len(CENTRES) == BINS

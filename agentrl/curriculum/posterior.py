@@ -62,6 +62,24 @@ def expected_variance(mean: Floats, variance: Floats | float) -> Floats:
     return found
 
 
+_POINTS, _LENGTHS = np.polynomial.legendre.leggauss(15)
+
+
+def expected_excess(mean: Floats, variance: Floats | float, bar: float) -> Floats:
+    """E[max(0, p(1-p) - bar)] when logit p is Gaussian: by Gauss-Legendre over the logits where p(1-p) > bar."""
+    inner = math.sqrt(max(0.0, 1.0 - 4.0 * bar))
+    edge = 5.0 if inner > 0.987 else math.log((1.0 + inner) / (1.0 - inner))  # beyond 5, p(1-p) is below 0.007
+    deviation = np.sqrt(np.maximum(variance, 1e-6))
+    low, high = np.maximum(-edge, mean - 4.0 * deviation), np.minimum(edge, mean + 4.0 * deviation)
+    half = 0.5 * np.maximum(0.0, high - low)[..., None]
+    x = 0.5 * (low + high)[..., None] + half * _POINTS
+    rates = 1.0 / (1.0 + np.exp(-x))
+    distance = (x - mean[..., None]) / np.asarray(deviation)[..., None]
+    density = np.exp(-0.5 * np.square(distance)) / (math.sqrt(2.0 * math.pi) * np.asarray(deviation)[..., None])
+    found: Floats = (half * density * np.maximum(0.0, rates * (1.0 - rates) - bar)) @ _LENGTHS
+    return found
+
+
 def band_probability(mean: Floats, variance: Floats | float, low: float, high: float) -> Floats:
     """P(low ≤ p ≤ high) when logit p is Gaussian; the normal distribution function by a logistic, within 0.01."""
     scale = 1.702 / np.sqrt(np.maximum(variance, 1e-6))

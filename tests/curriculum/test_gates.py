@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl.curriculum import Draw
-from agentrl.curriculum.gates import Decision, all_agree, closeness, make, overlong_penalty, wasted_tokens
+from agentrl.curriculum.gates import Decision, all_agree, closeness, make, overlong_penalty
 from agentrl.envs.base import Environment
 from agentrl.learn.advantage import advantages
 from agentrl.recipe import AlgorithmSection, GatesSection
@@ -121,12 +121,6 @@ def test_small_advantages_are_left_out(draw: Draw, group_of: MakeGroup) -> None:
         0.0,
     ]
     assert make(GatesSection(), max_tokens=9).filter(samples) == samples
-
-
-def test_wasted_tokens_by_reason(draw: Draw, group_of: MakeGroup) -> None:
-    group = longer(group_of(draw, [1, 1]), [10, 20])
-    assert wasted_tokens([group], {3: "no signal"}) == {"no signal": 30}
-    assert wasted_tokens([group], {}) == {}
 
 
 def test_shuffled_scores_are_the_same_scores_on_other_rollouts(draw: Draw, group_of: MakeGroup) -> None:

@@ -153,6 +153,47 @@ def test_no_stratum_starves(rate: float, ladder: Environment, group_of: MakeGrou
     assert isinstance(waited, float) and waited < 2 * 10 / 0.1
 
 
+def test_a_stratum_waits_no_longer_than_the_floor_allows(ladder: Environment, group_of: MakeGroup) -> None:
+    """One of ten strata is learnable, the others hopeless: each is drawn again within strata / floor draws or so."""
+    sampler = make(BandCurriculum(floor=0.2), [Source(name="ladder", environment=ladder)], 1)
+    rounds = play(sampler, group_of, lambda draw, step: 0.5 if draw.task.level == 1 else 0.0, range(100), size=4)
+    last: dict[object, int] = {}
+    gaps = []
+    for number, draw in enumerate(draw for draws in rounds for draw in draws):
+        stratum = (draw.task.level, draw.task.tags)
+        gaps.append(number - last.get(stratum, 0))
+        last[stratum] = number
+    assert len(last) == 10
+    assert max(gaps) <= 10 / 0.2 + 10
+
+
+def test_hopeless_tasks_are_tested_again(shelf: Environment, group_of: MakeGroup) -> None:
+    """Half the tasks fail for 60 rounds and are retired; when all become learnable, the retired are found out."""
+    sampler = make(BandCurriculum(), [Source(name="shelf", environment=shelf, levels=(1,))], 4)
+
+    def odd(draw: Draw) -> bool:
+        return int(draw.task.id.rsplit("/", 1)[1]) % 2 == 1
+
+    before = play(sampler, group_of, lambda draw, step: 0.0 if odd(draw) else 0.5, range(60))
+    retired = np.mean([odd(draw) for draws in before[20:] for draw in draws])
+    after = play(sampler, group_of, lambda draw, step: 0.5, range(60, 200))
+    back = np.mean([odd(draw) for draws in after[100:] for draw in draws])
+    assert retired < 0.1
+    assert back > 0.3
+
+
+def test_errors_say_nothing_of_a_task(ladder: Environment, group_of: MakeGroup) -> None:
+    """Infra and verifier errors leave every belief where it was; the graded rollouts of a group count as ever."""
+    beliefs = []
+    for scores in ([None, None, None], [0.0, 1.0, None, None], [0.0, 1.0]):
+        sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+        sampler.observe([group_of(sampler.next(), scores)])
+        beliefs.append(sampler.metrics()["level_p"])
+    untouched = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0).metrics()["level_p"]
+    assert beliefs[0] == untouched
+    assert beliefs[1] == beliefs[2] != untouched
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_scores_leave_it_finite(
