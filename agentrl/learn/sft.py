@@ -149,13 +149,18 @@ def _trainer_class(smoothing: float) -> Any:
 
 
 def enough(evaluation: Evaluation, group_size: int) -> str:
-    """Whether RL has something to work with: turns that can be carried out, and groups whose scores differ."""
+    """Whether RL has something to work with: calls that can be read, episodes that end, groups whose scores differ."""
     tried = [t for t in evaluation.trajectories if t.outcome.score is not None]
+    calls = [call for t in tried for message in t.messages for call in message.tool_calls]
+    valid = sum(call.error is None for call in calls) / len(calls) if calls else 1.0
     well = sum(t.outcome.ending == "done" for t in tried) / max(1, len(tried))
     rates = list(evaluation.summary([1])["levels"].values())
     signal = sum(1 - p**group_size - (1 - p) ** group_size for p in rates) / max(1, len(rates))
-    seen = f"{well:.0%} of the episodes end by themselves, {signal:.0%} of groups of {group_size} would carry a signal"
-    if well < 0.5:
+    seen = (
+        f"{valid:.0%} of the tool calls can be read, {well:.0%} of the episodes end by themselves, {signal:.0%} of "
+        f"groups of {group_size} would carry a signal"
+    )
+    if well < 0.5 or valid < 0.8:
         return f"warm start is too short: {seen}; raise warm_start.demonstrations or .epochs"
     if signal < 0.2:
         hint = "harder levels" if sum(rates) > len(rates) / 2 else "easier levels, or more demonstrations"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agentrl.learn.advantage import estimate
-from agentrl.learn.algorithms import ROWS, Algorithm
+from agentrl.learn.algorithms import CORRECTION_BOUNDS, ROWS, Algorithm
 from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.pack import token_coefficients
 from agentrl.types import Segment, TrainingSample
@@ -244,6 +244,20 @@ VERL: dict[str, tuple[Algorithm, Callable[[Case, Any], Result]]] = {
 def test_same_as_verl(case: Case, verl: Any, name: str) -> None:
     algorithm, theirs = VERL[name]
     same(case.ours(algorithm), theirs(case, verl), 1e-7)  # verl's seq-mean divides by length + 1e-8
+
+
+@pytest.mark.parametrize(
+    ("correction", "level", "bounds"),
+    [("tis", "token", 2.0), ("icepop", "token", "0.5_5.0"), ("mis", "sequence", "1e-9_3.0")],
+)
+def test_corrections_are_verls(case: Case, verl: Any, correction: Any, level: str, bounds: float | str) -> None:
+    """With the weights that verl itself computes from both sides' logprobs."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    weights, _ = compute_rollout_correction_weights(case.old - case.engine, case.mask, level, bounds)
+    low, high = CORRECTION_BOUNDS[correction]
+    row = replace(ROWS["dapo"], correction=correction, correction_low=low, correction_high=high)
+    same(case.ours(row), case.verl(verl, "vanilla", "token-mean", high=0.28, weights=weights), 1e-7)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
