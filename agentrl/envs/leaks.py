@@ -41,7 +41,7 @@ def distinctive(task: Task) -> tuple[str, ...]:
     public = task.prompt + json.dumps(plain(task.setup), ensure_ascii=False)
     shown = [task.prompt, *texts(task.setup)]
     found = []
-    for text in texts(task.secret):
+    for text in texts(list(task.secret.values())):  # the keys are the author's own names, the same for every task
         clean = text.strip()
         if len(clean) >= SHORTEST and clean not in public and not any(clean in other for other in shown):
             found.append(clean)

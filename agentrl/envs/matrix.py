@@ -92,16 +92,18 @@ def attacked(env: str, level: int) -> tuple[Task, ...]:
     return tasks[:1] if boxed and len(tasks) > 2 else tasks
 
 
-async def examine(cell: Cell, corpus: Sequence[Attack], *, parallel: int = 4) -> Row:
+async def examine(cell: Cell, corpus: Sequence[Attack], *, parallel: int = 4, checked: int = 2) -> Row:
     """The checks and the red team at one level; whatever breaks is a failure of the row, never of the run."""
     began = time.monotonic()
     failed: dict[str, str] = {}
     passed = 0
     report: Report | None = None
     try:
-        checked = await check(cell.env, sandbox=cell.backend, levels=[cell.level], only=CHECKS)
-        passed = sum(result.ok for result in checked.results)
-        failed = {result.name: result.evidence for result in checked.results if not result.ok}
+        results = (
+            await check(cell.env, sandbox=cell.backend, levels=[cell.level], per_level=checked, only=CHECKS)
+        ).results
+        passed = sum(result.ok for result in results)
+        failed = {result.name: result.evidence for result in results if not result.ok}
         middle = time.monotonic()
         tasks = attacked(cell.env, cell.level)
         aim = suite.Mark(name=cell.env, make=load(cell.env), tasks=tasks, judge=ScriptedExaminer())
@@ -241,7 +243,7 @@ def run(wanted: Sequence[Cell], evidence: Evidence, *, sample: bool, parallel: i
                 if cell.backend != backend or time.monotonic() > deadline:
                     continue
                 chosen = dealt(corpus, cell.env, cell.level) if sample else corpus
-                found = asyncio.run(examine(cell, chosen, parallel=parallel))
+                found = asyncio.run(examine(cell, chosen, parallel=parallel, checked=1 if sample else 2))
                 evidence.add(cell, found)
                 say(line(cell, found))
     bad = [cell for cell in wanted if not evidence.rows.get(cell, {}).get("ok")]
@@ -258,7 +260,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="ENV", help="may be given again")
     parser.add_argument("--backend", action="append", default=[], choices=BACKENDS, help="may be given again")
     parser.add_argument("--level", action="append", default=[], type=int, help="may be given again")
-    parser.add_argument("--sample", action="store_true", help="each attack at one level of an environment, not at all")
+    parser.add_argument(
+        "--sample", action="store_true", help="one checked task a level; each attack at one level of many"
+    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row later than this")
     parser.add_argument("--parallel", type=int, default=4, help="episodes at once")
     given = parser.parse_args(argv)

@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.envs import checks
 from agentrl.envs.check import Report, Result, check
+from agentrl.envs.leaks import distinctive
 from agentrl.errors import UserError
 from agentrl.types import Task
 
@@ -146,6 +147,13 @@ def test_a_secret_that_episodes_get_to_see_is_found(
     (result,) = examined(member("leaky_public", SOUND), ["oracle_containment"]).results
     assert not result.ok
     assert result.evidence.endswith("a value of the secret reaches the task as episodes get it")
+
+
+def test_names_of_the_secrets_parts_are_no_secret() -> None:
+    task = Task(
+        id="t", split="train", level=1, prompt="p", secret={"modules": {"months.py": "return a + b"}, "n": 4711}
+    )
+    assert distinctive(task) == ("months.py", "return a + b")
 
 
 def test_a_box_that_isolates_nothing_is_found() -> None:
