@@ -14,6 +14,7 @@ import datetime
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -278,8 +279,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to stop, boxes and a daemon of ours go first
     try:
         sys.exit(main())
     except AgentRLError as problem:
         print(problem, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
