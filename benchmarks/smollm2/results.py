@@ -67,6 +67,10 @@ class Run:
         self.steps = list(metrics.read(folder / "metrics.jsonl", "step"))
         evals = list(metrics.read(folder / "metrics.jsonl", "eval"))
         self.evals = {row["stage"]: row for row in evals if row["stage"] in STAGES}
+        self.stopped = "end" not in self.evals
+        """Cut off before its last evaluation: the newest one stands in for it."""
+        if self.stopped and evals[-1]["stage"] == "rl":
+            self.evals["end"] = evals[-1]
         self.curve = [row for row in evals if row["stage"] != "start"]
         self.warm = next(metrics.read(folder / "metrics.jsonl", "warm_start"), {})
         self.machine = json.loads((folder / "environment.json").read_text())
@@ -108,6 +112,8 @@ def scores(runs: list[Run]) -> list[str]:
             row = run.evals.get(stage)
             if row is None:
                 continue
+            if stage == "end" and run.stopped:
+                label = f"after {row['step']} steps of RL (cut off)"
             eight = interval(row["pass@8"]) if "pass@8" in row else ""
             what = f"{row['tasks']} of {env.name}, level {', '.join(map(str, levels or []))}"
             lines.append(
@@ -230,7 +236,7 @@ def page(evidence: Path, docs: Path) -> None:
     """Write docs/results.md from the evidence."""
     folders = sorted(path for path in evidence.iterdir() if (path / "metrics.jsonl").is_file())
     every = {folder.name: Run(folder) for folder in folders}
-    order = ["smollm2-countdown", "smollm2-files", "smollm2-repair"]
+    order = ["smollm2-countdown", "smollm2-countdown-two-levels", "smollm2-files", "smollm2-repair"]
     runs = [every[name] for name in order if name in every]
     parts: dict[str, str] = {"scores": "\n".join(scores(runs)), "costs": "\n".join(costs(runs))}
     curves(runs, docs / "results-curves.png")
