@@ -1,6 +1,6 @@
 """The same attacks against peers' graders and against ours, side by side, and against the foils that must fall.
 
-    python benchmarks/redteam.py [--python PEERS/bin/python] [--only NAME] [--json]
+    python benchmarks/redteam.py [--python PEERS/bin/python] [--only NAME] [--families AB] [--json]
 
 Peers are installed from the package index into a throw-away virtual environment (or taken from `--python`). Each
 grader is imported once by a warm process below bubblewrap (no network, read-only files, a private /tmp) that forks for
@@ -29,6 +29,7 @@ from agentrl.types import Task, Verdict
 from agentrl.verifiers.answer import Answer
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.redteam import suite
+from agentrl.verifiers.redteam.attack import attacks
 from agentrl.verifiers.redteam.foils import FOILS, breaks
 from agentrl.verifiers.redteam.foils.base import clamp, text_of
 from agentrl.verifiers.redteam.ranges.answers import Answers
@@ -279,8 +280,9 @@ def against(verifier: Verifier, peer: Peer) -> type[Range]:
     return Tried
 
 
-async def measure(name: str, environment: type[Range], pool: Pool) -> dict[str, Any]:
-    report = await suite.run(suite.mark(name, environment), pool, parallel=2)
+async def measure(name: str, environment: type[Range], pool: Pool, families: str) -> dict[str, Any]:
+    wanted = [attack for attack in attacks().values() if attack.family in families]
+    report = await suite.run(suite.mark(name, environment), pool, chosen=wanted, parallel=2)
     controls = {c.name: c.score for c in report.controls}
     return {
         "controls": controls,
@@ -313,7 +315,7 @@ async def fallen(only: str, pool: Pool) -> dict[str, Any]:
     return found
 
 
-async def main(python: str, only: str) -> dict[str, Any]:
+async def main(python: str, only: str, families: str) -> dict[str, Any]:
     backend = sandboxes.load("namespace")()
     pool = Pool(backend)
     found: dict[str, Any] = {}
@@ -325,7 +327,7 @@ async def main(python: str, only: str) -> dict[str, Any]:
     try:
         for name, verifier, like in ours:
             if only in name:
-                found[name] = await measure(name, against(verifier, like), pool)
+                found[name] = await measure(name, against(verifier, like), pool, families)
         for peer in PEERS:
             if only not in peer.name:
                 continue
@@ -333,7 +335,7 @@ async def main(python: str, only: str) -> dict[str, Any]:
             try:
                 warm.process = warm.start()
                 known = replace(peer, honest=peer.honest or warm.honest)
-                found[peer.name] = await measure(peer.name, against(Theirs(warm, known), known), pool)
+                found[peer.name] = await measure(peer.name, against(Theirs(warm, known), known), pool, families)
             except Exception as error:
                 found[peer.name] = {"missing": f"{type(error).__name__}: {error}"[:200]}
             finally:
@@ -363,10 +365,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="", help="the interpreter of an environment that holds the peers")
     parser.add_argument("--only", default="", help="only graders and foils whose name contains this")
+    parser.add_argument("--families", default="ABCDEFGHIJ", help="only attacks of these families on graders")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentrl-peers-") as folder:
         peers = any(given.only in peer.name for peer in PEERS)
         python = given.python or (install(Path(folder)) if peers else "")
-        result = asyncio.run(main(python, given.only))
+        result = asyncio.run(main(python, given.only, given.families))
     print(json.dumps(result, indent=1) if given.json else table(result))

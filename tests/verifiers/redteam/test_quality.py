@@ -2,11 +2,19 @@
 
 import asyncio
 
+from agentrl import envs
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.redteam import suite
 from agentrl.verifiers.redteam.foils import FOILS
-from agentrl.verifiers.redteam.mutate import mutants
-from agentrl.verifiers.redteam.quality import equivalents, near_misses, quality, wilson
+from agentrl.verifiers.redteam.mutate import mutants, text_mutants
+from agentrl.verifiers.redteam.quality import (
+    equivalents,
+    near_misses,
+    quality,
+    shortfalls,
+    wilson,
+    wrong_works,
+)
 from agentrl.verifiers.redteam.ranges.code import Functions
 from agentrl.verifiers.redteam.target import survey
 
@@ -28,6 +36,23 @@ def test_mutants_of_a_small_function() -> None:
     }
 
 
+def test_mutants_of_a_query() -> None:
+    query = "SELECT a FROM t JOIN u ON t.i = u.i WHERE b < 12"
+    assert dict(text_mutants(query)) == {
+        "< at 44 becomes <=": "SELECT a FROM t JOIN u ON t.i = u.i WHERE b <= 12",
+        "= at 30 becomes <>": "SELECT a FROM t JOIN u ON t.i <> u.i WHERE b < 12",
+        "WHERE at 36 becomes WHERE 1 OR": "SELECT a FROM t JOIN u ON t.i = u.i WHERE 1 OR b < 12",
+        "12 at 46 grows by one": "SELECT a FROM t JOIN u ON t.i = u.i WHERE b < 13",
+    }
+    assert [text for _, text in text_mutants("(3 + 4) * 2")] == [
+        "(3 - 4) * 2",
+        "(3 + 4) + 2",
+        "(4 + 4) * 2",
+        "(3 + 5) * 2",
+        "(3 + 4) * 3",
+    ]
+
+
 def test_wilson_bound() -> None:
     assert round(wilson(0, 200), 4) == 0.0188
     assert round(wilson(1, 20), 4) == 0.2361
@@ -40,18 +65,36 @@ def test_near_misses_are_never_the_answer() -> None:
 
 def test_our_hidden_tests_kill_every_mutant_and_accept_other_solutions(boxes: Pool) -> None:
     aim = suite.Mark(name="functions", make=Functions, tasks=tuple(Functions().problems()[1:3]))
-    found = asyncio.run(quality(aim, boxes, repeats=5))
+    found = asyncio.run(quality(aim, boxes, repeats=5, load=1))
     assert found["mutation"]["score"] == 1.0 and found["mutation"]["killed"] >= 10
     assert found["alternatives"] == {"tried": 1, "false_negatives": 0, "missed": []}
-    assert found["flakes"] == {"tried": 10, "failed": 0, "upper_95": round(wilson(0, 10), 4)}
+    assert found["flakes"] == {
+        "tried": 10,
+        "failed": 0,
+        "upper_95": round(wilson(0, 10), 4),
+        "busy_processes": 1,
+    }
+    assert shortfalls(found) == []
     assert found["discrimination"] == 1.0
 
 
 def test_a_thin_specification_shows_in_its_mutation_score(boxes: Pool) -> None:
     foil = FOILS["names_only"]
     aim = suite.Mark(name="names_only", make=foil, tasks=tuple(foil().problems()))
-    found = asyncio.run(quality(aim, boxes, repeats=1))
+    found = asyncio.run(quality(aim, boxes, repeats=1, load=0))
     assert found["mutation"]["score"] < 0.5 and found["mutation"]["survivors"]
+    assert shortfalls(found) == [f"mutation score {found['mutation']['score']:.3f} is below 0.95"]
+
+
+def test_actions_are_left_out_and_their_arguments_changed(boxes: Pool) -> None:
+    """In an environment that is graded on what its tools did: every such mutant fails, or leaves nothing different."""
+    aim = suite.mark("service", envs.load("service"), levels=[3])
+    target = asyncio.run(survey(suite.arena(aim, aim.tasks[0], boxes)))
+    kinds = {what.split(":")[0].rstrip("0123456789 ") for what, _, _ in wrong_works(target)}
+    assert len(wrong_works(target)) >= 6 and any("is left out" in kind for kind in kinds)
+    assert any(" becomes " in what for what, _, _ in wrong_works(target))
+    found = asyncio.run(quality(aim, boxes, repeats=1, load=0))
+    assert found["mutation"]["survived"] == 0 and found["mutation"]["killed"] > 0
 
 
 def test_equivalent_mutants_are_recognised(boxes: Pool) -> None:
