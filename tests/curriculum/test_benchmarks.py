@@ -1,0 +1,65 @@
+"""What the benchmarks of real runs report, from metrics files alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _runs, curriculum_real, quickstart
+
+
+def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: float = 100.0) -> None:
+    """A run's metrics: 100 tokens a step, evaluations of ten tasks; the last line is torn."""
+    rows = []
+    last = 0
+    for step, stage, share in evals:
+        rows += [{"kind": "step", "step": n, "rollout_tokens": tokens} for n in range(last + 1, step + 1)]
+        last = max(last, step)
+        passes = {f"task {n}": float(n < 10 * share) for n in range(10)}
+        value = {"value": share, "low": share, "high": share}
+        rows.append({"kind": "eval", "step": step, "stage": stage, "pass@1": value, "passes": passes})
+    path = _runs.log_of(out, name)
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "st')
+
+
+def test_curves_start_at_the_warm_start(tmp_path: Path) -> None:
+    write(tmp_path, "a", [(0, "start", 0.0), (0, "sft", 0.2), (5, "rl", 0.4), (10, "end", 0.8)])
+    assert curriculum_real.curve(_runs.log_of(tmp_path, "a")) == [(0.0, 0.2), (500.0, 0.4), (1000.0, 0.8)]
+
+
+def test_unequal_and_missing_runs_are_compared_as_far_as_they_go(tmp_path: Path) -> None:
+    """Seed 0 was stopped at 500 tokens under uniform, seed 1 lacks it altogether."""
+    start: list[tuple[int, str, float]] = [(0, "start", 0.0), (0, "sft", 0.2)]
+    write(tmp_path, "curriculum-learnability-0", [*start, (5, "rl", 0.6), (10, "end", 0.8)])
+    write(tmp_path, "curriculum-uniform-0", [*start, (5, "rl", 0.4)])
+    write(tmp_path, "curriculum-learnability-1", [*start, (10, "end", 0.9)])
+    curves = curriculum_real.gather(tmp_path, 3)
+    assert {kind: list(runs) for kind, runs in curves.items()} == {"learnability": [0], "uniform": [0]}
+    found = curriculum_real.summarise(curves)
+    assert (found["tokens"], found["level"]) == (500.0, pytest.approx(0.6))
+    assert found["difference"]["value"] == pytest.approx(0.2)
+    assert found["difference_on_the_way"]["value"] == pytest.approx(0.1)
+    assert found["learnability"]["tokens_to_level"] == [pytest.approx(500.0)]
+    assert found["uniform"]["tokens_to_level"] == [None]
+    assert curriculum_real.table(found).count("\n") == 4
+    assert _runs.finished(tmp_path, "curriculum-learnability-0")
+    assert not _runs.finished(tmp_path, "curriculum-uniform-0")
+
+
+def test_the_quickstart_says_whether_it_holds(tmp_path: Path) -> None:
+    start: list[tuple[int, str, float]] = [(0, "start", 0.0), (0, "sft", 0.3)]
+    for seed in range(2):
+        write(tmp_path, f"seed-{seed}", [*start, (40, "end", 0.8)])
+    partial = quickstart.summarise(tmp_path, quickstart.names(2), {})
+    assert partial["missing"] == ["control-0"]
+    assert set(partial["holds"].values()) == {None}
+    write(tmp_path, "control-0", [*start, (40, "end", 0.1)])
+    found = quickstart.summarise(tmp_path, quickstart.names(2), {"seed-0": 12.0})
+    assert [(row["name"], row["seconds"]) for row in found["runs"]] == [
+        ("seed-0", 12.0), ("seed-1", None), ("control-0", None)
+    ]  # fmt: skip
+    assert found["holds"] == {"gain_at_least": True, "warm_start_between": True, "control_gains_nothing": True}
+    assert found["missing"] == []
