@@ -64,27 +64,20 @@ class Group:
 
     def out_of_memory(self) -> int:
         """How many processes the kernel ended in it for want of memory since this was last asked."""
-        try:
-            with open(self.paths["memory"] + ("/memory.events" if self.unified else "/memory.oom_control")) as lines:
-                found = dict(line.split() for line in lines)
-        except (OSError, KeyError, ValueError):
+        if "memory" not in self.paths:
             return 0
-        before, self.counted = self.counted, int(found.get("oom_kill", 0))
+        found = read(self.paths["memory"] + ("/memory.events" if self.unified else "/memory.oom_control")).split()
+        if b"oom_kill" not in found:
+            return 0
+        before, self.counted = self.counted, int(found[found.index(b"oom_kill") + 1])
         return self.counted - before
 
     def as_new(self) -> bool:
-        """Whether the last box left nothing in it: no process, and next to no memory that still counts."""
-        try:
-            for path in dict.fromkeys(self.paths.values()):
-                with open(path + "/cgroup.procs") as file:
-                    if file.read(1):
-                        return False
-            if "memory" not in self.paths:
-                return True
-            with open(self.paths["memory"] + ("/memory.current" if self.unified else "/memory.usage_in_bytes")) as file:
-                return int(file.read()) <= self.limits[0] // 16
-        except OSError:
-            return False
+        """Whether next to no memory counts in it any more; that no process is left, the end of its process 1 tells."""
+        if "memory" not in self.paths:
+            return True
+        usage = read(self.paths["memory"] + ("/memory.current" if self.unified else "/memory.usage_in_bytes"))
+        return int(usage or self.limits[0]) <= self.limits[0] // 16
 
     def remove(self) -> None:
         for pause in (0.0, 0.001, 0.01, 0.1):
@@ -102,6 +95,18 @@ def _gone(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def read(path: str) -> bytes:
+    """A short file of the kernel's; nothing when it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
 
 
 def write(path: str, value: str) -> None:
