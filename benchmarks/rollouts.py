@@ -1,6 +1,6 @@
 """What rollouts cost besides the model: overhead of a turn, rendering, waiting, and the embedded engine's speed.
 
-    python benchmarks/rollouts.py [--only overhead,rendering,waiting,engine] [--json]
+    python benchmarks/rollouts.py [--only overhead,rendering,waiting,engine,exact] [--json]
 
 overhead    everything but the model and the tool, with a scripted stand-in for the engine and an environment without
             a box, at 256 concurrent episodes; wall and processor time of a turn
@@ -9,6 +9,7 @@ waiting     episodes with heavy-tailed turns: in step (every turn waits for the 
             engine is a stand-in that sleeps
 engine      tokens/s of the embedded transformers engine against model.generate in batches of the same size, on the same
             heavy-tailed lengths with a small random model
+exact       the same engine in exact mode (the same bits for any concurrency) against the plain one, 64 rows
 Two things that are compared run in one process, one after the other, several times in turn; the table shows medians.
 """
 
@@ -139,6 +140,7 @@ def overhead(render: Renderer, *, concurrency: int = 256, turns: int = 16, repea
         "wall_ms_a_turn": statistics.median(w for w, _ in found),
         "wall_ms_a_turn_best": min(w for w, _ in found),
         "cpu_ms_a_turn": statistics.median(c for _, c in found),
+        "cpu_ms_a_turn_best": min(c for _, c in found),
         "target_ms": 1.0,
     }
 
@@ -248,12 +250,9 @@ def waiting(render: Renderer, *, episodes: int = 128, places: int = 32, repeats:
 # Engine ----------------------------------------------------------------------------------------------------------
 
 
-def engine(*, requests: int = 64, batch: int = 16, repeats: int = 3) -> dict[str, float]:
-    """Tokens/s on prompts of 8 to 64 tokens and outputs from a heavy tail (Pareto, shape 1.2, at most 256)."""
+def small_model() -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from agentrl.rollout.transformers_engine import TransformersEngine
 
     torch.manual_seed(0)
     torch.set_num_threads(1)  # a model this small gains nothing from more, and waits for them on a busy machine
@@ -267,12 +266,33 @@ def engine(*, requests: int = 64, batch: int = 16, repeats: int = 3) -> dict[str
         max_position_embeddings=1024,
     )
     make: Any = LlamaForCausalLM
-    model = make(config).eval()
+    return make(config).eval()
+
+
+def heavy_tail(requests: int) -> list[tuple[list[int], int]]:
+    """Prompts of 8 to 64 tokens and lengths of outputs from a heavy tail (Pareto, shape 1.2, at most 256)."""
     rng = random.Random(0)
-    work = [
+    return [
         ([rng.randrange(10, 4096) for _ in range(rng.randint(8, 64))], min(256, int(16 * rng.paretovariate(1.2))))
         for _ in range(requests)
     ]
+
+
+async def sampled(made: Any, work: Sequence[tuple[list[int], int]]) -> None:
+    """All requests at once, by an engine that was started."""
+    done = await asyncio.gather(
+        *(made.generate(prompt, Sampling(max_tokens=length, seed=i)) for i, (prompt, length) in enumerate(work))
+    )
+    assert sum(len(completion.token_ids) for completion in done) == sum(length for _, length in work)
+
+
+def engine(*, requests: int = 64, batch: int = 16, repeats: int = 3) -> dict[str, float]:
+    """Tokens/s on the same heavy-tailed work."""
+    import torch
+
+    from agentrl.rollout.transformers_engine import TransformersEngine
+
+    model, work = small_model(), heavy_tail(requests)
     tokens = sum(length for _, length in work)
 
     def generated() -> None:
@@ -295,10 +315,7 @@ def engine(*, requests: int = 64, batch: int = 16, repeats: int = 3) -> dict[str
     async def ours() -> None:
         made = TransformersEngine(model, max_batch=batch)
         await made.start()
-        done = await asyncio.gather(
-            *(made.generate(prompt, Sampling(max_tokens=length, seed=i)) for i, (prompt, length) in enumerate(work))
-        )
-        assert sum(len(completion.token_ids) for completion in done) == tokens
+        await sampled(made, work)
         await made.close()
 
     asyncio.run(ours())
@@ -315,12 +332,49 @@ def engine(*, requests: int = 64, batch: int = 16, repeats: int = 3) -> dict[str
     }
 
 
+def exact(*, requests: int = 192, batch: int = 64, repeats: int = 5) -> dict[str, float]:
+    """Tokens/s with and without exact mode, and how long its start takes, when it tries which shapes agree."""
+    from agentrl.rollout.transformers_engine import TransformersEngine
+
+    model, work = small_model(), heavy_tail(requests)
+    tokens = sum(length for _, length in work)
+
+    async def main() -> dict[str, float]:
+        engines, starts = [], []
+        for deterministic in (False, True):
+            made = TransformersEngine(model, max_batch=batch, deterministic=deterministic)
+            began = time.perf_counter()
+            await made.start()
+            starts.append(time.perf_counter() - began)
+            await sampled(made, work)
+            engines.append(made)
+        seconds: list[list[float]] = [[], []]
+        for _ in range(repeats):
+            for made, taken in zip(engines, seconds, strict=True):
+                began = time.perf_counter()
+                await sampled(made, work)
+                taken.append(time.perf_counter() - began)
+        for made in engines:
+            await made.close()
+        plain, careful = map(statistics.median, seconds)
+        return {
+            "tokens": tokens,
+            "plain_tokens_per_s": tokens / plain,
+            "exact_tokens_per_s": tokens / careful,
+            "cost": careful / plain - 1.0,
+            "plain_start_s": starts[0],
+            "exact_start_s": starts[1],
+        }
+
+    return asyncio.run(main())
+
+
 # Report ----------------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", default="overhead,rendering,waiting,engine")
+    parser.add_argument("--only", default="overhead,rendering,waiting,engine,exact")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     render = renderer()
@@ -329,6 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rendering": lambda: rendering(render),
         "waiting": lambda: waiting(render),
         "engine": engine,
+        "exact": exact,
     }
     chosen = options.only.split(",")
     if unknown := [name for name in chosen if name not in parts]:

@@ -29,6 +29,7 @@ class Tape:
         self._logprobs = array("f")
         self._versions = array("i")
         self._heard = b""
+        self._handed: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """Tokens of the segment under way."""
@@ -44,11 +45,13 @@ class Tape:
 
     def prompt(self) -> tuple[int, ...]:
         """What the engine must be given now: everything so far."""
-        return tuple(self._ids)
+        self._handed = tuple(self._ids)
+        return self._handed
 
     def take(self, prompt: Sequence[int], completion: Completion) -> None:
         """Append what the engine sampled when it was given `prompt`."""
-        given = array("i", prompt).tobytes()
+        # The very tuple that was handed out cannot have changed; anything else is read anew.
+        given = (self._ids[: len(prompt)] if prompt is self._handed else array("i", prompt)).tobytes()
         assert given.startswith(self._heard), "a prompt departs from what the engine saw before"
         assert given == self._ids.tobytes(), "the engine was given other tokens than the trajectory holds"
         count = len(completion.token_ids)

@@ -244,7 +244,7 @@ def test_ending_early_leaves_no_task_behind(setting: Setting, asynchronous: bool
 
 
 def test_many_episodes_on_one_loop(setting: Setting) -> None:
-    engine = setting.engine(lambda g, i: i % 2 == 0, lambda _: 0.2)
+    engine = setting.engine(lambda g, i: i % 2 == 0, lambda _: 1.0)
     plan = Plan(group_size=8, groups=64, concurrency=512)
     (only,) = asyncio.run(take(setting.scheduler(engine, plan), setting.sampler(), 1))
     assert len(only.kept) == 64 and engine.most == 512
