@@ -349,19 +349,23 @@ def exact(*, requests: int = 192, batch: int = 64, repeats: int = 5) -> dict[str
             await sampled(made, work)
             engines.append(made)
         seconds: list[list[float]] = [[], []]
+        busy: list[list[float]] = [[], []]
         for _ in range(repeats):
-            for made, taken in zip(engines, seconds, strict=True):
-                began = time.perf_counter()
+            for made, taken, worked in zip(engines, seconds, busy, strict=True):
+                began, spent = time.perf_counter(), time.process_time()
                 await sampled(made, work)
                 taken.append(time.perf_counter() - began)
+                worked.append(time.process_time() - spent)
         for made in engines:
             await made.close()
         plain, careful = map(statistics.median, seconds)
+        plain_cpu, careful_cpu = map(statistics.median, busy)
         return {
             "tokens": tokens,
             "plain_tokens_per_s": tokens / plain,
             "exact_tokens_per_s": tokens / careful,
             "cost": careful / plain - 1.0,
+            "cpu_cost": careful_cpu / plain_cpu - 1.0,
             "plain_start_s": starts[0],
             "exact_start_s": starts[1],
         }
