@@ -165,10 +165,12 @@ class Evidence:
                 f"{self.path} is no matrix of ours ({error}); move it away, or name another --out"
             ) from None
 
-    def todo(self, wanted: Iterable[Cell]) -> list[Cell]:
-        """What is missing or failed; all of it when nothing is."""
+    def todo(self, wanted: Iterable[Cell], *, sample: bool = False) -> list[Cell]:
+        """What is missing, failed, or was only sampled where all is asked for; everything when nothing is."""
         places = list(wanted)
-        return [cell for cell in places if not self.rows.get(cell, {}).get("ok")] or places
+        known = [self.rows.get(cell, {}) for cell in places]
+        done = [found.get("ok", False) and (sample or not found["sampled"]) for found in known]
+        return [cell for cell, well in zip(places, done, strict=True) if not well] or places
 
     def add(self, cell: Cell, found: Row) -> None:
         """Enter one row beside whatever lies in the file by now."""
@@ -236,7 +238,7 @@ def run(wanted: Sequence[Cell], evidence: Evidence, *, sample: bool, parallel: i
     """Fill the rows asked for; 1 when any of them failed or was not reached."""
     corpus = list(attacks().values())
     deadline = time.monotonic() + 60 * minutes
-    todo = evidence.todo(wanted)
+    todo = evidence.todo(wanted, sample=sample)
     say(f"{len(todo)} of {len(wanted)} rows to run")
     for backend in dict.fromkeys(cell.backend for cell in todo):
         with _daemon(backend):

@@ -89,6 +89,10 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.todo([first, second, third]) == [second]
     again.add(second, a_row(second))
     assert again.todo([first, second, third]) == [first, second, third]
+    again.add(third, {**a_row(third), "sampled": True})
+    assert again.todo([first, second, third]) == [third]
+    assert again.todo([first, second, third], sample=True) == [first, second, third]
+    again.add(third, a_row(third))
     data = json.loads(evidence.path.read_text())
     assert [row["level"] for row in data["rows"]] == [1, 2, 3]
     assert data["summary"] == {
