@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from agentrl import recipe
+from agentrl import recipe, stages
 from agentrl.errors import RecipeError, UserError
 from agentrl.rollout import engines, install
 from agentrl.rollout.sglang_engine import SglangEngine
@@ -68,3 +72,58 @@ def test_a_finished_environment_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_installation_that_fails_says_what_failed() -> None:
     with pytest.raises(UserError, match=r"(?s)failed with exit code 3:\nno such package"):
         install._run([sys.executable, "-c", "import sys; print('no such package'); sys.exit(3)"])
+
+
+def test_a_server_for_adapters_holds_the_base_model(model: Any, lora: Any, tmp_path: Path) -> None:
+    section = recipe.SglangEngine(type="sglang", device="cpu")
+    made = engines.make(section, lora, folder=tmp_path, adapters=True)
+    assert isinstance(made, SglangEngine) and made.server is not None
+    flags = list(made.server.flags)
+    assert flags[flags.index("--max-lora-rank") + 1] == "8" and "--enable-lora" in flags
+    held = load_file(made.server.model / "model.safetensors")
+    assert all(torch.equal(held[name], p.cpu()) for name, p in model.named_parameters())
+    merged = engines.make(section, lora, folder=tmp_path / "merged")  # an evaluation publishes nothing
+    assert isinstance(merged, SglangEngine) and merged.server is not None
+    assert "--enable-lora" not in merged.server.flags
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(load_file(merged.server.model / "model.safetensors")[name], held[name])
+
+
+def test_memory_is_only_given_back_where_learner_and_server_take_turns(model: Any, tmp_path: Path) -> None:
+    section = recipe.SglangEngine(type="sglang", release_memory=True)
+    with pytest.raises(RecipeError, match=r"needs async\.enabled: false"):
+        engines.make(section, model, folder=tmp_path, share=False)
+    made = engines.make(section, model, folder=tmp_path)
+    assert isinstance(made, SglangEngine) and made.server is not None
+    assert "--enable-memory-saver" in made.server.flags
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_the_learners_step_is_alone_on_the_gpu(release: bool) -> None:
+    """Paused before, resumed after, also when the step fails."""
+    said: list[str] = []
+
+    class Engine:
+        async def pause(self) -> None:
+            said.append("pause")
+
+        async def resume(self) -> None:
+            said.append("resume")
+
+    class Learner:
+        def step(self, batch: Any) -> Any:
+            said.append("step")
+            if batch is None:
+                raise ValueError("no batch")
+            return batch
+
+        def release(self) -> None:
+            said.append("release")
+
+    section = recipe.SglangEngine(type="sglang", release_memory=release)
+    held = SimpleNamespace(rollout=SimpleNamespace(engine=section))
+    trainer: Any = SimpleNamespace(recipe=held, engine=Engine(), learner=Learner())
+    assert asyncio.run(stages.learn(trainer, "batch")) == "batch"  # type: ignore[arg-type, comparison-overlap]
+    with pytest.raises(ValueError, match="no batch"):
+        asyncio.run(stages.learn(trainer, None))  # type: ignore[arg-type]
+    assert said == (["pause", "step", "release", "resume"] if release else ["step"]) * 2

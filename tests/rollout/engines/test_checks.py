@@ -1,0 +1,45 @@
+"""Hashes of weights are those that servers take, and a tensor that differs is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agentrl.rollout.sglang_checks import cpu_hash, differing, gpu_hash
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.arange(3, dtype=torch.float32), "7547b1a13846e61b"),
+        (torch.arange(21).to(torch.bfloat16), "46fc383677b8c1f1"),
+        (torch.arange(20_000, dtype=torch.float32).reshape(4, 5000), "2c83f6b96fb4c653"),
+    ],
+    ids=["less than a tile", "half a word left over", "several tiles"],
+)
+def test_the_hash_of_a_gpu_server(tensor: torch.Tensor, expected: str) -> None:
+    """Values of SGLang's own kernel, run by Triton's interpreter."""
+    assert gpu_hash(tensor) == expected
+
+
+def weights() -> dict[str, torch.Tensor]:
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    made = {name: torch.full((4, 8), float(i)) for i, name in enumerate(names)}
+    return made | {"model.embed_tokens.weight": torch.ones(70, 8), "model.norm.weight": torch.ones(8)}
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_stacked_and_padded_tensors_are_compared_as_the_server_holds_them(on_gpu: bool) -> None:
+    sent = weights()
+    taken = gpu_hash if on_gpu else (lambda tensor: cpu_hash([tensor]))
+    stacked = torch.cat([sent[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    padded = torch.cat([torch.ones(70, 8), torch.zeros(58, 8)])
+    held = {
+        "model.layers.0.self_attn.qkv_proj.weight": taken(stacked),
+        "model.embed_tokens.weight": taken(padded),
+        "model.norm.weight": taken(torch.ones(8)),
+        "model.rotary.cos_sin_cache": "0",  # nobody sends it
+    }
+    assert differing(sent, held, on_gpu=on_gpu) == ([], 3)
+    sent["model.layers.0.self_attn.k_proj.weight"][3, 7] += 1e-3
+    assert differing(sent, held, on_gpu=on_gpu) == (["model.layers.0.self_attn.qkv_proj.weight"], 3)
