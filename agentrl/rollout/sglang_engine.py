@@ -204,7 +204,8 @@ class SglangEngine:
                     await self._release()
                     self._gate.set()
             self._router.forget()
-            self._last = _copied(weights) if self._keep_copy else weights
+            if self.server is not None:  # only a server of ours can be started again, and be given them again
+                self._last = _copied(weights) if self._keep_copy else weights
 
     async def _publish_adapter(self, weights: Weights) -> None:
         """A LoRA adapter goes beside the old one; requests under way end with what they have, and go on with it."""
