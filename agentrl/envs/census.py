@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/tasks.json"))
     parser.add_argument("--only", action="append", default=[], metavar="ENV", help="may be given again")
+    parser.add_argument("--level", action="append", default=[], type=int, help="may be given again")
     parser.add_argument("--tasks", type=int, default=10_000, help="of train; a tenth as many of the other splits")
     given = parser.parse_args(argv)
     rows: dict[tuple[str, int], dict[str, Any]] = {}
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = {(row["env"], row["level"]): row for row in json.loads(given.out.read_text())["rows"]}
     bad = 0
     for env in given.only or catalogue.members("envs"):
-        for level in load(env).levels:
+        for level in [n for n in load(env).levels if not given.level or n in given.level]:
             row = rows[env, level] = count(env, level, given.tasks)
             bad += not row["ok"]
             given.out.parent.mkdir(parents=True, exist_ok=True)
