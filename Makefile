@@ -6,9 +6,6 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 APT    := env DEBIAN_FRONTEND=noninteractive apt-get
 RUN    ?= quickstart
-# Tests that share one costly server, or measure time: one process for them, two for all others.
-ALONE  := tests/rollout/engines tests/sandboxes
-
 .PHONY: help train test test-full check bench docs clean
 help:
 	@echo "make train      set up, then train the quickstart policy (RUN=name for another run folder)"
@@ -57,10 +54,18 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-test: system-test check
+# Two branches side by side: what needs SGLang waits for it to be installed, and has its server for itself.
+test: system-test $(VENV)/.test
+	@$(MAKE) --no-print-directory -j2 --output-sync=line test-others test-engines
+
+.PHONY: test-others test-engines
+test-others: check
+	$(BIN)/python -m pytest -q tests/sandboxes
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/sandboxes --ignore tests/rollout/engines
+
+test-engines:
 	$(BIN)/agentrl engine install sglang --cpu
-	$(BIN)/python -m pytest -q $(ALONE)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore ,$(ALONE))
+	$(BIN)/python -m pytest -q tests/rollout/engines
 
 test-full: system-test check
 	$(BIN)/agentrl engine install sglang --cpu

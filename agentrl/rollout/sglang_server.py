@@ -25,7 +25,7 @@ from agentrl.rollout.install import STAND_INS
 GUARD = "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
 CPU_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-    "--grammar-backend", "none", "--disable-overlap-schedule",
+    "--grammar-backend", "none", "--disable-overlap-schedule", "--sleep-on-idle",
 )  # fmt: skip
 
 

@@ -121,13 +121,15 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
         try:
             await engine.publish(Weights(version=3, tensors=scaled(model, 1.2)))
             before = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0))
-            task = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=3500)))
-            await asyncio.sleep(0.5)
+            # Many, since any of them may come to its end before the server dies.
+            many = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=3500))) for _ in range(16)]
+            await asyncio.sleep(0.3)
             assert server._process is not None
             monkeypatch.setattr(server, "flags", (*server.flags, "--skip-tokenizer-init"))
             os.killpg(server._process.pid, signal.SIGKILL)
-            with pytest.raises(EngineError, match=r"(?s)the connection to SGLang .* broke during /generate.*its end:"):
-                await task
+            ended = await asyncio.gather(*many, return_exceptions=True)
+            broken = [str(one) for one in ended if isinstance(one, EngineError)]
+            assert broken and all("broke during /generate" in text and "its end:" in text for text in broken)
             after = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0))
             assert after.versions == (3,) * 4
             assert after.token_ids == before.token_ids
