@@ -13,7 +13,8 @@ import pytest
 from agentrl.sandboxes import Backend, SandboxSpec
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 from agentrl import sandboxes
 from agentrl.sandboxes import SandboxSpec
 from agentrl.sandboxes.pool import Pool
