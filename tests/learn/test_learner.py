@@ -304,7 +304,9 @@ def test_schedules() -> None:
 
 def test_the_metrics_are_flat_numbers(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
     learner = make_learner()
-    metrics = learner.step(learner.pack(make_samples(4))).metrics()
+    report = learner.step(learner.pack(make_samples(4)))
+    metrics = report.metrics()
+    assert sum(metrics.pop("mismatch_histogram")) == report.sampled
     assert {"loss", "entropy", "grad_norm", "mismatch_mean", "mismatch_ess", "tokens_per_second"} <= metrics.keys()
     assert all(isinstance(v, int | float) for v in metrics.values())
 
