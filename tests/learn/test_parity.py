@@ -175,6 +175,7 @@ def verl() -> Any:
 
 def same(ours: Result, theirs: Result, tolerance: float = 1e-9) -> None:
     assert ours[0] == pytest.approx(theirs[0], rel=tolerance, abs=tolerance)
+    assert float(theirs[1].norm()) > 1e-6  # nothing against nothing would prove nothing
     torch.testing.assert_close(ours[1], theirs[1], rtol=tolerance, atol=tolerance)
 
 

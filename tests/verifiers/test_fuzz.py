@@ -445,6 +445,7 @@ def test_ten_minutes_of_fuzzing_find_nothing(evidence: Callable[[str, Any], None
         for name in TARGETS:
             seen[name] += fuzz(name, 400, number)
         number += 1
+    assert set(seen) == set(TARGETS) and min(seen.values()) >= 100  # fuzz() itself raises at the first find
     evidence(
         "soak-fuzz",
         {
