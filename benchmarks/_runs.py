@@ -9,6 +9,7 @@ What a benchmark reports it reads from the metrics files alone, so they suffice 
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -23,6 +24,20 @@ from agentrl import metrics
 
 GRACE_S = 120.0
 """What a run that was told to stop has for its last checkpoint."""
+
+
+def options(doc: str | None, recipe: Path, seeds: int, out: Path) -> argparse.ArgumentParser:
+    """What every benchmark of real runs can be told."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, default=recipe)
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one core each")
+    parser.add_argument("--out", type=Path, default=out, help="where the run folders lie")
+    parser.add_argument("--minutes", type=float, help="stop the runs after this long; they can go on later")
+    parser.add_argument("--set", action="append", default=[], dest="more", metavar="KEY=VALUE")
+    parser.add_argument("--summarise", action="store_true", help="train nothing, report what is there")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
 
 
 def log_of(out: Path, name: str) -> Path:

@@ -12,7 +12,6 @@ what is reported meanwhile compares the seeds that both curricula have, up to th
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._runs import finished, log_of, play
+from benchmarks._runs import finished, log_of, options, play
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 KINDS = ("learnability", "uniform")
@@ -143,37 +142,29 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run what is missing, then report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", type=Path, default=RECIPE)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one core each")
-    parser.add_argument("--out", type=Path, default=Path("runs/curriculum"), help="where the run folders lie")
-    parser.add_argument("--minutes", type=float, help="stop the runs after this long; they can go on later")
+    parser = options(__doc__, RECIPE, 5, Path("runs/curriculum"))
     parser.add_argument("--figure", type=Path, help="write the curves to this file")
-    parser.add_argument("--set", action="append", default=[], dest="more", metavar="KEY=VALUE")
-    parser.add_argument("--summarise", action="store_true", help="train nothing, report what is there")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args()
+    chosen = parser.parse_args()
     # Both curricula of a seed side by side: whenever this is stopped, what is there can be compared.
-    wanted = [(kind, seed) for seed in range(options.seeds) for kind in KINDS]
-    if not options.summarise:
+    wanted = [(kind, seed) for seed in range(chosen.seeds) for kind in KINDS]
+    if not chosen.summarise:
         runs = {
             name_of(kind, seed): [
-                f"run.seed={seed}", f"curriculum={{type: {kind}}}", f"eval.every={EVERY}", *options.more
+                f"run.seed={seed}", f"curriculum={{type: {kind}}}", f"eval.every={EVERY}", *chosen.more
             ]
             for kind, seed in wanted
         }  # fmt: skip
-        play(options.recipe, runs, options.out, at_once=options.jobs, minutes=options.minutes)
-    missing = [name_of(kind, seed) for kind, seed in wanted if not finished(options.out, name_of(kind, seed))]
+        play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes)
+    missing = [name_of(kind, seed) for kind, seed in wanted if not finished(chosen.out, name_of(kind, seed))]
     if missing:
         print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
-    curves = gather(options.out, options.seeds)
+    curves = gather(chosen.out, chosen.seeds)
     if not curves[KINDS[0]]:
-        raise SystemExit(f"{options.out}: no seed has two evaluations under both curricula yet")
+        raise SystemExit(f"{chosen.out}: no seed has two evaluations under both curricula yet")
     found = summarise(curves) | {"missing": missing}
-    if options.figure:
-        draw_figure(curves, options.figure)
-    sys.stdout.write((json.dumps(found) if options.json else table(found)) + "\n")
+    if chosen.figure:
+        draw_figure(curves, chosen.figure)
+    sys.stdout.write((json.dumps(found) if chosen.json else table(found)) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ those that were stopped go on, so the benchmark can be stopped and started again
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from agentrl import metrics, statistics
 from agentrl.statistics import Interval
-from benchmarks._runs import log_of, play
+from benchmarks._runs import log_of, options, play
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 GAIN, WARM = 0.30, (0.15, 0.60)
@@ -87,23 +86,15 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run what is missing, then report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", type=Path, default=RECIPE)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one core each")
-    parser.add_argument("--out", type=Path, default=Path("runs/quickstart-seeds"), help="where the run folders lie")
-    parser.add_argument("--minutes", type=float, help="stop the runs after this long; they can go on later")
-    parser.add_argument("--set", action="append", default=[], dest="more", metavar="KEY=VALUE")
-    parser.add_argument("--summarise", action="store_true", help="train nothing, report what is there")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args()
-    wanted = names(options.seeds)
+    parser = options(__doc__, RECIPE, 3, Path("runs/quickstart-seeds"))
+    chosen = parser.parse_args()
+    wanted = names(chosen.seeds)
     seconds: dict[str, float] = {}
-    if not options.summarise:
-        runs = {name: settings(name, options.more) for name in wanted}
-        seconds = play(options.recipe, runs, options.out, at_once=options.jobs, minutes=options.minutes)
-    found = summarise(options.out, wanted, seconds)
-    text = json.dumps(found, indent=1) if options.json else "\n".join(line(row) for row in found["runs"])
+    if not chosen.summarise:
+        runs = {name: settings(name, chosen.more) for name in wanted}
+        seconds = play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes)
+    found = summarise(chosen.out, wanted, seconds)
+    text = json.dumps(found, indent=1) if chosen.json else "\n".join(line(row) for row in found["runs"])
     sys.stdout.write(text + "\n")
     if found["missing"]:
         print(f"not finished: {', '.join(found['missing'])}; start again to go on", file=sys.stderr)

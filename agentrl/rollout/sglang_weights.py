@@ -19,6 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -68,6 +69,8 @@ class Sync:
                 failures.append(f"{way}: {error}")
                 self._ways.remove(way)  # what failed once is not tried before every step
                 continue
+            if failures:
+                warnings.warn(f"weights go to SGLang by {way} from now on: {'; '.join(failures)}", stacklevel=2)
             self.used = way
             return
         self._ways = self._ways or ["disk"]

@@ -160,6 +160,13 @@ class Shell(ABC):
     def close(self) -> None: ...
 
 
+def words_of(argv: Sequence[str]) -> list[str]:
+    """A command as every backend takes it: a list of strings, at least one."""
+    if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
+        raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
+    return [str(word) for word in argv]
+
+
 class Sandbox(ABC):
     """One box. Raises `SandboxDied` when something inside it ended it, `SandboxError` when the cause lay outside."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
-from agentrl.sandboxes.base import WORKSPACE, ExecResult, Sandbox, Shell, Usage
+from agentrl.sandboxes.base import WORKSPACE, ExecResult, Sandbox, Shell, Usage, words_of
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.shell import ARGV, PipeShell
 from agentrl.sandboxes.streams import Output, pump
@@ -124,9 +124,7 @@ class PipedSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         cwd: str = WORKSPACE,
     ) -> ExecResult:
-        if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
-            raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
-        return self._run({"op": "exec", "argv": [str(word) for word in argv], "cwd": str(cwd)}, stdin, env, timeout)
+        return self._run({"op": "exec", "argv": words_of(argv), "cwd": str(cwd)}, stdin, env, timeout)
 
     def python(
         self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20

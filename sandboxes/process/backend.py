@@ -34,6 +34,7 @@ from agentrl.sandboxes.base import (
     SandboxSpec,
     Shell,
     Usage,
+    words_of,
 )
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.shell import ARGV, PipeShell
@@ -125,9 +126,7 @@ class ProcessSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         cwd: str = WORKSPACE,
     ) -> ExecResult:
-        if isinstance(argv, str) or not argv:
-            raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
-        return self._run(list(argv), stdin, timeout, env, cwd)
+        return self._run(words_of(argv), stdin, timeout, env, cwd)
 
     def python(
         self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20

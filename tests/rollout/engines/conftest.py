@@ -21,7 +21,9 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig
 
+from agentrl import recipe as recipes
 from agentrl.errors import EngineError
+from agentrl.recipe import Recipe
 from agentrl.rollout import install
 from agentrl.rollout.engine import Engine, Weights
 from agentrl.rollout.sglang_engine import SglangEngine
@@ -225,3 +227,23 @@ def forward(logits: Callable[..., torch.Tensor]) -> Callable[..., list[float]]:
         return picked
 
     return logprobs
+
+
+@pytest.fixture
+def small_recipe(model_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
+    """A recipe of three short steps against a running server; sections given by name are laid over it."""
+
+    def made(url: str, **changes: dict[str, Any]) -> Recipe:
+        sections: dict[str, Any] = {
+            "run": {"name": "r", "out": str(tmp_path), "steps": 3, "threads": 1},
+            "model": {"path": str(model_folder), "dtype": "bfloat16" if DEVICE == "cuda" else "float32"},
+            "envs": [{"name": "countdown", "levels": [1]}],
+            "rollout": {"engine": {"type": "sglang", "urls": [url]}, "group_size": 2, "max_turns": 2, "max_tokens": 16},
+            "gates": {"dynamic_sampling": False},
+            "algorithm": {"entropy_bonus": 0.01},  # a gradient even while every rollout fails
+            "learner": {"lr": 0.001, "groups_per_step": 2},
+            "eval": None,
+        }
+        return recipes.build(sections | {name: sections.get(name, {}) | more for name, more in changes.items()})
+
+    return made

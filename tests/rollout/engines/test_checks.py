@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
+from agentrl.errors import EngineError
+from agentrl.rollout.engine import Weights
 from agentrl.rollout.sglang_checks import cpu_hash, differing, gpu_hash
+from agentrl.rollout.sglang_weights import Sync
 
 
 @pytest.mark.parametrize(
@@ -43,3 +48,19 @@ def test_stacked_and_padded_tensors_are_compared_as_the_server_holds_them(on_gpu
     assert differing(sent, held, on_gpu=on_gpu) == ([], 3)
     sent["model.layers.0.self_attn.k_proj.weight"][3, 7] += 1e-3
     assert differing(sent, held, on_gpu=on_gpu) == (["model.layers.0.self_attn.qkv_proj.weight"], 3)
+
+
+def test_a_way_that_fails_is_left_with_a_warning_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    sync = Sync([], way="auto", local=True)
+
+    async def send(way: str, tensors: object, version: int) -> None:
+        tried.append(way)
+        if way == "tensor":
+            raise EngineError("no shared memory")
+
+    monkeypatch.setattr(sync, "_send", send)
+    with pytest.warns(UserWarning, match="by disk from now on: tensor: no shared memory"):
+        asyncio.run(sync.send(Weights(version=1, tensors=weights())))
+    asyncio.run(sync.send(Weights(version=2, tensors=weights())))
+    assert (tried, sync.used) == (["tensor", "disk", "disk"], "disk")

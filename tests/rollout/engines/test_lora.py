@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from agentrl import metrics
-from agentrl import recipe as recipes
 from agentrl.errors import EngineError
 from agentrl.learn.model import adapter_state
 from agentrl.rollout.engine import Sampling, Weights
@@ -75,32 +74,11 @@ def test_an_adapter_takes_effect_under_running_requests(kept: Any, lora: Any, mo
     asyncio.run(main())
 
 
-def test_training_sends_adapters(kept: Any, model_folder: Path, tmp_path: Path) -> None:
+def test_training_sends_adapters(kept: Any, small_recipe: Any, tmp_path: Path) -> None:
     """The server keeps the base model; after every step learner and engine agree on what the policy is."""
     server = asyncio.run(kept.started("lora"))
-    recipe = recipes.build(
-        {
-            "run": {"name": "r", "out": str(tmp_path), "steps": 3, "threads": 1},
-            "model": {
-                "path": str(model_folder),
-                "dtype": "bfloat16" if ON_GPU else "float32",
-                "lora": {"rank": 8, "alpha": 16},
-            },
-            "envs": [{"name": "countdown", "levels": [1]}],
-            "rollout": {
-                "engine": {"type": "sglang", "launch": False, "urls": [server.url]},
-                "group_size": 2,
-                "max_turns": 2,
-                "max_tokens": 16,
-            },
-            "gates": {"dynamic_sampling": False},
-            "algorithm": {"entropy_bonus": 0.01},  # a gradient even while every rollout fails
-            "learner": {"lr": 0.03, "groups_per_step": 2},
-            "async": {"enabled": False},
-            "eval": None,
-        }
-    )
-    assert run(recipe) == 0
+    changes = {"model": {"lora": {"rank": 8, "alpha": 16}}, "learner": {"lr": 0.03}}
+    assert run(small_recipe(server.url, **changes)) == 0
     rows = list(metrics.read(tmp_path / "r" / "metrics.jsonl", "step"))
     assert [row["version"] for row in rows] == [1, 2, 3]
     assert [row["mismatch_current"] for row in rows] == [1.0] * 3

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from agentrl import metrics
-from agentrl import recipe as recipes
 from agentrl.rollout import store
 from agentrl.train import run
 
@@ -17,27 +16,9 @@ ON_GPU = os.environ.get("AGENTRL_DEVICE") == "cuda"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-def test_training_with_sglang(kept: Any, model_folder: Path, tmp_path: Path, asynchronous: bool) -> None:
+def test_training_with_sglang(kept: Any, small_recipe: Any, tmp_path: Path, asynchronous: bool) -> None:
     server = asyncio.run(kept.started("plain"))
-    recipe = recipes.build(
-        {
-            "run": {"name": "r", "out": str(tmp_path), "steps": 3, "threads": 1},
-            "model": {"path": str(model_folder), "dtype": "bfloat16" if ON_GPU else "float32"},
-            "envs": [{"name": "countdown", "levels": [1]}],
-            "rollout": {
-                "engine": {"type": "sglang", "launch": False, "urls": [server.url]},
-                "group_size": 2,
-                "max_turns": 2,
-                "max_tokens": 16,
-            },
-            "gates": {"dynamic_sampling": False},
-            "algorithm": {"entropy_bonus": 0.01},  # a gradient even while every rollout fails
-            "learner": {"lr": 0.001, "groups_per_step": 2},
-            "async": {"enabled": asynchronous, "max_staleness": 1},
-            "eval": None,
-        }
-    )
-    assert run(recipe) == 0
+    assert run(small_recipe(server.url, **{"async": {"enabled": asynchronous, "max_staleness": 1}})) == 0
     rows = list(metrics.read(tmp_path / "r" / "metrics.jsonl", "step"))
     assert [row["version"] for row in rows] == [1, 2, 3]
     assert all(row["grad_norm"] > 0 for row in rows)
