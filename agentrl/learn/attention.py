@@ -1,7 +1,9 @@
 """Attention over packed sequences: tokens lie end to end without padding, and none sees another sequence.
 
-    varlen   one flash kernel over all sequences (GPU, 16-bit)
-    sdpa     one causal scaled_dot_product_attention a sequence (any device and precision)
+    varlen   one flash kernel over all runs (GPU, 16-bit)
+    sdpa     one causal scaled_dot_product_attention a run (any device and precision)
+
+A run that goes on from a shared prefix (runs.py) sees the prefix's keys before its own.
 
 Any transformers model whose layers hand their keyword arguments down to the attention function can use it: while
 `packed(model, ...)` is open its attention goes through here; outside, the model is as it was.
@@ -22,6 +24,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import RecipeError
+from agentrl.learn.runs import Runs
 
 Kind = Literal["varlen", "sdpa"]
 NAME = "agentrl_packed"
@@ -29,12 +32,9 @@ NAME = "agentrl_packed"
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the sequences of a packed batch lie; travels to every attention layer as the keyword `packing`."""
+    """How a packed batch is attended to; travels to every attention layer as the keyword `packing`."""
 
-    borders: Tensor
-    """(S + 1,) int32 on the device."""
-    lengths: tuple[int, ...]
-    """The same in plain numbers, so that no layer waits for the device to read them."""
+    runs: Runs
     kind: Kind
 
 
@@ -94,21 +94,32 @@ def packed_attention(
         )
     if packing.kind == "varlen":
         return _varlen(query, key, value, packing, scaling, sliding_window), None
-    parts = zip(*(torch.split(t, list(packing.lengths), 2) for t in (query, key, value)), strict=True)
-    outputs = [_one(q, k, v, scaling, sliding_window) for q, k, v in parts]
+    runs = packing.runs
+    queries, keys, values = (torch.split(t, list(runs.lengths), 2) for t in (query, key, value))
+    outputs = [
+        _one(
+            queries[run],
+            keys[run] if prefix is None else torch.cat((keys[prefix], keys[run]), 2),
+            values[run] if prefix is None else torch.cat((values[prefix], values[run]), 2),
+            scaling,
+            sliding_window,
+        )
+        for run, prefix in enumerate(runs.after)
+    ]
     return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
 
 
 def _one(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    """The queries are those of the last places among the keys."""
     grouped = query.shape[1] != key.shape[1]
-    length = query.shape[2]
-    if window is None or length <= window:
+    length, seen = query.shape[2], key.shape[2]
+    if length == seen and (window is None or seen <= window):
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
         )
-    places = torch.arange(length, device=query.device)
-    distance = places[:, None] - places[None]
-    mask = (distance >= 0) & (distance < window)
+    places = torch.arange(seen, device=query.device)
+    distance = places[seen - length :, None] - places[None]
+    mask = (distance >= 0) & (distance < (seen if window is None else window))
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
 
 
@@ -118,21 +129,41 @@ def _varlen(
     kernel, shares_keys = _varlen_kernel()
     groups = query.shape[1] // key.shape[1]
     options: dict[str, Any] = {"enable_gqa": groups > 1} if shares_keys else {}
+    query, key, value = (t[0].transpose(0, 1) for t in (query, key, value))
+    runs = packing.runs
+    if runs.seen is not None:
+        key, value = (_Seen.apply(t, runs.seen) for t in (key, value))  # type: ignore[no-untyped-call]
     if groups > 1 and not shares_keys:
         key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     output: Tensor = kernel(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        packing.borders,
-        packing.borders,
-        max(packing.lengths),
-        max(packing.lengths),
+        query,
+        key,
+        value,
+        runs.borders,
+        runs.seen_borders,
+        max(runs.lengths),
+        runs.longest_seen,
         scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
+        window_size=(-1 if window is None else window - 1, 0),  # counted from the last key, as the queries are
         **options,
     )
     return output[None]
+
+
+class _Seen(torch.autograd.Function):
+    """Rows of a tensor, some of them many times; what comes back to one row is summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = len(tensor)
+        return tensor.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        total = torch.zeros((ctx.rows, *gradient.shape[1:]), dtype=torch.float32, device=gradient.device)
+        return total.index_add_(0, places, gradient.float()).to(gradient.dtype), None
 
 
 @cache

@@ -60,6 +60,8 @@ class StepReport:
     mismatch: Mismatch
     tokens: int
     """Tokens of a pass over the batch, prompts and observations included."""
+    computed: int
+    """Tokens that went through the model, a group's shared prefix once."""
     sampled: int
     """Sampled tokens among them."""
     micro_batches: int

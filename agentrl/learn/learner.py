@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import EngineError, RecipeError
@@ -25,7 +27,7 @@ from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
 from agentrl.learn.pack import Batch, MicroBatch, pack
 from agentrl.recipe import Recipe
-from agentrl.types import TrainingSample
+from agentrl.types import Segment, TrainingSample
 
 
 class Learner:
@@ -138,6 +140,7 @@ class Learner:
             correction=gathered.mean("correction") if len(ratio) else 1.0,
             mismatch=found or self._mismatch(gathered),
             tokens=batch.tokens,
+            computed=batch.computed,
             sampled=batch.sampled,
             micro_batches=sum(len(mini) for mini in every),
             seconds=time.perf_counter() - began,
@@ -196,7 +199,7 @@ class Learner:
 
     def logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> HeadOutput:
         """What the policy says about a micro-batch's sampled tokens; with `parameters` in place of its own."""
-        packing = Packing(micro.borders, micro.lengths, self._attention)
+        packing = Packing(micro.runs, self._attention)
         decoder = self._inner.get_decoder()
         inputs: dict[str, Any] = {
             "input_ids": micro.token_ids[None],
@@ -305,24 +308,11 @@ class Learner:
 
     def _check(self) -> None:
         """Packed logprobs must be those of the model run plainly, sequence by sequence; found out before training."""
-        random = torch.Generator().manual_seed(0)
-        lengths = (7, 12)
-        ids = [torch.randint(0, self._head.weight.shape[0], (n,), generator=random).to(self.device) for n in lengths]
-        borders = torch.tensor([0, 7, 19], dtype=torch.int32, device=self.device)
-        nothing = torch.zeros(17, device=self.device)
-        micro = MicroBatch(
-            token_ids=torch.cat(ids),
-            positions=torch.cat([torch.arange(n, device=self.device) for n in lengths]),
-            borders=borders,
-            lengths=lengths,
-            predictors=torch.tensor([*range(6), *range(7, 18)], device=self.device),
-            targets=torch.cat([i[1:] for i in ids]),
-            advantages=nothing,
-            coefficients=nothing,
-            engine_logprobs=nothing,
-            versions=nothing.long(),
-            sequence=torch.tensor([0] * 6 + [1] * 11, device=self.device),
-        )
+        random = np.random.default_rng(0)
+        first, other = random.integers(0, self._head.weight.shape[0], (2, 12), dtype=np.int32)
+        sequences = [first, np.concatenate((first[:7], other)), other[:7]]  # two share their first tokens
+        micro = self._probe(sequences)
+        ids = [torch.tensor(s, dtype=torch.int64, device=self.device) for s in sequences]
         self.model.eval()
         temperature = self.recipe.rollout.temperature
         with torch.no_grad():
@@ -346,3 +336,21 @@ class Learner:
                 f"{difference:.3g} nats): its head or attention does something this learner does not know of. Train a "
                 "Llama, Qwen, SmolLM or Mistral model"
             )
+
+    def _probe(self, sequences: Sequence[NDArray[np.int32]]) -> MicroBatch:
+        """Sequences, the first two of one group, of which every token but the first counts as sampled."""
+        samples = []
+        for index, ids in enumerate(sequences):
+            sampled = np.arange(len(ids)) > 0
+            segment = Segment(ids, np.where(sampled, -1.0, 0.0), np.where(sampled, 0, -1), np.where(sampled, 2, 0))
+            samples.append(
+                TrainingSample(
+                    segment=segment,
+                    advantages=sampled.astype(np.float32),
+                    weight=1.0,
+                    group=index // 2,
+                    trajectory=index,
+                )
+            )
+        ((micro,),) = pack(samples, "token", micro_tokens=1 << 20).minibatches
+        return micro.to(self.device)

@@ -1,6 +1,7 @@
 """From samples to batches: padding-free micro-batches by token budget, with the loss's coefficients. torch begins here.
 
-    samples ── minibatches (whole groups) ── coefficients (over a whole minibatch) ── micro-batches (whole segments)
+    samples ── minibatches (whole groups) ── coefficients (over a whole minibatch) ── micro-batches (whole segments,
+                                                                                      shared prefixes once: runs.py)
 
 A coefficient says how much one token's loss counts; it holds the aggregation and the sample's weight, and is known
 before the first micro-batch is built. What has weight 0 is left out: it can change neither the loss nor a normaliser.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,21 +21,22 @@ from torch import Tensor
 
 from agentrl.errors import UserError
 from agentrl.learn.algorithms import Aggregation
+from agentrl.learn.runs import Cluster, Runs, clusters
 from agentrl.types import TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Whole sequences laid end to end, T tokens in all, of which N were sampled."""
+    """S whole sequences as runs of T tokens in all; the sequences' N sampled tokens, sequence by sequence."""
 
     token_ids: Tensor
     """(T,) int64."""
     positions: Tensor
     """(T,) int64: the place of each token in its own sequence."""
-    borders: Tensor
-    """(S + 1,) int32: where each of the S sequences begins, and the end."""
-    lengths: tuple[int, ...]
-    """Tokens of each sequence: the same in plain numbers, so that no one waits for the device to read them."""
+    runs: Runs
+    """Where prefixes and their continuations lie."""
+    sequences: int
+    """S."""
     predictors: Tensor
     """(N,) int64: for each sampled token the place before it, whose hidden state predicts it."""
     targets: Tensor
@@ -49,15 +52,11 @@ class MicroBatch:
     sequence: Tensor
     """(N,) int64: which sequence each belongs to."""
 
-    @property
-    def sequences(self) -> int:
-        """How many sequences."""
-        return len(self.lengths)
-
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on another device."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "lengths"}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        moved: dict[str, Any] = {k: v.to(device, non_blocking=True) for k, v in values if isinstance(v, Tensor)}
+        return replace(self, runs=self.runs.to(device), **moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,9 @@ class Batch:
 
     minibatches: tuple[tuple[MicroBatch, ...], ...]
     tokens: int
-    """All tokens."""
+    """All tokens of all sequences."""
+    computed: int
+    """Those that are left to compute when shared prefixes are computed once."""
     sampled: int
     """The sampled ones among them."""
 
@@ -88,11 +89,13 @@ def pack(
     packed = []
     for part in _minibatches(counting, minibatches):
         coefficients = token_coefficients(part, aggregation, max_tokens)
-        bins = first_fit([len(s.segment) for s in part], micro_tokens)
-        packed.append(tuple(_micro([part[i] for i in b], [coefficients[i] for i in b], dtype) for b in bins))
+        together = clusters(part, micro_tokens)
+        bins = first_fit([cluster.cost for cluster in together], micro_tokens)
+        packed.append(tuple(_micro([together[i] for i in b], part, coefficients, dtype) for b in bins))
     return Batch(
         minibatches=tuple(packed),
         tokens=sum(len(s.segment) for s in counting),
+        computed=sum(len(micro.token_ids) for minibatch in packed for micro in minibatch),
         sampled=int(sum(s.segment.loss_mask.sum() for s in counting)),
     )
 
@@ -158,9 +161,12 @@ def _minibatches(samples: Sequence[TrainingSample], count: int) -> list[list[Tra
     return parts
 
 
-def _micro(samples: Sequence[TrainingSample], coefficients: Sequence[float], dtype: torch.dtype) -> MicroBatch:
+def _micro(
+    chosen: Sequence[Cluster], all_samples: Sequence[TrainingSample], weights: Sequence[float], dtype: torch.dtype
+) -> MicroBatch:
+    samples = [all_samples[i] for cluster in chosen for i in cluster.members]
+    coefficients = [weights[i] for cluster in chosen for i in cluster.members]
     segments = [s.segment for s in samples]
-    borders = np.concatenate(([0], np.cumsum([len(s) for s in segments])))
     masks = [s.loss_mask for s in segments]
     for sample, mask in zip(samples, masks, strict=True):
         if mask[0]:
@@ -170,17 +176,20 @@ def _micro(samples: Sequence[TrainingSample], coefficients: Sequence[float], dty
             )
     mask = np.concatenate(masks)
     counts = [int(m.sum()) for m in masks]
+    parts, after, places = _laid_out(chosen, [len(s) for s in segments])
 
     def gather(name: str, kind: torch.dtype) -> Tensor:
         values: NDArray[np.generic] = np.concatenate([getattr(s, name) for s in segments])[mask]
         return torch.from_numpy(values).to(kind)
 
     return MicroBatch(
-        token_ids=torch.from_numpy(np.concatenate([s.token_ids for s in segments])).to(torch.int64),
-        positions=torch.from_numpy(np.concatenate([np.arange(len(s)) for s in segments])).to(torch.int64),
-        borders=torch.from_numpy(borders).to(torch.int32),
-        lengths=tuple(len(s) for s in segments),
-        predictors=torch.from_numpy(np.flatnonzero(mask) - 1).to(torch.int64),
+        token_ids=torch.from_numpy(np.concatenate([segments[i].token_ids[a:b] for i, a, b in parts])).to(torch.int64),
+        positions=torch.from_numpy(np.concatenate([np.arange(a, b) for _, a, b in parts])).to(torch.int64),
+        runs=Runs.of([b - a for _, a, b in parts], after),
+        sequences=len(samples),
+        predictors=torch.from_numpy(
+            np.concatenate([p[np.flatnonzero(m) - 1] for p, m in zip(places, masks, strict=True)])
+        ).to(torch.int64),
         targets=gather("token_ids", torch.int64),
         advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[mask]).to(dtype),
         coefficients=torch.repeat_interleave(torch.tensor(coefficients, dtype=dtype), torch.tensor(counts)),
@@ -188,3 +197,28 @@ def _micro(samples: Sequence[TrainingSample], coefficients: Sequence[float], dty
         versions=gather("versions", torch.int64),
         sequence=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(counts)),
     )
+
+
+def _laid_out(
+    chosen: Sequence[Cluster], lengths: Sequence[int]
+) -> tuple[list[tuple[int, int, int]], list[int | None], list[NDArray[np.int64]]]:
+    """The runs as (sequence, first, end), the run each goes on from, and where each sequence's tokens lie."""
+    parts: list[tuple[int, int, int]] = []
+    after: list[int | None] = []
+    places: list[NDArray[np.int64]] = []
+    total = 0
+    for cluster in chosen:
+        prefix, start = None, total
+        if cluster.shared:
+            prefix = len(parts)
+            parts.append((len(places), 0, cluster.shared))
+            after.append(None)
+            total += cluster.shared
+        for _ in cluster.members:
+            sequence = len(places)
+            own = lengths[sequence] - cluster.shared
+            parts.append((sequence, cluster.shared, lengths[sequence]))
+            after.append(prefix)
+            places.append(np.concatenate((np.arange(start, start + cluster.shared), np.arange(total, total + own))))
+            total += own
+    return parts, after, places

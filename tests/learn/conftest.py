@@ -69,6 +69,12 @@ def segment(sources: Sequence[int], seed: int = 0, logprob: float = -5.5) -> Seg
     )
 
 
+def joined(*parts: Segment) -> Segment:
+    """Segments one after the other."""
+    names = ("token_ids", "logprobs", "versions", "sources")
+    return Segment(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
 @pytest.fixture
 def make_segment() -> Callable[..., Segment]:
     return segment
@@ -76,14 +82,17 @@ def make_segment() -> Callable[..., Segment]:
 
 @pytest.fixture
 def make_samples() -> Callable[..., list[TrainingSample]]:
-    """Samples of many lengths: prompt, turn, observation, turn."""
+    """Samples of many lengths: a group's prompt, turn, observation, turn."""
 
     def make(number: int = 8, *, seed: int = 0, group_size: int = 4) -> list[TrainingSample]:
         random = np.random.default_rng(seed)
         samples = []
+        prompt = segment([])
         for i in range(number):
-            prompt, first, seen, second = (int(n) for n in random.integers(1, 20, 4))
-            made = segment([0] * prompt + [2] * first + [1] * seen + [2] * second, seed=1000 * seed + i)
+            if i % group_size == 0:
+                prompt = segment([0] * int(random.integers(1, 20)), seed=1000 * seed + 500 + i)
+            first, seen, second = (int(n) for n in random.integers(1, 20, 3))
+            made = joined(prompt, segment([2] * first + [1] * seen + [2] * second, seed=1000 * seed + i))
             advantage = np.where(made.loss_mask, random.normal(), 0).astype(np.float32)
             samples.append(
                 TrainingSample(

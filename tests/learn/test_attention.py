@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import RecipeError
 from agentrl.learn.attention import Packing, choose, packed
+from agentrl.learn.runs import Runs
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -38,13 +39,12 @@ def model_of(kind: str) -> Any:
 
 def packed_hidden(model: Any, sequences: list[torch.Tensor]) -> torch.Tensor:
     lengths = tuple(len(s) for s in sequences)
-    borders = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     with packed(model):
         output = model.get_decoder()(
             input_ids=torch.cat(sequences)[None],
             position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
             use_cache=False,
-            packing=Packing(borders, lengths, "sdpa"),
+            packing=Packing(Runs.of(lengths), "sdpa"),
         )
     hidden: torch.Tensor = output[0][0]
     return hidden

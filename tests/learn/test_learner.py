@@ -107,7 +107,7 @@ def test_only_the_places_before_sampled_tokens_receive_gradient(
         output[0].register_hook(lambda g: seen.append(g[0].detach().clone()))
 
     handle = learner.model.get_decoder().register_forward_hook(keep)
-    samples = make_samples(3)
+    samples = make_samples(3, group_size=1)
     gradient(learner, samples, 10_000)
     handle.remove()
     sampled = np.concatenate([s.segment.loss_mask for s in samples])
@@ -193,7 +193,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(make_learner: MakeLear
 
 
 def test_an_empty_batch_changes_nothing(make_learner: MakeLearner) -> None:
-    report = make_learner().step(Batch(minibatches=(), tokens=0, sampled=0))
+    report = make_learner().step(Batch(minibatches=(), tokens=0, computed=0, sampled=0))
     assert (report.version, report.updates, report.loss) == (0, 0, 0.0)
 
 

@@ -28,13 +28,15 @@ def sample(sources: list[int], *, group: int = 0, trajectory: int = 0, weight: f
 
 
 def test_what_lies_where() -> None:
-    batch = pack([sample([0, 0, 2, 2]), sample([0, 2, 1, 2], trajectory=1)], "token", micro_tokens=100)
-    assert (batch.tokens, batch.sampled, len(batch.minibatches), len(batch.minibatches[0])) == (8, 4, 1, 1)
+    batch = pack([sample([0, 0, 2, 2]), sample([0, 2, 1, 2], group=1)], "token", micro_tokens=100)
+    assert (batch.tokens, batch.computed, batch.sampled, len(batch.minibatches), len(batch.minibatches[0])) == (
+        8, 8, 4, 1, 1,
+    )  # fmt: skip
     micro = batch.minibatches[0][0]
     assert micro.token_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert micro.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert micro.borders.tolist() == [0, 4, 8]
-    assert micro.lengths == (4, 4)
+    assert (micro.runs.lengths, micro.runs.after, micro.runs.seen) == ((4, 4), (None, None), None)
+    assert micro.runs.borders.tolist() == micro.runs.seen_borders.tolist() == [0, 4, 8]
     assert micro.predictors.tolist() == [1, 2, 4, 6]
     assert micro.targets.tolist() == [2, 3, 1, 3]
     assert micro.advantages.tolist() == [3, 4, 2, 4]
@@ -126,7 +128,6 @@ def test_exactly_the_sampled_tokens_are_trained_on(shapes: list[list[int]], budg
     micros = [m for mini in pack(samples, "token", micro_tokens=budget).minibatches for m in mini]
     assert sum(len(m.targets) for m in micros) == sum(shape.count(2) for shape in shapes)
     for micro in micros:
-        assert micro.token_ids[micro.predictors + 1].tolist() == micro.targets.tolist()
-        starts = micro.borders[micro.sequence]
-        # A predictor lies in the target's own sequence.
-        assert bool(((micro.predictors >= starts) & (micro.predictors + 1 < micro.borders[micro.sequence + 1])).all())
+        # The samples count upwards, so what predicts a token is the token before it, at the place before it.
+        assert micro.token_ids[micro.predictors].tolist() == (micro.targets - 1).tolist()
+        assert micro.positions[micro.predictors].tolist() == (micro.targets - 1).tolist()
