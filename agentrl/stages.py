@@ -101,14 +101,15 @@ async def learn(trainer: Trainer, batch: Batch) -> StepReport:
 
 
 def traffic(trainer: Trainer) -> Row:
-    """How much is under way and waiting, and how much of the prompts the engine had at hand, over the run so far."""
+    """How much is under way and waiting, how much of the prompts the engine had at hand over the run so far, and the
+    parts of the last weight update where the engine says them: stopping, sending, checking."""
     waiting, engine = trainer.scheduler.statistics(), trainer.engine.statistics()
     return {
         "queue_groups": waiting["ready_groups"],
         "flying_groups": waiting["flying_groups"],
         "stale_groups": waiting["stale_groups"],
         "cache_use": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
-    }
+    } | {f"sync_{part}": engine[part] for part in ("hold_s", "send_s", "check_s") if part in engine}
 
 
 class Evaluator:

@@ -1,14 +1,16 @@
 """The learner's step and its head, against TRL's loss step and a plain transformers loop, in one run on the same data.
 
-    python benchmarks/learner.py [--sections head,qwen3-4k,smollm2-1k,qwen3-16k] [--seconds 280] [--json]
+    python benchmarks/learner.py [--sections head,qwen3-4k,smollm2-1k,smollm2-groups,qwen3-16k] [--seconds 280] [--json]
 
 Random weights in real shapes: nothing is downloaded. Lengths are heavy-tailed (most sequences far shorter than the
 longest), and every row trains on the same sequences. Tokens/s counts real tokens alone, never padding; MFU counts the
-arithmetic those tokens need, against a large matrix product measured in the same run. On a CPU the default section is
-`tiny`; on a GPU all others. `--sections head` takes less than a minute on an H200; Liger and cut-cross-entropy are
+arithmetic those tokens need when each sequence is computed by itself, against a large matrix product measured in the same run. On a CPU the default section is
+`tiny` and `tiny-groups`; on a GPU all others. In the sections of groups eight sequences each have one prompt; elsewhere
+no prompt comes twice. `--sections head` takes less than a minute on an H200; Liger and cut-cross-entropy are
 measured beside ours where they are installed.
 
-    ours          packed, varlen attention, chunked head, float32 masters, AdamW; "ours checkpointed" recomputes layers
+    ours          packed, varlen attention, chunked head, float32 masters, AdamW; "ours checkpointed" recomputes layers,
+                  "ours, prompts apart" computes a prompt once for each sequence, as the others do
     trl           GRPOTrainer's own logprob and loss code on batches padded as it pads them, bf16 weights, AdamW
     plain         transformers' forward on sorted, padded micro-batches, float32 log_softmax over the full logits, AdamW
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import inspect
 import json
@@ -51,6 +54,8 @@ class Shape:
     longest: int
     sequences: int
     micro_tokens: int
+    prompt: int = 0
+    """Tokens of the prompt that eight sequences have in common; 0: a quarter of each sequence, all different."""
 
 
 QWEN = {
@@ -69,7 +74,9 @@ SHAPES = {
     "qwen3-4k": Shape("qwen3", QWEN, 4096, 64, 16_384),
     "qwen3-16k": Shape("qwen3", QWEN, 16_384, 24, 32_768),
     "smollm2-1k": Shape("llama", SMOLLM, 1024, 256, 32_768),
+    "smollm2-groups": Shape("llama", SMOLLM, 1024, 256, 32_768, prompt=384),
     "tiny": Shape("llama", TINY, 256, 16, 1024),
+    "tiny-groups": Shape("llama", TINY, 256, 16, 1024, prompt=96),
 }
 
 
@@ -81,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
-    default = ["head", "qwen3-4k", "smollm2-1k", "qwen3-16k"] if gpu else ["tiny"]
+    default = ["head", "qwen3-4k", "smollm2-1k", "smollm2-groups", "qwen3-16k"] if gpu else ["tiny", "tiny-groups"]
     sections = options.sections.split(",") if options.sections else default
     unknown = [s for s in sections if s != "head" and s not in SHAPES]
     if unknown:
@@ -217,21 +224,30 @@ def head_loss(
 
 
 def lengths_of(shape: Shape) -> list[int]:
-    """Heavy-tailed: lognormal around an eighth of the longest, one sequence as long as they come."""
+    """A common prompt, then heavy-tailed: lognormal around an eighth of the longest, one as long as they come."""
     random = np.random.default_rng(0)
-    drawn = random.lognormal(math.log(shape.longest / 8), 0.9, shape.sequences - 1)
-    return [shape.longest, *np.clip(drawn, 32, shape.longest).astype(int).tolist()]
+    drawn = shape.prompt + random.lognormal(math.log(shape.longest / 8), 0.9, shape.sequences - 1)
+    return [shape.longest, *np.clip(drawn, shape.prompt + 32, shape.longest).astype(int).tolist()]
+
+
+def prompt_of(shape: Shape, length: int) -> int:
+    """How many tokens of a sequence are prompt."""
+    return shape.prompt or length // 4
 
 
 def samples_of(shape: Shape) -> list[TrainingSample]:
-    """Sequences whose first quarter is prompt, the rest sampled."""
+    """Prompts, and what was sampled after them."""
     random = np.random.default_rng(1)
     made = []
+    prompt = np.zeros(0, np.int32)
     for index, length in enumerate(lengths_of(shape)):
-        sources = np.where(np.arange(length) < length // 4, 0, 2).astype(np.uint8)
+        sources = np.where(np.arange(length) < prompt_of(shape, length), 0, 2).astype(np.uint8)
         on = sources == 2
+        if index % 8 == 0:
+            prompt = random.integers(0, shape.config["vocab_size"], shape.prompt).astype(np.int32)
+        own = random.integers(0, shape.config["vocab_size"], length - shape.prompt).astype(np.int32)
         segment = Segment(
-            random.integers(0, shape.config["vocab_size"], length).astype(np.int32),
+            np.concatenate((prompt, own)),
             np.where(on, -math.log(shape.config["vocab_size"]), 0.0).astype(np.float32),
             np.where(on, 0, -1).astype(np.int32),
             sources,
@@ -248,7 +264,7 @@ def flops_of(shape: Shape) -> float:
     c, lengths = shape.config, lengths_of(shape)
     q, kv = (c[name] * c["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
     layer = c["hidden_size"] * (2 * q + 2 * kv + 3 * c["intermediate_size"])
-    sampled = sum(n - n // 4 for n in lengths)
+    sampled = sum(n - prompt_of(shape, n) for n in lengths)
     matrices = sum(lengths) * layer * c["num_hidden_layers"] + sampled * c["hidden_size"] * c["vocab_size"]
     attention = c["num_hidden_layers"] * q * sum(n * n for n in lengths)
     return 6.0 * (matrices + attention)
@@ -283,7 +299,7 @@ def step_jobs(section: str, shape: Shape, device: torch.device, peak: float) -> 
             "mfu": round(flops_of(shape) / seconds / peak, 4),
         } | more
 
-    def ours(checkpointing: bool) -> Row:
+    def ours(checkpointing: bool, sharing: bool = True) -> Row:
         recipe = Recipe.model_validate(
             {
                 "run": {"name": section},
@@ -300,11 +316,16 @@ def step_jobs(section: str, shape: Shape, device: torch.device, peak: float) -> 
             }
         )
         learner = Learner(model_of(shape, device), None, recipe)
-        batch = learner.pack(samples_of(shape))
-        return finish(lambda: learner.step(batch), micro_batches=len(batch.minibatches[0]))
+        samples = samples_of(shape)
+        if not sharing:
+            samples = [dataclasses.replace(s, group=index) for index, s in enumerate(samples)]
+        batch = learner.pack(samples)
+        return finish(lambda: learner.step(batch), computed=batch.computed, micro_batches=len(batch.minibatches[0]))
 
+    apart: list[tuple[str, Callable[[], Row]]] = [("ours, prompts apart", lambda: ours(False, sharing=False))]
     return [
         ("ours", lambda: ours(False)),
+        *(apart if shape.prompt else []),
         ("ours checkpointed", lambda: ours(True)),
         ("trl", lambda: finish(trl_step(shape, model_of(shape, device), device))),
         ("plain", lambda: finish(plain_step(shape, model_of(shape, device), device))),

@@ -24,15 +24,16 @@ ROWS = 4
 WORD, LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 TILE = 8192
 SEED = 0x243F6A88
+AT_ONCE = 1 << 28
+"""Bytes of weights that are copied to be hashed together."""
 
 
 async def check(client: Client, tensors: Mapping[str, Tensor]) -> None:
     """Compare what a server holds with what was sent; raises EngineError with the first name that differs."""
-    info = await client.get("/server_info")
-    if int(info.get("tp_size") or 1) == 1 and await client.knows("/weights_checker"):
+    if await client.ranks() == 1 and await client.knows("/weights_checker"):
         ranks = (await client.call("/weights_checker", {"action": "checksum"})).get("ranks") or []
         if ranks:
-            on_gpu = info.get("device") != "cpu"
+            on_gpu = (await client.info()).get("device") != "cpu"
             wrong, compared = await asyncio.to_thread(differing, tensors, ranks[0]["checksums"], on_gpu=on_gpu)
             if compared and not wrong:
                 return
@@ -51,19 +52,16 @@ async def check(client: Client, tensors: Mapping[str, Tensor]) -> None:
 
 def differing(tensors: Mapping[str, Tensor], checksums: Mapping[str, str], *, on_gpu: bool) -> tuple[list[str], int]:
     """Names whose hash differs from the server's, and how many could be compared."""
-    wrong, compared = [], 0
-    for name, expected in checksums.items():
+    pieces: dict[str, list[Tensor]] = {}
+    for name in checksums:
         parts = [name]
-        for stacked, pieces in STACKED.items():
+        for stacked, members in STACKED.items():
             if stacked in name:
-                parts = [name.replace(stacked, piece) for piece in pieces]
-        if not all(part in tensors for part in parts):
-            continue
-        compared += 1
-        whole = torch.cat([_as_served(part, tensors[part]).reshape(-1) for part in parts])
-        if (gpu_hash(whole) if on_gpu else cpu_hash([whole])) != expected:
-            wrong.append(name)
-    return wrong, compared
+                parts = [name.replace(stacked, member) for member in members]
+        if all(part in tensors for part in parts):
+            pieces[name] = [_as_served(part, tensors[part]).detach().reshape(-1) for part in parts]
+    found = gpu_hashes(pieces) if on_gpu else {name: cpu_hash(parts) for name, parts in pieces.items()}
+    return [name for name, value in found.items() if value != checksums[name]], len(found)
 
 
 def _as_served(name: str, tensor: Tensor) -> Tensor:
@@ -81,26 +79,45 @@ def cpu_hash(tensors: Sequence[Tensor], digits: int = 16) -> str:
     return hasher.hexdigest()[:digits]
 
 
+def gpu_hashes(pieces: Mapping[str, Sequence[Tensor]]) -> dict[str, str]:
+    """The hash of each tensor, given in pieces; those of one size together: layers are alike, and kernels cost time."""
+    alike: dict[tuple[int, torch.dtype], list[str]] = {}
+    for name, parts in pieces.items():
+        alike.setdefault((sum(p.nbytes for p in parts), parts[0].dtype), []).append(name)
+    found: dict[str, str] = {}
+    for (size, _), names in alike.items():
+        at_once = max(1, AT_ONCE // size)
+        for start in range(0, len(names), at_once):
+            some = names[start : start + at_once]
+            found |= zip(some, gpu_hash(torch.stack([torch.cat(list(pieces[name])) for name in some])), strict=True)
+    return {name: found[name] for name in pieces}
+
+
 @torch.no_grad()
-def gpu_hash(tensor: Tensor) -> str:
-    """The hash that servers take on a GPU, wherever the tensor lies.
+def gpu_hash(rows: Tensor) -> list[str]:
+    """The hash of each row that servers take on a GPU, wherever the tensor lies.
 
     Each 32-bit word is mixed with its place in two ways, summed in tiles, and the tiles' sums are mixed and summed.
     """
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    words = torch.nn.functional.pad(raw, (0, -len(raw) % 4)).view(torch.int32)
+    raw = rows.detach().contiguous().view(torch.uint8)
+    words = torch.nn.functional.pad(raw, (0, -raw.shape[1] % 4)).view(torch.int32)
+    length = words.shape[1]
     seeds = (SEED, (SEED * 0x9E3779B1 ^ 0xDEADBEEF) & WORD)
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for start in range(0, len(words), 512 * TILE):  # int64 takes eight bytes a word: not all at once
-        part = words[start : start + 512 * TILE].to(torch.int64) & WORD
-        place = torch.arange(start, start + len(part), device=words.device)
+    total = torch.zeros(len(words), dtype=torch.int64, device=words.device)
+    width = max(1, 4096 // len(words)) * TILE  # int64 takes eight bytes a word: not all at once
+    for start in range(0, length, width):
+        part = words[:, start : start + width].to(torch.int64) & WORD
+        place = torch.arange(start, start + part.shape[1], device=words.device)
         halves = []
         for factor, seed, turn in ((0x27D4EB2D, seeds[0], 15), (0x165667B1, seeds[1], 13)):
             key = (place * factor + seed & WORD) ^ (place << turn | place >> 32 - turn) & WORD
-            mixed = torch.nn.functional.pad(_mix(part ^ key), (0, -len(part) % TILE))
-            halves.append(_mix(mixed.view(-1, TILE).sum(1) & WORD ^ 4 * len(words) & WORD))
-        total += (halves[0] << 32 | halves[1]).sum()
-    value = int(total) & LONG
+            mixed = torch.nn.functional.pad(_mix(part ^ key), (0, -part.shape[1] % TILE))
+            halves.append(_mix(mixed.view(len(words), -1, TILE).sum(2) & WORD ^ 4 * length & WORD))
+        total += (halves[0] << 32 | halves[1]).sum(1)
+    return [_last_mix(int(value) & LONG) for value in total.tolist()]
+
+
+def _last_mix(value: int) -> str:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (value ^ value >> shift) * factor & LONG
     return f"{value ^ value >> 31:016x}"

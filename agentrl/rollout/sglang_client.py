@@ -41,6 +41,8 @@ class Client:
         self.load = 0
         """Requests under way."""
         self._diagnose = diagnose
+        self._info: dict[str, Any] | None = None
+        self._known: dict[str, bool] = {}
         # SGLang closes a connection after 5 idle seconds; ours goes first, so that no request meets a closing one.
         # httpx took 8 ms of CPU a request with 256 connections open, since its pool looks at each of them; this 0.3 ms.
         self._http = aiohttp.ClientSession(
@@ -60,10 +62,22 @@ class Client:
         """One control call. An answer other than success raises EngineError with what the server said."""
         return await self._send("POST", path, body, timeout_s)
 
+    async def info(self) -> dict[str, Any]:
+        """What the server says of itself; asked once, since it stops a busy server for a moment."""
+        if self._info is None:
+            self._info = await self.get("/server_info")
+        return self._info
+
+    async def ranks(self) -> int:
+        """Over how many GPUs each tensor of the server is spread."""
+        return int((await self.info()).get("tp_size") or 1)
+
     async def knows(self, path: str) -> bool:
         """Whether the server has an endpoint; older ones lack some."""
-        status, _ = await self._exchange("OPTIONS", path, None, 30.0)
-        return status != 404
+        if path not in self._known:
+            status, _ = await self._exchange("OPTIONS", path, None, 30.0)
+            self._known[path] = status != 404
+        return self._known[path]
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         status, text = await self._exchange(method, path, body, timeout_s)

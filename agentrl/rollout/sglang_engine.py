@@ -82,6 +82,7 @@ class SglangEngine:
         """In adapters' names; a server that we attach to may hold those of another run."""
         self._initial = version
         self._under_way = 0
+        self._update: dict[str, float] = {}
         self._counts = {"requests": 0, "aborted": 0, "tokens": 0, "prompt_tokens": 0, "cached_tokens": 0, "restarts": 0}
 
     @property
@@ -110,7 +111,7 @@ class SglangEngine:
         self._sync = Sync(self._clients, way=self._way, local=local, timeout_s=self._update_timeout_s)
         self.adapters = True
         for client in self._clients:
-            info = await client.get("/server_info")
+            info = await client.info()
             self._limit(info)
             self.adapters = self.adapters and bool(info.get("enable_lora"))
             probe = await client.generate([0], Sampling(max_tokens=1), f"agentrl-probe-{next(self._numbers)}")
@@ -192,12 +193,15 @@ class SglangEngine:
         """Bring new weights to every server; requests under way go on with them."""
         async with self._updating:
             was_open = self._gate.is_set()
+            began = time.monotonic()
             try:
                 if weights.adapter is not None:
                     await self._publish_adapter(weights)
                 else:
                     await self._hold()
+                    held = time.monotonic()
                     await self._sync.send(weights)
+                    self._update = {"hold_s": held - began, **self._sync.seconds}
                 self._version = weights.version  # before the gate opens: what starts now has the new weights
             finally:
                 if was_open:
@@ -310,8 +314,8 @@ class SglangEngine:
             self._gate.set()  # after a failed restart requests fail at once, with the server's log
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters since the start."""
-        return dict(self._counts)
+        """Counters since the start, and what the parts of the last update took."""
+        return {**self._counts, **self._update}
 
     async def close(self) -> None:
         """Let go of connections, the process group and a launched server."""

@@ -19,6 +19,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,8 @@ class Sync:
         self.timeout_s = timeout_s
         self.used: Way | None = None
         """The way the last weights went."""
+        self.seconds: dict[str, float] = {}
+        """What sending and checking them took."""
         self._ways: list[Way] = _ways(way, local)
         self._group: Any = None
         self._name = f"agentrl-{secrets.token_hex(4)}"
@@ -63,7 +66,9 @@ class Sync:
         failures: list[str] = []
         for way in list(self._ways):
             try:
+                began = time.monotonic()
                 await self._limited(way, self._send(way, tensors, weights.version))
+                sent = time.monotonic()
                 await self._limited("checksum", self._check(tensors))
             except EngineError as error:
                 failures.append(f"{way}: {error}")
@@ -72,6 +77,7 @@ class Sync:
             if failures:
                 warnings.warn(f"weights go to SGLang by {way} from now on: {'; '.join(failures)}", stacklevel=2)
             self.used = way
+            self.seconds = {"send_s": sent - began, "check_s": time.monotonic() - sent}
             return
         self._ways = self._ways or ["disk"]
         raise EngineError(f"policy version {weights.version} could not be sent to SGLang. " + "; ".join(failures))
@@ -117,7 +123,7 @@ class Sync:
 
     async def _tensors(self, tensors: dict[str, torch.Tensor], version: int) -> None:
         for client in self.clients:
-            ranks = int((await client.get("/server_info")).get("tp_size") or 1)
+            ranks = await client.ranks()
             shared = _shared(tensors)
             payload = [_serialised(shared) for _ in range(ranks)]
             body = {"serialized_named_tensors": payload, "flush_cache": True, "weight_version": str(version)}
@@ -142,7 +148,7 @@ class Sync:
         await asyncio.gather(self._all("/update_weights_from_distributed", body), _aside(send))
 
     async def _join(self, backend: str) -> Any:
-        sizes = [int((await client.get("/server_info")).get("tp_size") or 1) for client in self.clients]
+        sizes = [await client.ranks() for client in self.clients]
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
@@ -159,8 +165,7 @@ class Sync:
         return (await asyncio.gather(group, *asked))[0]
 
     async def _check(self, tensors: dict[str, torch.Tensor]) -> None:
-        for client in self.clients:
-            await check(client, tensors)
+        await asyncio.gather(*(check(client, tensors) for client in self.clients))
 
     async def close(self) -> None:
         """Leave the process group, and let the servers leave it."""
@@ -253,7 +258,7 @@ async def adapter_body(client: Client, name: str, weights: Weights) -> dict[str,
     """What `/load_lora_adapter_from_tensors` wants to know; the server compares the hashes itself."""
     assert weights.adapter is not None and weights.tensors is not None
     tensors = distinct(weights.tensors)
-    ranks = int((await client.get("/server_info")).get("tp_size") or 1)
+    ranks = await client.ranks()
     shared = dict(_shared(tensors))
     return {
         "lora_name": name,

@@ -9,7 +9,7 @@ import torch
 
 from agentrl.errors import EngineError
 from agentrl.rollout.engine import Weights
-from agentrl.rollout.sglang_checks import cpu_hash, differing, gpu_hash
+from agentrl.rollout.sglang_checks import cpu_hash, differing, gpu_hash, gpu_hashes
 from agentrl.rollout.sglang_weights import Sync
 
 
@@ -24,7 +24,12 @@ from agentrl.rollout.sglang_weights import Sync
 )
 def test_the_hash_of_a_gpu_server(tensor: torch.Tensor, expected: str) -> None:
     """Values of SGLang's own kernel, run by Triton's interpreter."""
-    assert gpu_hash(tensor) == expected
+    other = tensor + 1
+    assert gpu_hash(torch.stack([tensor.flatten(), other.flatten(), tensor.flatten()]))[::2] == [expected] * 2
+    pieces = {"a": [tensor.flatten()[:2], tensor.flatten()[2:]], "b": [other.flatten()], "c": [tensor.flatten()]}
+    found = gpu_hashes(pieces)
+    assert (list(found), found["a"], found["c"]) == (["a", "b", "c"], expected, expected)
+    assert found["b"] != expected
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -36,7 +41,10 @@ def weights() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_stacked_and_padded_tensors_are_compared_as_the_server_holds_them(on_gpu: bool) -> None:
     sent = weights()
-    taken = gpu_hash if on_gpu else (lambda tensor: cpu_hash([tensor]))
+
+    def taken(tensor: torch.Tensor) -> str:
+        return gpu_hash(tensor.reshape(1, -1))[0] if on_gpu else cpu_hash([tensor])
+
     stacked = torch.cat([sent[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
     padded = torch.cat([torch.ones(70, 8), torch.zeros(58, 8)])
     held = {
