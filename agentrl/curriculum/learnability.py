@@ -2,7 +2,8 @@
 
     1  a stratum that waited longer than its share of `floor` allows is taken first: a new task of it, or the seen one
        whose last test is oldest; and now and then the task tested longest ago of any stratum. Solved and hopeless
-       tasks are re-tested here
+       tasks are re-tested here. A stratum that is being forgotten, or within reach and not known well enough to tell,
+       is owed more, up to an equal share (`_floors`), and its most promising task is taken
     2  otherwise `candidates` seen tasks from bins in the band are compared: each is worth its expected learnability
        now, and what knowing it better would add to the draws to come (`HORIZON`); of those near the best, the one
        drawn longest ago is taken
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.curriculum.posterior import (
+    LIMIT,
     Posterior,
     band_probability,
     expected_excess,
@@ -50,6 +52,12 @@ known already would leave the others behind."""
 NEAR = 0.9
 """Seen tasks worth at least this share of the best are as good as it: the one drawn longest ago is taken, so that many
 tasks are trained on and their evidence stays fresh."""
+LOST = 0.25
+"""A stratum this many logits below its best, and below one half, is owed an equal share of the draws. Above one half a
+stratum that falls is worth more and comes up by itself; below, it is worth less the further it falls."""
+KNOWN = 0.7
+"""A stratum is known when the standard deviation of its logit is below this. What was believed before is no best: a
+first guess that proves too high is no loss."""
 RETESTED = 1.0 / 3.0
 """Draws that re-test the task tested longest ago, as a share of `floor`."""
 PROBE = 4
@@ -71,6 +79,8 @@ class Learnability:
         """Indices of new tasks by stratum: looked at, not yet drawn."""
         self._last: list[int] = []
         """For each stratum the draw that last took from it."""
+        self._best: Floats = np.zeros(0)
+        """For each stratum the highest logit it was known to have; what lies above the present one fades."""
         self._draws = self._fresh_draws = 0
         for level in tasks.levels:
             for _ in range(PROBE):
@@ -81,14 +91,37 @@ class Learnability:
     def choose(self, rng: np.random.Generator) -> Choice:
         """The next task."""
         self._draws += 1
-        if (self._draws - min(self._last)) * self._recipe.floor > len(self._last):
-            return self._in_turn(rng)
         if rng.random() < RETESTED * self._recipe.floor and self._posterior.count:
             return self._seen(self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist()))
+        floors = self._floors()
+        owed = (self._draws - np.array(self._last)) * floors
+        stratum = int(owed.argmax())
+        if owed[stratum] >= len(owed):
+            raised = floors[stratum] > self._recipe.floor
+            return self._promising(rng, only=stratum) if raised else self._in_turn(stratum, rng)
         return self._promising(rng)
 
-    def _in_turn(self, rng: np.random.Generator) -> Choice:
-        stratum = int(np.argmin(self._last))
+    def _floors(self) -> Floats:
+        """What each stratum is owed, as a part of an equal share: `floor`; all of it when it is being forgotten; and
+        while it is not known, the more the nearer it comes to the stratum with most to learn."""
+        means, variances = self._posterior.strata.beliefs()
+        worth = self._worth(means, variances + self._posterior.apart) * self._alive()
+        unknown = np.where(variances > KNOWN**2, np.square(worth / worth.max()), 0.0)
+        floors: Floats = np.maximum(self._recipe.floor, np.maximum(unknown, np.minimum(1.0, self._lost() / LOST)))
+        return floors
+
+    def _alive(self) -> Floats:
+        """How much of p(1-p) the scores within groups of each stratum show; see `Posterior.many`."""
+        spread = self._posterior.strata.spread
+        alive: Floats = spread[:, 0] / spread[:, 1]
+        return alive
+
+    def _lost(self) -> Floats:
+        """By how many logits each stratum lies below its best, as far as it lies below one half."""
+        lost: Floats = np.maximum(0.0, np.minimum(self._best, 0.0) - self._posterior.strata.beliefs()[0])
+        return lost
+
+    def _in_turn(self, stratum: int, rng: np.random.Generator) -> Choice:
         counts = self._shelf.counts[stratum]
         if self._has_new(stratum) and (not counts.any() or rng.random() < 0.5):
             return self._new(stratum)
@@ -97,10 +130,12 @@ class Learnability:
         rows = self._shelf.pick(weights, self._recipe.candidates, rng)
         return self._seen(self._oldest(rows)) if rows else self._any(rng)
 
-    def _promising(self, rng: np.random.Generator) -> Choice:
+    def _promising(self, rng: np.random.Generator, only: int | None = None) -> Choice:
+        """The task worth most, of one stratum or of all."""
         means, variances = self._posterior.strata.beliefs()
-        spread = self._posterior.strata.spread
-        alive = spread[:, 0] / spread[:, 1]
+        alive = self._alive()
+        if only is not None:
+            alive = np.where(np.arange(len(alive)) == only, alive, 0.0)
         rows, share = self._candidates(means, alive, rng)
         strata = self._posterior.rows["stratum"][rows]
         own, width, lively = self._posterior.many(rows)
@@ -118,22 +153,23 @@ class Learnability:
             chances = np.cumsum((new / best) ** PREFER_STRATUM)
             return self._new(min(len(new) - 1, int(np.searchsorted(chances, rng.random() * chances[-1], side="right"))))
         if not len(rows):
-            return self._any(rng)
+            return self._any(rng) if only is None else self._in_turn(only, rng)
         return self._seen(self._oldest(rows[seen >= NEAR * seen.max()].tolist()))
 
     def _candidates(self, logits: Floats, alive: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], float]:
-        """Seen tasks that may be drawn now, from bins in the band; and whether there are enough, up to 1."""
+        """Seen tasks to draw now, from bins in the band, of strata alive; and whether they are enough, up to 1."""
+        among = alive > 0.0
         where = logits[:, None] + CENTRES
         rates = 1.0 / (1.0 + np.exp(-where))
         low, high = self._recipe.band
-        inside = self._shelf.counts * ((rates >= low) & (rates <= high))
+        inside = self._shelf.counts * ((rates >= low) & (rates <= high) & among[:, None])
         weights = inside * self._worth(where, SEEN_VARIANCE) * alive[:, None]
         rows = np.array(self._shelf.pick(weights, self._recipe.candidates, rng), dtype=np.int64)
         known = self._posterior.rows
         rows = rows[~known["flying"][rows]]
         # The same task twice under one policy teaches little: others first.
         rested = rows[known["version"][rows] < self._posterior.clock]
-        return rested if len(rested) else rows, min(1.0, float(inside.sum()) / ENOUGH)
+        return rested if len(rested) else rows, min(1.0, float(inside.sum()) / (ENOUGH * among.mean()))
 
     def _any(self, rng: np.random.Generator) -> Choice:
         """Nothing stands out: a new task if there is one, else whatever was drawn longest ago of a few."""
@@ -196,6 +232,7 @@ class Learnability:
         while len(self._last) <= stratum:
             self._waiting[len(self._last)] = deque()
             self._last.append(-1)
+            self._best = np.append(self._best, -LIMIT)
         self._shelf.grow()
         return stratum
 
@@ -222,6 +259,7 @@ class Learnability:
 
     def learn(self, seen: Seen) -> None:
         """A group came back; one without a graded rollout only ends its draw."""
+        before = self._posterior.clock
         self._posterior.advance(seen.version)
         row = self._posterior.row(seen.level, seen.index)
         new = row is None
@@ -232,6 +270,17 @@ class Learnability:
         if seen.count:
             self._posterior.learn(row, seen)
         self._shelf.file(row, new=new)
+        stratum = int(self._posterior.rows[row]["stratum"])
+        self._remember(stratum, seen.total > 0.0, self._posterior.clock - before)
+
+    def _remember(self, stratum: int, passed: bool, versions: int) -> None:
+        """Keep the best of every stratum that ever passed: what never did cannot be lost. Losses of long ago fade."""
+        means, variances = self._posterior.strata.beliefs()
+        faded = means + (self._best - means) * self._recipe.decay**versions
+        counts = self._best > -LIMIT
+        counts[stratum] |= passed
+        best = np.where(variances < KNOWN**2, means, self._best)
+        self._best = np.where(self._best > means, faded, np.where(counts, best, -LIMIT))
 
     def metrics(self) -> dict[str, float | list[float]]:
         """Beliefs about the tasks seen: how many are in the band, solved or hopeless, and how p is spread."""
@@ -249,6 +298,7 @@ class Learnability:
             "believed_p_histogram": [float(n) for n in histogram],
             "strata": float(len(logits)),
             "longest_wait": float(self._draws - min(self._last)),
+            "most_lost": float(self._lost().max()),
             "tasks_apart": self._posterior.apart,
             "fresh_share": self._fresh_draws / max(1, self._draws),
         }
@@ -269,6 +319,7 @@ class Learnability:
             "positions": [[level, position] for level, position in self._positions.items()],
             "waiting": [np.array(self._waiting[s], dtype=np.int64) for s in range(len(self._last))],
             "last": list(self._last),
+            "best": self._best.copy(),
             "draws": [self._draws, self._fresh_draws],
         }
 
@@ -281,6 +332,7 @@ class Learnability:
         self._positions = {int(level): int(position) for level, position in state["positions"]}
         self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}
         self._last = [int(draw) for draw in state["last"]]
+        self._best = np.array(state["best"], dtype=np.float64)
         self._draws, self._fresh_draws = (int(n) for n in state["draws"])
 
 

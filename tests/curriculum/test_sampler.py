@@ -167,6 +167,40 @@ def test_a_stratum_waits_no_longer_than_the_floor_allows(ladder: Environment, gr
     assert max(gaps) <= 10 / 0.2 + 10
 
 
+def unlearn(sampler: Sampler, group_of: MakeGroup, rounds: int) -> tuple[list[float], float]:
+    """A policy whose two levels are at odds: what it learns on one it loses on the other.
+
+    It starts at 0.23 and 0.09, where p(1-p) says level 1 alone, and moves by the gradient that normalised advantages
+    give. Returned are both pass rates in the end, and the share of the draws that level 2 got.
+    """
+    skill = np.array([math.log(0.23 / 0.77), math.log(0.09 / 0.91)])
+    drawn = [0, 0]
+    for step in range(rounds):
+        draws = [sampler.next() for _ in range(16)]
+        gradient, groups = np.zeros(2), []
+        for draw in draws:
+            level = draw.task.level - 1
+            rate = 1.0 / (1.0 + math.exp(-skill[level]))
+            scores = (np.random.default_rng([draw.group, 7]).random(8) < rate).astype(float)
+            groups.append(group_of(draw, scores, step))
+            drawn[level] += 1
+            advantages = (scores - scores.mean()) / (scores.std() + 1e-9)
+            gradient[level] += float(np.mean(advantages * (scores - rate)))
+        skill += 0.012 * np.array([[1.0, -0.6], [-0.6, 1.5]]) @ gradient
+        sampler.observe(groups)
+    return (1.0 / (1.0 + np.exp(-skill))).tolist(), drawn[1] / sum(drawn)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_learning_one_level_does_not_unlearn_another(seed: int, ladder: Environment, group_of: MakeGroup) -> None:
+    """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02."""
+    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
+    (first, second), share = unlearn(sampler, group_of, rounds=40)
+    assert first > 0.5
+    assert second > 0.025
+    assert 0.2 < share < 0.5
+
+
 def test_hopeless_tasks_are_tested_again(shelf: Environment, group_of: MakeGroup) -> None:
     """Half the tasks fail for 60 rounds and are retired; when all become learnable, the retired are found out."""
     sampler = make(BandCurriculum(), [Source(name="shelf", environment=shelf, levels=(1,))], 4)
