@@ -191,18 +191,17 @@ def unlearn(sampler: Sampler, group_of: MakeGroup, size: int, rounds: int = 40) 
     return (1.0 / (1.0 + np.exp(-skill))).tolist(), drawn[1] / sum(drawn)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("size", "kept"), [(8, 0.025), (16, 0.06)])
+@pytest.mark.parametrize(("size", "seed", "kept"), [(8, 0, 0.03), (16, 1, 0.06)])
 def test_learning_one_level_does_not_unlearn_another(
-    size: int, kept: float, seed: int, ladder: Environment, group_of: MakeGroup
+    size: int, seed: int, kept: float, ladder: Environment, group_of: MakeGroup
 ) -> None:
-    """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02. The larger the groups, the
-    sooner a fall is noticed."""
+    """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02. In larger groups a fall is
+    noticed sooner."""
     sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
     (first, second), share = unlearn(sampler, group_of, size)
     assert first > 0.5
     assert second > kept
-    assert 0.2 < share < 0.5
+    assert 0.3 < share < 0.5
 
 
 def test_hopeless_tasks_are_tested_again(shelf: Environment, group_of: MakeGroup) -> None:
