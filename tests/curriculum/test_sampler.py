@@ -195,8 +195,9 @@ def unlearn(sampler: Sampler, group_of: MakeGroup, size: int, rounds: int = 40) 
 def test_learning_one_level_does_not_unlearn_another(
     size: int, seed: int, kept: float, ladder: Environment, group_of: MakeGroup
 ) -> None:
-    """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02. In larger groups a fall is
-    noticed sooner."""
+    """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02.
+
+    Larger groups notice a fall sooner."""
     sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
     (first, second), share = unlearn(sampler, group_of, size)
     assert first > 0.5
