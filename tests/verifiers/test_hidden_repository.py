@@ -104,6 +104,19 @@ def test_cheats_gain_nothing_through_the_proxy(boxes: Boxes, graded: Callable[..
     assert outcome.score == pytest.approx(1 / 6)
 
 
+@pytest.mark.parametrize("mode", ["proxied", "shared"])
+def test_code_that_is_right_only_on_its_first_call_fails(
+    mode: str, boxes: Boxes, score: Callable[..., float], submit: Any
+) -> None:
+    once = (
+        "_seen = []\ndef total(numbers):\n    _seen.append(1)\n    return sum(numbers) if len(_seen) == 1 else None\n"
+    )
+    submission = submit(files=changed("def total(numbers): return sum(numbers)\n", once))
+    ids = ["tests/test_money.py::test_total"]
+    assert score(suite(ids=ids, mode=mode), submission, boxes=boxes) == 0.0
+    assert score(suite(ids=ids, mode=mode, twice=False), submission, boxes=boxes) == 1.0
+
+
 @pytest.mark.parametrize(
     "source",
     [

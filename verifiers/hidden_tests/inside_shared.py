@@ -15,8 +15,21 @@ from typing import Any
 class Recorder:
     """Writes down what became of each phase of the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: int) -> None:
+        self.times = times
         self.phases: list[str] = []
+
+    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
+        """As pytest does it, but as often as ordered."""
+        from _pytest.runner import runtestprotocol
+
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for number in range(self.times):
+            if number:
+                item._initrequest()
+            runtestprotocol(item, nextitem=nextitem)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         odd = hasattr(report, "wasxfail") or report.outcome != "passed"
@@ -35,7 +48,7 @@ def main() -> None:
     sys.path[:0] = [bundle, os.getcwd()]
     import pytest
 
-    recorder = Recorder()
+    recorder = Recorder(order["times"])
     options = ["-q", "-p", "no:cacheprovider", "--tb=no", "--rootdir", os.getcwd(), "-c", os.devnull]
     folder = os.path.dirname(order["test"].split("::")[0])
     options += ["--confcutdir", folder or os.getcwd()]

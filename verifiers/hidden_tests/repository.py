@@ -50,6 +50,7 @@ class RepositoryTests(Verifier):
         believe: Sequence[str] = (),
         score: Score = "all",
         fresh: Literal["test", "suite"] = "test",
+        twice: bool = True,
         seconds: float = 10.0,
         memory_mb: int = 512,
         image: str = "host",
@@ -64,6 +65,9 @@ class RepositoryTests(Verifier):
             believe: special methods of agent objects whose yes or no the tests may believe, such as `__eq__`.
             score: all or nothing, or the share of the tests that pass.
             fresh: a fresh box for the agent's code for each test, or one for the suite.
+            twice: run each test two times in one process of the agent's code; both must pass. Without it, code that is
+                right only on the first call of a process may pass; a suite whose tests change what outlives them may
+                need that.
             seconds: wall time that the agent's code may take in one test.
             memory_mb: memory of each box.
             image: the root the boxes have.
@@ -79,6 +83,7 @@ class RepositoryTests(Verifier):
         self.tests = {path: text.encode() if isinstance(text, str) else text for path, text in tests.items()}
         self.ids, self.packages, self.artifact, self.mode = tuple(ids), tuple(packages), artifact, mode
         self.believe, self.score, self.fresh, self.seconds = tuple(believe), score, fresh, seconds
+        self.times = 2 if twice else 1
         self.image, self.limits = image, Limits(memory_mb=memory_mb, seconds=seconds, processes=64)
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
@@ -92,7 +97,7 @@ class RepositoryTests(Verifier):
         if self.mode == "shared":
             trust = "shared"
             spec = SandboxSpec(image=self.image, limits=self.limits)
-            passed, notes = await run_shared(self.tests, self.ids, repository, spec, self.seconds, context)
+            passed, notes = await run_shared(self.tests, self.ids, repository, spec, self.seconds, self.times, context)
         else:
             async with _Session(self, repository, context) as session:
                 passed, notes = await session.run()
@@ -123,7 +128,12 @@ class _Session:
         self.agent_spec = SandboxSpec(
             image=verifier.image, files={**repository, f"{FOLDER}/program.py": program}, limits=verifier.limits
         )
-        order = {"packages": verifier.packages, "believe": verifier.believe, "ids": verifier.ids}
+        order = {
+            "packages": verifier.packages,
+            "believe": verifier.believe,
+            "ids": verifier.ids,
+            "times": verifier.times,
+        }
         self.tests_spec = SandboxSpec(
             image=verifier.image,
             files={
