@@ -213,6 +213,9 @@ class BandCurriculum(Section):
     """The same for what sets a task apart from others of its level and tags, which changes more slowly."""
     candidates: Count = 64
     """Tasks compared for each draw."""
+    repeats: Count | None = None
+    """How often a task is worth drawing while its level has new ones; None: as often as it is in the band. A policy that
+    can learn single tasks by heart wants few, where tasks are made without end."""
 
     @field_validator("band")
     @classmethod

@@ -167,6 +167,9 @@ class Learnability:
         rows = np.array(self._shelf.pick(weights, self._recipe.candidates, rng), dtype=np.int64)
         known = self._posterior.rows
         rows = rows[~known["flying"][rows]]
+        if self._recipe.repeats is not None:
+            new = np.array([self._has_new(stratum) for stratum in range(len(logits))])
+            rows = rows[(known["visits"][rows] < self._recipe.repeats) | ~new[known["stratum"][rows]]]
         # The same task twice under one policy teaches little: others first.
         rested = rows[known["version"][rows] < self._posterior.clock]
         return rested if len(rested) else rows, min(1.0, float(inside.sum()) / (ENOUGH * among.mean()))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl import seeds
 from agentrl.curriculum import Draw, Sampler, Source, make
 from agentrl.envs.base import Environment
 from agentrl.errors import RecipeError
@@ -203,6 +204,23 @@ def test_learning_one_level_does_not_unlearn_another(
     assert first > 0.5
     assert second > kept
     assert 0.3 < share < 0.5
+
+
+@pytest.mark.parametrize(("repeats", "most"), [(None, 30), (2, 3)])
+def test_few_repeats_while_there_are_new_tasks(
+    repeats: int | None, most: int, ladder: Environment, group_of: MakeGroup
+) -> None:
+    """One task in four at one half, the others hopeless: those found to be good are drawn again, but not for ever."""
+    sampler = make(BandCurriculum(repeats=repeats, floor=0.0), [Source(name="ladder", environment=ladder)], 0)
+
+    def rate(draw: Draw, step: int) -> float:
+        return 0.02 if seeds.derive(0, draw.task.id) % 4 else 0.5
+
+    rounds = play(sampler, group_of, rate, range(60))
+    visits = Counter(draw.task.id for draws in rounds for draw in draws)
+    often = max(visits.values())
+    assert often <= most
+    assert repeats is not None or often > 3
 
 
 def test_hopeless_tasks_are_tested_again(shelf: Environment, group_of: MakeGroup) -> None:
