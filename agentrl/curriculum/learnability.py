@@ -2,8 +2,8 @@
 
     1  a stratum that waited longer than its share of `floor` allows is taken first: a new task of it, or the seen one
        whose last test is oldest; and now and then the task tested longest ago of any stratum. Solved and hopeless
-       tasks are re-tested here. A stratum that is being forgotten, or within reach and not known well enough to tell,
-       is owed more, up to an equal share (`_floors`), and its most promising task is taken
+       tasks are re-tested here. A level that is being forgotten, or within reach and not known well enough to tell, is
+       owed up to an equal share (`_owed`), and its most promising task is taken
     2  otherwise `candidates` seen tasks from bins in the band are compared: each is worth its expected learnability
        now, and what knowing it better would add to the draws to come (`HORIZON`); of those near the best, the one
        drawn longest ago is taken
@@ -53,11 +53,11 @@ NEAR = 0.9
 """Seen tasks worth at least this share of the best are as good as it: the one drawn longest ago is taken, so that many
 tasks are trained on and their evidence stays fresh."""
 LOST = 0.25
-"""A stratum this many logits below its best, and below one half, is owed an equal share of the draws. Above one half a
-stratum that falls is worth more and comes up by itself; below, it is worth less the further it falls."""
+"""A level this many logits below its best, and below one half, is owed an equal share of the draws. Above one half a
+level that falls is worth more and comes up by itself; below, it is worth less the further it falls."""
 KNOWN = 0.7
-"""A stratum is known when the standard deviation of its logit is below this. What was believed before is no best: a
-first guess that proves too high is no loss."""
+"""A level is known when the standard deviation of its logit is below this. What was believed before is no best: a first
+guess that proves too high is no loss."""
 RETESTED = 1.0 / 3.0
 """Draws that re-test the task tested longest ago, as a share of `floor`."""
 PROBE = 4
@@ -79,8 +79,10 @@ class Learnability:
         """Indices of new tasks by stratum: looked at, not yet drawn."""
         self._last: list[int] = []
         """For each stratum the draw that last took from it."""
-        self._best: Floats = np.zeros(0)
-        """For each stratum the highest logit it was known to have; what lies above the present one fades."""
+        self._places: list[int] = []
+        """For each stratum the place of its level among the levels."""
+        self._best: Floats = np.full(len(tasks.levels), -LIMIT)
+        """For each level the highest logit it was known to have; what lies above the present one fades."""
         self._draws = self._fresh_draws = 0
         for level in tasks.levels:
             for _ in range(PROBE):
@@ -93,22 +95,34 @@ class Learnability:
         self._draws += 1
         if rng.random() < RETESTED * self._recipe.floor and self._posterior.count:
             return self._seen(self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist()))
-        floors = self._floors()
-        owed = (self._draws - np.array(self._last)) * floors
-        stratum = int(owed.argmax())
-        if owed[stratum] >= len(owed):
-            raised = floors[stratum] > self._recipe.floor
-            return self._promising(rng, only=stratum) if raised else self._in_turn(stratum, rng)
-        return self._promising(rng)
+        waited = self._draws - np.array(self._last)
+        if waited.max() * self._recipe.floor >= len(waited):
+            return self._in_turn(int(waited.argmax()), rng)
+        return self._promising(rng, among=self._owed())
 
-    def _floors(self) -> Floats:
-        """What each stratum is owed, as a part of an equal share: `floor`; all of it when it is being forgotten; and
-        while it is not known, the more the nearer it comes to the stratum with most to learn."""
-        means, variances = self._posterior.strata.beliefs()
-        worth = self._worth(means, variances + self._posterior.apart) * self._alive()
+    def _owed(self) -> NDArray[np.bool_] | None:
+        """The strata of the level that waited too long for what it is owed, if one did.
+
+        A level is owed an equal share of the draws when it is being forgotten, and as long as it is not known a part of
+        it: the larger, the nearer it comes to the level with most to learn. Otherwise it is owed nothing.
+        """
+        if len(self._best) == 1:
+            return None
+        means, variances, alive = self._by_level()
+        worth = self._worth(means, variances + self._posterior.apart) * alive
         unknown = np.where(variances > KNOWN**2, np.square(worth / worth.max()), 0.0)
-        floors: Floats = np.maximum(self._recipe.floor, np.maximum(unknown, np.minimum(1.0, self._lost() / LOST)))
-        return floors
+        part = np.maximum(unknown, np.minimum(1.0, self._lost() / LOST))
+        last = np.full(len(means), -1)
+        np.maximum.at(last, self._places, self._last)
+        due = (self._draws - last) * part
+        return np.array(self._places) == due.argmax() if due.max() >= len(due) else None
+
+    def _by_level(self) -> tuple[Floats, Floats, Floats]:
+        """Mean and variance of the logit and liveliness of each level, the means over its strata."""
+        count = np.bincount(self._places)
+        found = (*self._posterior.strata.beliefs(), self._alive())
+        means, variances, alive = (np.bincount(self._places, weights=value) / count for value in found)
+        return means, variances, alive
 
     def _alive(self) -> Floats:
         """How much of p(1-p) the scores within groups of each stratum show; see `Posterior.many`."""
@@ -117,8 +131,8 @@ class Learnability:
         return alive
 
     def _lost(self) -> Floats:
-        """By how many logits each stratum lies below its best, as far as it lies below one half."""
-        lost: Floats = np.maximum(0.0, np.minimum(self._best, 0.0) - self._posterior.strata.beliefs()[0])
+        """By how many logits each level lies below its best, as far as it lies below one half."""
+        lost: Floats = np.maximum(0.0, np.minimum(self._best, 0.0) - self._by_level()[0])
         return lost
 
     def _in_turn(self, stratum: int, rng: np.random.Generator) -> Choice:
@@ -130,12 +144,12 @@ class Learnability:
         rows = self._shelf.pick(weights, self._recipe.candidates, rng)
         return self._seen(self._oldest(rows)) if rows else self._any(rng)
 
-    def _promising(self, rng: np.random.Generator, only: int | None = None) -> Choice:
-        """The task worth most, of one stratum or of all."""
+    def _promising(self, rng: np.random.Generator, among: NDArray[np.bool_] | None = None) -> Choice:
+        """The task worth most, of some strata or of all."""
         means, variances = self._posterior.strata.beliefs()
         alive = self._alive()
-        if only is not None:
-            alive = np.where(np.arange(len(alive)) == only, alive, 0.0)
+        if among is not None:
+            alive = np.where(among, alive, 0.0)
         rows, share = self._candidates(means, alive, rng)
         strata = self._posterior.rows["stratum"][rows]
         own, width, lively = self._posterior.many(rows)
@@ -152,8 +166,10 @@ class Learnability:
         if best > 0.0 and rng.random() * (1.0 + odds) < odds:
             chances = np.cumsum((new / best) ** PREFER_STRATUM)
             return self._new(min(len(new) - 1, int(np.searchsorted(chances, rng.random() * chances[-1], side="right"))))
+        if not len(rows) and among is not None:
+            return self._in_turn(int(np.where(among, self._last, self._draws).argmin()), rng)
         if not len(rows):
-            return self._any(rng) if only is None else self._in_turn(only, rng)
+            return self._any(rng)
         return self._seen(self._oldest(rows[seen >= NEAR * seen.max()].tolist()))
 
     def _candidates(self, logits: Floats, alive: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], float]:
@@ -235,7 +251,7 @@ class Learnability:
         while len(self._last) <= stratum:
             self._waiting[len(self._last)] = deque()
             self._last.append(-1)
-            self._best = np.append(self._best, -LIMIT)
+            self._places.append(self._tasks.levels.index(self._posterior.strata.names[len(self._places)][0]))
         self._shelf.grow()
         return stratum
 
@@ -273,15 +289,14 @@ class Learnability:
         if seen.count:
             self._posterior.learn(row, seen)
         self._shelf.file(row, new=new)
-        stratum = int(self._posterior.rows[row]["stratum"])
-        self._remember(stratum, seen.total > 0.0, self._posterior.clock - before)
+        self._remember(self._tasks.levels.index(seen.level), seen.total > 0.0, self._posterior.clock - before)
 
-    def _remember(self, stratum: int, passed: bool, versions: int) -> None:
-        """Keep the best of every stratum that ever passed: what never did cannot be lost. Losses of long ago fade."""
-        means, variances = self._posterior.strata.beliefs()
+    def _remember(self, level: int, passed: bool, versions: int) -> None:
+        """Keep the best of every level that ever passed: what never did cannot be lost. Losses of long ago fade."""
+        means, variances, _ = self._by_level()
         faded = means + (self._best - means) * self._recipe.decay**versions
         counts = self._best > -LIMIT
-        counts[stratum] |= passed
+        counts[level] |= passed
         best = np.where(variances < KNOWN**2, means, self._best)
         self._best = np.where(self._best > means, faded, np.where(counts, best, -LIMIT))
 
@@ -335,6 +350,7 @@ class Learnability:
         self._positions = {int(level): int(position) for level, position in state["positions"]}
         self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}
         self._last = [int(draw) for draw in state["last"]]
+        self._places = [self._tasks.levels.index(level) for level, _ in self._posterior.strata.names]
         self._best = np.array(state["best"], dtype=np.float64)
         self._draws, self._fresh_draws = (int(n) for n in state["draws"])
 
