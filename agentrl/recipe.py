@@ -214,8 +214,8 @@ class BandCurriculum(Section):
     candidates: Count = 64
     """Tasks compared for each draw."""
     repeats: Count | None = None
-    """How often a task is worth drawing while its level has new ones; None: as often as it is in the band. A policy that
-    can learn single tasks by heart wants few, where tasks are made without end."""
+    """How often a task is worth drawing while its level has new ones; None: as long as it is in the band. Few are right
+    where tasks are made without end and the policy could learn single ones by heart."""
 
     @field_validator("band")
     @classmethod

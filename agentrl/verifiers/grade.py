@@ -8,7 +8,8 @@
                                    ├─ well ──────────────────> graded, 0, alarm: the submission breaks grading
                                    └─ broken ────────────────> infra_error or verifier_error: no score
 
-So an agent can never buy a retry: the one retry happens here, and what breaks twice while the house is well is a 0.
+So an agent can never buy a retry: the one retry happens here, and what breaks twice while the house is well is a 0. Who
+was late on a machine without a free processor may only have waited in line: the retry then has a longer deadline.
 """
 
 from __future__ import annotations
@@ -21,23 +22,29 @@ from time import perf_counter
 from agentrl.errors import AgentError, Fault, InfraError, VerifierError, fault_of
 from agentrl.types import Grade, Outcome, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
+from agentrl.verifiers.busy import Watch
 
 PROBE_S = 30.0
 """How long the probe may take before the house counts as broken."""
+PATIENCE = 4.0
+"""How many times the deadline the second try has where the first was late on a busy machine."""
 
 
 async def grade(verifier: Verifier, submission: Submission, context: Context) -> tuple[Outcome, Verdict | None]:
     """Grade one submission. Never raises, except for cancellation; `None` stands for no verdict, hence no score."""
     faults: list[Fault] = []
     began = perf_counter()
+    deadline_s = context.deadline_s
     for _ in range(2):
+        machine = Watch()
         try:
-            async with asyncio.timeout(context.deadline_s):
+            async with asyncio.timeout(deadline_s):
                 verdict = checked(await verifier.verify(submission, context))
         except AgentError as error:
             return _zero(verifier, submission, fault_of(error, "verifier"), began, alarm=False)
         except TimeoutError:
-            faults.append(Fault("verifier", "verifier", f"grading took longer than {context.deadline_s:g} s"))
+            faults.append(Fault("verifier", "verifier", f"grading took longer than {deadline_s:g} s"))
+            deadline_s *= PATIENCE if machine.full() else 1.0
         except Exception as error:
             faults.append(fault_of(error, "verifier", "verifier"))
         else:

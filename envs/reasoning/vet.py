@@ -38,6 +38,9 @@ TASKS = 4
 """Entries that are attacked, at the lowest and at the highest level."""
 SURVEYED = 100
 """Entries of the same levels that are looked at for repeats and for answers one can guess."""
+SURVEY_S = 3.0
+"""Processor time for those of one level. Where fewer than `ENOUGH` are made in it, guessing is not asked about."""
+ENOUGH = 20
 SECONDS = 15
 MEMORY = 4 << 30
 GUESSABLE = 0.1
@@ -126,16 +129,26 @@ def _examine(name: str, levels: list[int], quick: bool, numbers: list[int]) -> d
     for level, some in found.items():
         if [entry(name, level, n)["question"] for n in numbers[:TASKS][::-1]] != [e["question"] for e in some[::-1]]:
             return {"refused": "an entry depends on those made before it"}
-    survey = {level: [entry(name, level, n) for n in numbers] for level in levels} if quick else found
+    survey = {level: _survey(name, level, numbers) for level in levels}
     verdict = _scoring(name, found, survey)
     if "refused" in verdict:
         return verdict
     share = max(Counter(e["answer"] for e in some).most_common(1)[0][1] / len(some) for some in survey.values())
-    if quick and share > GUESSABLE:
+    if share > GUESSABLE and min(map(len, survey.values())) >= ENOUGH:
         return {"refused": "one constant answer solves too many"}
     repeats = max(1 - len({e["question"] for e in some}) / len(some) for some in survey.values())
     longest = max(len(e["question"]) for some in survey.values() for e in some)
     return {**verdict, "levels": levels[-1], "mix": quick and repeats <= 0.01 and longest <= LONGEST}
+
+
+def _survey(name: str, level: int, numbers: list[int]) -> list[dict[str, Any]]:
+    """As many entries as can be made in a few seconds, and those that are attacked in any case."""
+    began, made = time.thread_time(), []
+    for at, number in enumerate(numbers):
+        if at >= TASKS and time.thread_time() - began > SURVEY_S:
+            break
+        made.append(entry(name, level, number))
+    return made
 
 
 def _scoring(

@@ -76,7 +76,11 @@ def test_examining_again_gives_the_same_list() -> None:
     some = ["ab", "complex_arithmetic", "string_insertion"]
     everything = [name for name, found in allowed().items() if found.get("refused") != TOO_SLOW]  # not worth the wait
     names = everything if os.environ.get("AGENTRL_FULL") else some
-    assert vet(names, allowed()) == {name: allowed()[name] for name in names}
+    found = vet(names, allowed())
+    fit = [name for name in names if "refused" not in allowed()[name]]
+    assert {name: found[name] for name in names if "refused" not in found[name]} == {n: allowed()[n] for n in fit}
+    # Why one is refused may depend on how many levels were tried, hence on the machine.
+    assert sorted(name for name in names if "refused" in found[name]) == sorted(set(names) - set(fit))
 
 
 @pytest.mark.parametrize("name", FIT if os.environ.get("AGENTRL_FULL") else sorted({*MIX, *CHOSEN, "gsm_symbolic"}))

@@ -7,20 +7,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
 
 import pytest
 
 from agentrl.sandboxes.base import ExecResult, Usage
-from agentrl.verifiers.hidden_tests import patience
-from agentrl.verifiers.hidden_tests.patience import PATIENCE, patiently, processor_time
+from agentrl.types import Verdict
+from agentrl.verifiers import busy
+from agentrl.verifiers.base import Context, Submission, Verifier
+from agentrl.verifiers.busy import processor_time
+from agentrl.verifiers.hidden_tests.patience import PATIENCE, patiently
 
 IDLE, FULL = [(0, 0), (50, 100)], [(0, 0), (1, 100)]
 
 
+def machine(ticks: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    left = cycle(ticks)
+    monkeypatch.setattr(busy, "processor_time", lambda: next(left))
+
+
 def limits_given(ticks: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, cpu_s: float) -> list[float]:
     """The limits of the runs of a candidate that never ends."""
-    left = iter(ticks)
-    monkeypatch.setattr(patience, "processor_time", lambda: next(left))
+    machine(ticks, monkeypatch)
     given: list[float] = []
 
     async def run(limit: float) -> ExecResult:
@@ -44,12 +53,32 @@ def test_who_used_the_processor_does_not(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_who_was_in_time_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "processor_time", lambda: (0, 0))
+    machine(FULL, monkeypatch)
 
     async def run(limit: float) -> ExecResult:
         return ExecResult(exit_code=0)
 
     assert asyncio.run(patiently(run, 2.0)) == ExecResult(exit_code=0)
+
+
+class Late(Verifier):
+    """Takes a quarter of a second."""
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        await asyncio.sleep(0.25)
+        return Verdict(score=1.0)
+
+    async def probe(self, context: Context) -> None:
+        """All is well."""
+
+
+@pytest.mark.parametrize(("ticks", "score", "alarm"), [(FULL, 1.0, False), (IDLE, 0.0, True)], ids=["full", "idle"])
+def test_late_grading_gets_more_time_where_the_machine_was_full(
+    ticks: list[tuple[int, int]], score: float, alarm: bool, graded: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(ticks, monkeypatch)
+    outcome, _ = graded(Late(), submit(), deadline_s=0.1)
+    assert (outcome.grade, outcome.score, outcome.alarm) == ("graded", score, alarm)
 
 
 def test_processor_time_counts_work() -> None:
