@@ -4,10 +4,10 @@
 
 Random weights in real shapes: nothing is downloaded. Lengths are heavy-tailed (most sequences far shorter than the
 longest), and every row trains on the same sequences. Tokens/s counts real tokens alone, never padding; MFU counts the
-arithmetic those tokens need when each sequence is computed by itself, against a large matrix product measured in the same run. On a CPU the default section is
-`tiny` and `tiny-groups`; on a GPU all others. In the sections of groups eight sequences each have one prompt; elsewhere
-no prompt comes twice. `--sections head` takes less than a minute on an H200; Liger and cut-cross-entropy are
-measured beside ours where they are installed.
+arithmetic those tokens need when each sequence is computed by itself, against a large matrix product measured in the
+same run. On a CPU the default sections are `tiny` and `tiny-groups`; on a GPU all others. In the sections of groups
+eight sequences each have one prompt; elsewhere no prompt comes twice. `--sections head` takes less than a minute on an
+H200; Liger and cut-cross-entropy are measured beside ours where they are installed.
 
     ours          packed, varlen attention, chunked head, float32 masters, AdamW; "ours checkpointed" recomputes layers,
                   "ours, prompts apart" computes a prompt once for each sequence, as the others do

@@ -103,7 +103,8 @@ def test_fused_and_varlen_are_the_plain_forms(
 def test_offloading_is_the_same_step_with_less_memory(
     make_recipe: MakeRecipe, make_samples: MakeSamples, record_property: Callable[[str, Any], None]
 ) -> None:
-    """AdamW on the host and on the GPU round differently in the last bit, so weights agree to bfloat16's."""
+    """Gradients of a GPU differ in the last bit from run to run, and AdamW makes a whole step of a tiny one's sign: single
+    weights may differ, the update as a whole hardly."""
     used, weights = {}, {}
     warm = made(shape(make_recipe))
     warm.step(warm.pack(make_samples(8)))  # workspaces of the matrix units are made once, and stay
@@ -122,8 +123,11 @@ def test_offloading_is_the_same_step_with_less_memory(
     saved = (used[False] - used[True]) / count
     record_property("bytes_saved_a_parameter", round(saved, 2))
     assert 11.0 < saved < 13.0
+    start = {n: w.float().cpu() for n, w in made(shape(make_recipe)).weights().items()}
     for name, weight in weights[False].items():
-        torch.testing.assert_close(weights[True][name], weight, rtol=1e-2, atol=1e-4)
+        moved = (weight - start[name]).norm()
+        assert moved > 0
+        assert (weights[True][name] - weight).norm() < 0.05 * moved, name
 
 
 def test_a_checkpoint_of_a_gpu_goes_on(make_recipe: MakeRecipe, make_samples: MakeSamples) -> None:

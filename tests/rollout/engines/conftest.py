@@ -241,7 +241,7 @@ def small_recipe(model_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
             "rollout": {"engine": {"type": "sglang", "urls": [url]}, "group_size": 2, "max_turns": 2, "max_tokens": 16},
             "gates": {"dynamic_sampling": False},
             "algorithm": {"entropy_bonus": 0.01},  # a gradient even while every rollout fails
-            "learner": {"lr": 0.001, "groups_per_step": 2},
+            "learner": {"lr": 0.0001, "groups_per_step": 2},  # small: an old sample must stay near the new policy
             "eval": None,
         }
         return recipes.build(sections | {name: sections.get(name, {}) | more for name, more in changes.items()})
