@@ -103,7 +103,7 @@ def test_fused_and_varlen_are_the_plain_forms(
 def test_offloading_is_the_same_step_with_less_memory(
     make_recipe: MakeRecipe, make_samples: MakeSamples, record_property: Callable[[str, Any], None]
 ) -> None:
-    """Gradients of a GPU differ in the last bit from run to run, and AdamW makes a whole step of a tiny one's sign: single
+    """Gradients of a GPU differ in the last bit from run to run, and AdamW makes a step of a tiny one's sign: single
     weights may differ, the update as a whole hardly."""
     used, weights = {}, {}
     warm = made(shape(make_recipe))
