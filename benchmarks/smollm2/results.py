@@ -236,7 +236,13 @@ def page(evidence: Path, docs: Path) -> None:
     """Write docs/results.md from the evidence."""
     folders = sorted(path for path in evidence.iterdir() if (path / "metrics.jsonl").is_file())
     every = {folder.name: Run(folder) for folder in folders}
-    order = ["smollm2-countdown", "smollm2-countdown-two-levels", "smollm2-files", "smollm2-repair"]
+    order = [
+        "smollm2-countdown-two-levels",
+        "smollm2-countdown-by-heart",
+        "smollm2-countdown",
+        "smollm2-files",
+        "smollm2-repair",
+    ]
     runs = [every[name] for name in order if name in every]
     parts: dict[str, str] = {"scores": "\n".join(scores(runs)), "costs": "\n".join(costs(runs))}
     curves(runs, docs / "results-curves.png")
