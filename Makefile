@@ -6,7 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 APT    := env DEBIAN_FRONTEND=noninteractive apt-get
 RUN    ?= quickstart
-.PHONY: help train test test-full check bench docs clean
+
+.PHONY: help train test test-full check bench clean
 help:
 	@echo "make train      set up, then train the quickstart policy (RUN=name for another run folder)"
 	@echo "make test       set up, then everything CI runs"

@@ -63,7 +63,7 @@ class Client:
         return await self._send("POST", path, body, timeout_s)
 
     async def info(self) -> dict[str, Any]:
-        """What the server says of itself; asked once, since it stops a busy server for a moment."""
+        """What the server says of itself; asked once, since nothing that we read there changes."""
         if self._info is None:
             self._info = await self.get("/server_info")
         return self._info

@@ -116,6 +116,9 @@ def test_sharing_changes_neither_logprobs_nor_gradients(
     assert (shared, plain) == (56, 116)
     assert float(gradients.norm()) > 1e-3
     torch.testing.assert_close(logprobs, expected[0], rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        unlimited = make_learner(double=True).logprobs(micro).logprobs
+    assert torch.allclose(logprobs, unlimited) == (window is None)  # or the window was never looked through
     # The model's norms compute in float32 whatever the weights are.
     torch.testing.assert_close(gradients, expected[1], rtol=1e-6, atol=1e-6 * float(gradients.abs().max()))
 
