@@ -19,13 +19,12 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from agentrl.errors import AgentError, AuthoringError, VerifierError
-from agentrl.sandboxes.base import Entry, ExecResult, Limits, SandboxSpec, off_loop
+from agentrl.sandboxes.base import Entry, Limits, SandboxSpec, off_loop
 from agentrl.types import Json, Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.values import Malformed, decode, parse_json
 
 from .cases import Case, Raised, Result, Returned, Step
-from .patience import patiently
 
 Score = Literal["all", "fraction"]
 REPLY_LIMIT = 1 << 20
@@ -65,7 +64,7 @@ class HiddenTests(Verifier):
             artifact: the candidate's file, or folder ("" for the whole workspace), in the agent's workspace.
             module: what to import from it; by default the file's name.
             score: all or nothing, or the share of cases that pass.
-            seconds: wall time of one run; a run that takes longer fails its case (see patience.py).
+            seconds: wall time of one run; a run that takes longer fails its case.
             memory_mb: memory of one run.
             image: the root the grading boxes have.
             concurrency: runs under way at once.
@@ -125,13 +124,10 @@ class HiddenTests(Verifier):
 
     async def _steps(self, steps: Sequence[Step], sources: Mapping[str, str], context: Context) -> list[Result]:
         order: dict[str, Any] = {"files": sources, "module": self.module, "steps": [step.form() for step in steps]}
-
-        async def run(limit: float) -> ExecResult:
-            async with context.boxes.box(self.spec) as box:
-                message = _PROGRAM + json.dumps(order).encode()
-                return await box.aio.python(_INSIDE, message, timeout=limit, reply_limit=REPLY_LIMIT)
-
-        done = await patiently(run, self.seconds)
+        async with context.boxes.box(self.spec) as box:
+            done = await box.aio.python(
+                _INSIDE, _PROGRAM + json.dumps(order).encode(), timeout=self.seconds, reply_limit=REPLY_LIMIT
+            )
         if done.timed_out:
             raise Malformed(f"{SLOW} {self.seconds:g} s")
         if not done.reply:

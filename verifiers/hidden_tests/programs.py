@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.errors import AgentError, AuthoringError, VerifierError
-from agentrl.sandboxes.base import Entry, ExecResult, Limits, SandboxSpec, off_loop
+from agentrl.sandboxes.base import Entry, Limits, Sandbox, SandboxSpec, off_loop
 from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.values import Malformed
 
 from .functions import SLOW, Score, regular, secret_rng, work_through
-from .patience import patiently
 
 Text = Literal["exact", "trailing", "tokens"]
 
@@ -137,27 +136,26 @@ class ProgramTests(Verifier):
     async def _case(self, case: Run, files: Mapping[str, Entry], context: Context) -> str:
         kept = {path: entry for path, entry in files.items() if not any(_collide(path, ours) for ours in case.files)}
         spec = SandboxSpec(image=self.image, files={**kept, **case.files}, limits=self.limits)
-        written: dict[str, Entry] = {}
-
-        async def run(limit: float) -> ExecResult:
-            async with context.boxes.box(spec) as box:
-                done = await box.aio.exec(case.argv, stdin=case.stdin, timeout=limit)
-                if case.looks_at_files and not done.timed_out:
-                    await box.aio.kill_all()
-                    written.update(await box.aio.collect())
-                return done
-
         try:
-            done = await patiently(run, self.seconds)
+            async with context.boxes.box(spec) as box:
+                ran = await self._exec(case, box)
         except Malformed as error:
             return str(error)
         except AgentError as error:
             return f"the box died: {error}"
+        return self._wrong(case, ran)
+
+    async def _exec(self, case: Run, box: Sandbox) -> Ran:
+        done = await box.aio.exec(case.argv, stdin=case.stdin, timeout=self.seconds)
         if done.timed_out:
-            return f"{SLOW} {self.seconds:g} s"
+            raise Malformed(f"{SLOW} {self.seconds:g} s")
         if done.truncated:
-            return "wrote more output than is read"
-        return self._wrong(case, Ran(done.exit_code, done.stdout, done.stderr, written))
+            raise Malformed("wrote more output than is read")
+        files: dict[str, Entry] = {}
+        if case.looks_at_files:
+            await box.aio.kill_all()
+            files = await box.aio.collect()
+        return Ran(done.exit_code, done.stdout, done.stderr, files)
 
     def _wrong(self, case: Run, ran: Ran) -> str:
         if case.exit_code is not None and ran.exit_code != case.exit_code:

@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from agentrl.errors import AgentError, VerifierError
-from agentrl.sandboxes.base import Entry, ExecResult, SandboxSpec
+from agentrl.sandboxes.base import Entry, SandboxSpec
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.values import Malformed, parse_json
 
 from .bundle import pytest_zip
 from .canaries import canaries
 from .functions import work_through
-from .patience import patiently
 
 _INSIDE = files(__package__ or "").joinpath("inside_shared.py").read_text(encoding="utf-8")
 
@@ -82,13 +81,9 @@ async def _one(
         "nonce": nonce,
         "times": times,
     }
-
-    async def run(limit: float) -> ExecResult:
-        async with context.boxes.box(spec) as box:
-            return await box.aio.python(_INSIDE, json.dumps(order).encode(), timeout=limit, reply_limit=1_000)
-
     try:
-        done = await patiently(run, seconds)
+        async with context.boxes.box(spec) as box:
+            done = await box.aio.python(_INSIDE, json.dumps(order).encode(), timeout=seconds, reply_limit=1_000)
         if done.timed_out:
             return "took too long"
         reply = parse_json(done.reply, max_bytes=1_000)
