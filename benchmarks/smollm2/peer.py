@@ -124,6 +124,7 @@ def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every:
     else:
         tokenizer.response_schema = chat_template_utils.qwen3_schema
     rollouts, learner = made.rollout, made.learner
+    turns = rollouts.max_turns or envs.load("countdown").max_turns
     samples = learner.groups_per_step * rollouts.group_size
     at_once = min(64, samples)
     out.mkdir(parents=True, exist_ok=True)
@@ -155,9 +156,9 @@ def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every:
         per_device_train_batch_size=at_once,
         gradient_accumulation_steps=samples // at_once,
         num_generations=rollouts.group_size,
-        max_completion_length=rollouts.max_tokens + 160,  # observations count there, not here
+        max_completion_length=rollouts.max_tokens + 40 * turns,  # observations count there, not here
         generation_kwargs={"max_new_tokens": rollouts.max_turn_tokens or rollouts.max_tokens},
-        max_tool_calling_iterations=envs.load("countdown").max_turns - 1,
+        max_tool_calling_iterations=turns - 1,
         temperature=rollouts.temperature,
         learning_rate=learner.lr,
         lr_scheduler_type="constant",
