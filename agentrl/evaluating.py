@@ -130,6 +130,8 @@ async def _try(
     ks: Sequence[int],
     say: Say,
 ) -> Evaluation:
+    from agentrl.learn.weights import hand_over
+
     recipe = target.recipe
     say(f"evaluating {target.name}: {len(chosen)} tasks, {max(ks)} tries each")
     policy = assembly.policy(recipe, worlds, folder=target.model, say=lambda text: None)
@@ -140,6 +142,8 @@ async def _try(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         await engine.start()
+        if not target.url:
+            await hand_over(engine, engine_section, policy.model)
         return await evaluate(
             engine,
             policy.renderer,

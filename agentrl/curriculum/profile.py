@@ -170,6 +170,7 @@ async def _measure(
 ) -> list[Level]:
     from agentrl import assembly
     from agentrl.evaluate import evaluate, problems
+    from agentrl.learn.weights import hand_over
     from agentrl.rollout import engines, scheduler
     from agentrl.rollout.rollout import Style
 
@@ -184,6 +185,7 @@ async def _measure(
         )
         try:
             await engine.start()
+            await hand_over(engine, rollout.engine, policy.model)
             evaluation = await evaluate(  # all levels together, so that the engine never waits for a level's last one
                 engine,
                 policy.renderer,

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from agentrl.errors import EngineError
+from agentrl.learn.model import merged_state
+from agentrl.recipe import OpenaiEngine, SglangEngine, TransformersEngine
 from agentrl.rollout.decoding import checksum
 from agentrl.rollout.engine import Engine, Weights
 
@@ -58,3 +60,11 @@ class Publisher:
         if self.engine.version != version:
             raise EngineError(f"the engine reports policy version {self.engine.version} after {version} was published")
         self.seconds = time.perf_counter() - began
+
+
+async def hand_over(
+    engine: Engine, section: TransformersEngine | SglangEngine | OpenaiEngine, model: torch.nn.Module
+) -> None:
+    """Give a server that was running before us the weights of `model`: it may hold anything."""
+    if isinstance(section, SglangEngine) and not section.launch:
+        await Publisher(engine, lambda: merged_state(model)).publish(engine.version)
