@@ -53,6 +53,10 @@ LONGEST = 2_000
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr|sympify|literal_eval|compile|parse_latex)\s*\(")
 _MARK = "executed"
 TOO_SLOW = "takes too long, or too much memory"
+UNCLEAR = "a right answer is too long, or holds characters that we refuse"
+CONSTANT = "one constant answer solves too many"
+RARE = (UNCLEAR, CONSTANT)
+"""Reasons that show only in many entries: a slow machine, which makes fewer of them, may not find them."""
 
 
 def attacks(gold: str, wrong: str, question: str) -> Iterator[tuple[str, str]]:
@@ -135,7 +139,7 @@ def _examine(name: str, levels: list[int], quick: bool, numbers: list[int]) -> d
         return verdict
     share = max(Counter(e["answer"] for e in some).most_common(1)[0][1] / len(some) for some in survey.values())
     if share > GUESSABLE and min(map(len, survey.values())) >= ENOUGH:
-        return {"refused": "one constant answer solves too many"}
+        return {"refused": CONSTANT}
     repeats = max(1 - len({e["question"] for e in some}) / len(some) for some in survey.values())
     longest = max(len(e["question"]) for some in survey.values() for e in some)
     return {**verdict, "levels": levels[-1], "mix": quick and repeats <= 0.01 and longest <= LONGEST}
@@ -161,7 +165,7 @@ def _scoring(
     runs = bool(_RUNS_CODE.search(inspect.getsource(kind.score_answer)))
     unclear = [e for some in survey.values() for e in some if not _clear(e["answer"])]
     if unclear:
-        return {"refused": "a right answer is too long, or holds characters that we refuse"}
+        return {"refused": UNCLEAR}
     if name in CHOSEN:
         return {"scorer": CHOSEN[name], "package": "runs eval" if runs else "not used"}
     if runs:

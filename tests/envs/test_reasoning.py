@@ -18,7 +18,7 @@ from agentrl.envs import load
 from agentrl.envs.reasoning import datasets
 from agentrl.envs.reasoning.datasets import allowed, entry, knob
 from agentrl.envs.reasoning.scorers import CHOSEN, OURS, Reasoned, full_marks
-from agentrl.envs.reasoning.vet import TOO_SLOW, attacks, vet
+from agentrl.envs.reasoning.vet import RARE, TOO_SLOW, attacks, vet
 from agentrl.envs.script import Stage, play
 from agentrl.errors import AuthoringError, CatalogueError
 from agentrl.types import SPLITS, Task, ToolCall
@@ -78,9 +78,11 @@ def test_examining_again_gives_the_same_list() -> None:
     names = everything if os.environ.get("AGENTRL_FULL") else some
     found = vet(names, allowed())
     fit = [name for name in names if "refused" not in allowed()[name]]
-    assert {name: found[name] for name in names if "refused" not in found[name]} == {n: allowed()[n] for n in fit}
-    # Why one is refused may depend on how many levels were tried, hence on the machine.
-    assert sorted(name for name in names if "refused" in found[name]) == sorted(set(names) - set(fit))
+    assert {name: found[name] for name in fit} == {name: allowed()[name] for name in fit}
+    # Why one is refused may depend on how many levels were tried, hence on the machine, and what shows only in many
+    # entries may not show on a slow one.
+    passed = [name for name in names if "refused" not in found[name] and name not in fit]
+    assert [name for name in passed if allowed()[name]["refused"] not in RARE] == []
 
 
 @pytest.mark.parametrize("name", FIT if os.environ.get("AGENTRL_FULL") else sorted({*MIX, *CHOSEN, "gsm_symbolic"}))
