@@ -71,7 +71,7 @@ test-engines:
 test-full: system-test check
 	$(BIN)/agentrl engine install sglang --cpu
 	failed=0; \
-	AGENTRL_FULL=1 $(BIN)/python -m pytest -q --timeout 7200 --report-json docs/evidence/test-full.json || failed=1; \
+	AGENTRL_FULL=1 $(BIN)/python -m pytest -q --timeout 7200 --report-json=docs/evidence/test-full.json || failed=1; \
 	$(BIN)/python -m agentrl.envs.census --out docs/evidence/tasks.json || failed=1; \
 	$(BIN)/python -m agentrl.envs.matrix --out docs/evidence/matrix.json || failed=1; \
 	exit $$failed
