@@ -69,7 +69,7 @@ class Run:
         self.evals = {row["stage"]: row for row in evals if row["stage"] in STAGES}
         self.stopped = "end" not in self.evals
         """Cut off before its last evaluation: the newest one stands in for it."""
-        if self.stopped and evals[-1]["stage"] == "rl":
+        if self.stopped and evals and evals[-1]["stage"] == "rl":
             self.evals["end"] = evals[-1]
         self.curve = [row for row in evals if row["stage"] != "start"]
         self.warm = next(metrics.read(folder / "metrics.jsonl", "warm_start"), {})
@@ -239,6 +239,7 @@ def page(evidence: Path, docs: Path) -> None:
     order = [
         "smollm2-countdown-two-levels",
         "smollm2-countdown-by-heart",
+        "smollm2-countdown-level-3",
         "smollm2-countdown",
         "smollm2-files",
         "smollm2-repair",
