@@ -108,6 +108,7 @@ def traffic(trainer: Trainer) -> Row:
         "queue_groups": waiting["ready_groups"],
         "flying_groups": waiting["flying_groups"],
         "stale_groups": waiting["stale_groups"],
+        "spared_rollouts": waiting["spared_rollouts"],
         "cache_use": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
     } | {f"sync_{part}": engine[part] for part in ("hold_s", "send_s", "check_s") if part in engine}
 

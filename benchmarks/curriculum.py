@@ -5,7 +5,8 @@
 The learner has one skill (a logit) for each cluster of tasks; a task is passed with probability
 sigmoid(skill of its cluster - its difficulty). Skills move by the policy gradient alone: sampled binary rewards,
 advantages from agentrl.learn.advantage, one plain gradient step a round with a constant divisor, so that no method
-gains a larger learning rate by dropping groups. Every rollout counts as spent, whether or not a gate discards it.
+gains a larger learning rate by dropping groups. Every rollout that begins counts as spent, whether or not a gate
+discards it; ours lets doubtful groups begin with half of theirs (`gates.probe`).
 With --runs every run is kept in that file as it ends, and read instead of repeated the next time.
 """
 
@@ -29,7 +30,7 @@ from agentrl.curriculum.learnability import Learnability
 from agentrl.curriculum.plain import Pools, Uniform
 from agentrl.curriculum.sampler import Chooser
 from agentrl.curriculum.tasks import Source, Tasks
-from agentrl.curriculum.view import Seen
+from agentrl.curriculum.view import Choice, Seen
 from agentrl.envs.base import Environment
 from agentrl.learn.advantage import estimate
 from agentrl.recipe import BandCurriculum, GatesSection, PoolsCurriculum
@@ -122,7 +123,7 @@ class Learner:
         good, bad = self._passed[score], self._failed[score]
         # Σ advantage · ∂ log π, with ∂ log π = 1 - p for a right answer and -p for a wrong one.
         gradient = good * ((right - lost) * (1 - p) - found * p) + bad * (lost * (1 - p) - (GROUP - right - found) * p)
-        return Rollouts(tasks, score, gradient)
+        return Rollouts(tasks, score, gradient, np.full_like(score, GROUP))
 
     def step(self, kept: Sequence[Rollouts]) -> None:
         """One gradient step, and the world's own drift."""
@@ -136,15 +137,16 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Groups: their tasks, how many rollouts passed, and the gradient each gives its cluster's skill."""
+    """Groups: their tasks, how many rollouts passed of how many, and the gradient each gives its cluster's skill."""
 
     tasks: Ints
     score: Ints
     gradient: Floats
+    count: Ints
 
     @property
     def informative(self) -> NDArray[np.bool_]:
-        return (self.score > 0) & (self.score < GROUP)
+        return (self.score > 0) & (self.score < self.count)
 
 
 class Simulated(Environment):
@@ -185,17 +187,29 @@ class Method:
         dynamic = name in ("ours", "dynamic_sampling")
         self.gate = gates.make(GatesSection(dynamic_sampling=dynamic), max_tokens=1024)
         self.dynamic = dynamic
-        self._keys: list[tuple[int, int]] = []
+        self._choices: list[Choice] = []
 
     def draw(self, number: int, taken: Sequence[int]) -> Ints:
         """That many tasks."""
         if self._chooser is None:
             return self._best(number, taken)
-        choices = [self._chooser.choose(self._rng) for _ in range(number)]
-        self._keys = [(choice.level, choice.index) for choice in choices]
+        self._choices = [self._chooser.choose(self._rng) for _ in range(number)]
         if not self._levels:
-            return np.array([index for _, index in self._keys])
-        return np.array([(level - 1) * self._per_level + index % self._per_level for level, index in self._keys])
+            return np.array([choice.index for choice in self._choices])
+        return np.array([(c.level - 1) * self._per_level + c.index % self._per_level for c in self._choices])
+
+    def spare(self, groups: Rollouts) -> Rollouts:
+        """The groups as the gate lets them be rolled out: some end after their first half."""
+        if self._chooser is None:
+            return groups
+        score, count = groups.score.copy(), groups.count.copy()
+        for at, choice in enumerate(self._choices):
+            first = self.gate.begin_with(GROUP, choice.belief)
+            if first < GROUP:
+                passed = int(self._rng.hypergeometric(score[at], GROUP - score[at], first))
+                if self.gate.may_spare([1.0] * passed + [0.0] * (first - passed), GROUP - first, choice.belief):
+                    score[at], count[at] = passed, first
+        return Rollouts(groups.tasks, score, groups.gradient, count)
 
     def _best(self, number: int, taken: Sequence[int]) -> Ints:
         p = self._learner.rates()
@@ -207,16 +221,17 @@ class Method:
         """What came of the last draw."""
         if self._chooser is None:
             return
-        for (level, index), task, score in zip(self._keys, groups.tasks.tolist(), groups.score.tolist(), strict=True):
-            mean = score / GROUP
+        columns = (groups.tasks.tolist(), groups.score.tolist(), groups.count.tolist())
+        for choice, task, score, count in zip(self._choices, *columns, strict=True):
+            mean = score / count
             seen = Seen(
-                level=level,
-                index=index,
+                level=choice.level,
+                index=choice.index,
                 tags=self._environment.tags(task),
-                count=GROUP,
+                count=count,
                 total=float(score),
-                spread=mean * (1 - mean) * GROUP / (GROUP - 1),
-                informative=0 < score < GROUP,
+                spread=mean * (1 - mean) * count / (count - 1),
+                informative=0 < score < count,
                 censored=False,
                 version=version,
                 predicted=None,
@@ -245,28 +260,28 @@ def run(world: World, method: str, seed: int) -> Run:
     curve: list[tuple[int, float]] = []
     while True:
         success = float(learner.rates().mean())
-        curve.append((spent * GROUP, success))
-        if success >= world.target or spent >= LIMIT:
+        curve.append((spent, success))
+        if success >= world.target or spent >= LIMIT * GROUP:
             break
         kept: list[Rollouts] = []
         number, drawn, informative = 0, 0, 0
         taken: list[int] = []
         while number < ROUND and (drawn == 0 or chooser.gate.may_refill(ROUND, drawn)):
-            groups = learner.roll_out(chooser.draw(ROUND - number, taken))
+            groups = chooser.spare(learner.roll_out(chooser.draw(ROUND - number, taken)))
             chooser.observe(groups, version)
             drawn += len(groups.tasks)
+            spent += int(groups.count.sum())
             informative += int(groups.informative.sum())
             taken += groups.tasks.tolist()
             keep = groups.informative if chooser.dynamic else np.ones(len(groups.tasks), dtype=bool)
-            kept.append(Rollouts(groups.tasks[keep], groups.score[keep], groups.gradient[keep]))
+            kept.append(Rollouts(groups.tasks[keep], groups.score[keep], groups.gradient[keep], groups.count[keep]))
             number += int(keep.sum())
         learner.step(kept)
-        spent += drawn
         version += 1
         shares.append((informative, drawn))
     late = shares[len(shares) // 5 :]
     fraction = sum(a for a, _ in late) / max(1, sum(b for _, b in late))
-    return Run(spent * GROUP, spent < LIMIT, fraction, [*curve[:: max(1, len(curve) // POINTS)], curve[-1]])
+    return Run(spent, spent < LIMIT * GROUP, fraction, [*curve[:: max(1, len(curve) // POINTS)], curve[-1]])
 
 
 def _sigmoid(x: Floats) -> Floats:

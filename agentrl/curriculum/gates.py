@@ -1,4 +1,4 @@
-"""After the rollouts: which groups are kept, when a group may stop early, and how much each sample counts.
+"""Around the rollouts: which groups begin with a part or stop early, which are kept, and how much each sample counts.
 
 Pure decisions: a gate knows the recipe and what it is asked about, never the loop. A group it drops is still observed
 by the curriculum, and its tokens are counted as spent.
@@ -13,14 +13,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentrl import seeds
+from agentrl.curriculum.view import Beta
 from agentrl.recipe import GatesSection
 from agentrl.types import Group, TrainingSample, Trajectory
 
 Key = tuple[int, int]
 """(group number, trajectory index), as learn/advantage.py takes them."""
 
-PRIOR_STRENGTH = 4.0
-"""How many rollouts' worth the curriculum's prediction is when a group's ending is foretold."""
+UNKNOWN: Beta = (2.0, 2.0)
+"""What is believed of a task where the curriculum does not predict."""
+SPARED = 0.5
+"""A group whose first half agrees ends there when the other half would agree too with at least this probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +64,34 @@ class Gate:
         extra = self._recipe.max_extra if self._recipe.dynamic_sampling else 0.0
         return drawn < wanted + math.floor(extra * wanted)
 
-    def may_stop(self, scores: Sequence[float], remaining: int, predicted: float | None = None) -> bool:
+    def begin_with(self, size: int, belief: Beta | None = None) -> int:
+        """How many of a group's rollouts to begin with: half, where it may well end without signal."""
+        probe = self._recipe.probe
+        if not probe or not self._recipe.dynamic_sampling or belief is None or size < 4:
+            return size
+        silent = sum(all_agree(score, 0, size, belief) for score in (0.0, 1.0))
+        return (size + 1) // 2 if silent >= probe else size
+
+    def may_spare(self, scores: Sequence[float], remaining: int, belief: Beta | None = None) -> bool:
+        """Whether to end a group with these scores, so that `remaining` rollouts never begin.
+
+        What was begun has finished, so it is a fair sample, only smaller.
+        """
+        return _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= SPARED
+
+    def may_stop(self, scores: Sequence[float], remaining: int, belief: Beta | None = None) -> bool:
         """Whether to stop a group with these scores so far and `remaining` rollouts still under way.
 
         It is stopped when it will end without signal: certainly, because fewer than two rollouts can be graded any
         more; or, for `early_stop` below 1, with at least that probability, when all scores agree so far and the
-        prediction and the scores together say the others will too.
+        belief and the scores together say the others will too.
         """
         threshold = self._recipe.early_stop
         if not threshold:
             return False
         if len(scores) + remaining < 2:
             return True
-        if not scores or not remaining or min(scores) != max(scores) or scores[0] not in (0.0, 1.0):
-            return False
-        return all_agree(scores[0], len(scores), remaining, predicted) >= threshold
+        return bool(remaining) and _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= threshold
 
     def scores(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Shaped scores where they differ from the outcome's; the outcome itself never changes."""
@@ -143,12 +159,17 @@ def closeness(rate: float, sharpness: float) -> float:
     return math.exp(-sharpness * divergence)
 
 
-def all_agree(score: float, count: int, remaining: int, predicted: float | None) -> float:
+def _agree(scores: Sequence[float]) -> bool:
+    """Whether all passed, or all failed: equal fractions foretell nothing."""
+    return bool(scores) and min(scores) == max(scores) and scores[0] in (0.0, 1.0)
+
+
+def all_agree(score: float, count: int, remaining: int, belief: Beta | None) -> float:
     """Probability that `remaining` more rollouts score like the `count` before them, all of which scored `score`.
 
-    The pass rate has a Beta prior about the prediction; what was seen is added to it.
+    What was seen is added to what is believed of the pass rate.
     """
-    rate = 0.5 if predicted is None else min(0.999, max(0.001, predicted))
-    alike = PRIOR_STRENGTH * (rate if score == 1.0 else 1.0 - rate) + count
-    total = PRIOR_STRENGTH + count
+    passes, failures = belief or UNKNOWN
+    alike = (passes if score == 1.0 else failures) + count
+    total = passes + failures + count
     return math.prod((alike + more) / (total + more) for more in range(remaining))

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from agentrl.curriculum.posterior import (
     LIMIT,
     Posterior,
+    as_beta,
     band_probability,
     expected_excess,
-    expected_rate,
     expected_variance,
 )
 from agentrl.curriculum.shelf import BINS, CENTRES, Shelf
@@ -199,7 +199,7 @@ class Learnability:
             return self._seen(self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist()))
         # Every task is under way for the first time: hand out one of them once more.
         level = self._tasks.levels[int(rng.integers(len(self._tasks.levels)))]
-        return Choice(level, self._tasks.nth(level, int(rng.integers(self._tasks.size or 1))), None)
+        return Choice(level, self._tasks.nth(level, int(rng.integers(self._tasks.size or 1))))
 
     def _oldest(self, rows: list[int]) -> int:
         """Of these, the one drawn longest ago; those under way last."""
@@ -222,7 +222,7 @@ class Learnability:
         entry = self._posterior.rows[row]
         entry["drawn"], entry["flying"] = self._draws, True
         self._last[int(entry["stratum"])] = self._draws
-        return Choice(int(entry["level"]), int(entry["index"]), expected_rate(*self._posterior.believe(row)))
+        return Choice(int(entry["level"]), int(entry["index"]), self._posterior.beta(row))
 
     # New tasks -------------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Learnability:
         self._last[stratum] = self._draws
         mean, variance = self._posterior.strata.believe(stratum)
         level, _ = self._posterior.strata.names[stratum]
-        return Choice(level, index, expected_rate(mean, variance + self._posterior.apart))
+        return Choice(level, index, as_beta(mean, variance + self._posterior.apart))
 
     # Learning --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Uniform:
         """The next task of that level."""
         position = self._positions[level]
         self._positions[level] += 1
-        return Choice(level, self._tasks.nth(level, position), None)
+        return Choice(level, self._tasks.nth(level, position))
 
     def learn(self, seen: Seen) -> None:
         """Nothing to learn."""
@@ -132,7 +132,7 @@ class Pools:
         if not pool:  # everything is filed as easy or hard
             pool = self._pools["hard"] or self._pools["easy"]
         level, index = pool[int(rng.integers(len(pool)))]
-        return Choice(level, index, None)
+        return Choice(level, index)
 
     def _new(self, rng: np.random.Generator, known: int) -> Choice | None:
         open_levels = [level for level, left in self._unseen.items() if left is None or left > 0]

@@ -50,11 +50,6 @@ def sigmoid(x: float) -> float:
     return e / (1.0 + e)
 
 
-def expected_rate(mean: float, variance: float) -> float:
-    """E[p] when logit p is Gaussian (the probit approximation: within 0.02 of the integral for variances up to 4)."""
-    return sigmoid(mean / math.sqrt(1.0 + math.pi * variance / 8.0))
-
-
 def expected_variance(mean: Floats, variance: Floats | float) -> Floats:
     """E[p(1-p)] when logit p is Gaussian: the logistic density is close to a Gaussian of variance 8/π."""
     total = variance + 8.0 / math.pi

@@ -21,7 +21,7 @@ from agentrl import seeds
 from agentrl.curriculum.learnability import Learnability
 from agentrl.curriculum.plain import Pools, Staged, Uniform
 from agentrl.curriculum.tasks import Source, Tasks
-from agentrl.curriculum.view import Choice, Seen, Tally, view
+from agentrl.curriculum.view import Beta, Choice, Seen, Tally, rate, view
 from agentrl.recipe import BandCurriculum, Curriculum, PoolsCurriculum, StagedCurriculum
 from agentrl.types import Group, Task
 
@@ -38,8 +38,13 @@ class Draw:
     """With its secret."""
     group: int
     """The group's number, counted over the run."""
-    predicted: float | None
-    """The pass rate the curriculum expects; None where it does not predict."""
+    belief: Beta | None = None
+    """What the curriculum believes about its pass rate; None where it does not predict."""
+
+    @property
+    def predicted(self) -> float | None:
+        """The pass rate it expects."""
+        return rate(self.belief)
 
 
 class Chooser(Protocol):
@@ -73,7 +78,7 @@ class _Pending:
     source: int
     level: int
     index: int
-    predicted: float | None
+    belief: Beta | None
 
 
 def make(recipe: Curriculum, sources: Sequence[Source], seed: int) -> Sampler:
@@ -113,14 +118,14 @@ class Sampler:
             self._drawn[source] += 1
             rng = np.random.default_rng(seeds.derive(self._seed, "draw", number))
             choice = self._choosers[source].choose(rng)
-            self._pending[number] = _Pending(source, choice.level, choice.index, choice.predicted)
+            self._pending[number] = _Pending(source, choice.level, choice.index, choice.belief)
         pending = self._pending[number]
         tasks = self._tasks[pending.source]
         return Draw(
             env=tasks.source.name,
             task=tasks.task(pending.level, pending.index),
             group=number,
-            predicted=pending.predicted,
+            belief=pending.belief,
         )
 
     def observe(self, groups: Sequence[Group]) -> None:
@@ -130,7 +135,7 @@ class Sampler:
             pending = self._pending.pop(group.number, None)
             if pending is None:
                 raise ValueError(f"group {group.number} ({group.task.id}) was not drawn here, or was observed before")
-            seen = view(group, pending.level, pending.index, pending.predicted)
+            seen = view(group, pending.level, pending.index, rate(pending.belief))
             self._tally.add(group, seen)
             self._choosers[pending.source].learn(seen)
 
@@ -147,7 +152,7 @@ class Sampler:
         return {
             "number": self._number,
             "drawn": list(self._drawn),
-            "pending": [[number, p.source, p.level, p.index, p.predicted] for number, p in self._pending.items()],
+            "pending": [[number, p.source, p.level, p.index, p.belief] for number, p in self._pending.items()],
             "tally": self._tally.state(),
             "choosers": [chooser.state() for chooser in self._choosers],
         }
@@ -165,8 +170,10 @@ class Sampler:
         self._number = int(state["number"])
         self._drawn = [int(n) for n in state["drawn"]]
         self._pending = {
-            int(number): _Pending(int(source), int(level), int(index), None if p is None else float(p))
-            for number, source, level, index, p in state["pending"]
+            int(number): _Pending(
+                int(source), int(level), int(index), None if beta is None else (float(beta[0]), float(beta[1]))
+            )
+            for number, source, level, index, beta in state["pending"]
         }
         self._again = sorted(self._pending)
         self._tally.restore(state["tally"])

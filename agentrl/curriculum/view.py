@@ -9,6 +9,13 @@ from typing import Any
 from agentrl.types import Group
 
 BINS = 10
+Beta = tuple[float, float]
+"""A Beta distribution of a pass rate: as if so many passes and so many failures had been seen."""
+
+
+def rate(belief: Beta | None) -> float | None:
+    """Its mean."""
+    return None if belief is None else belief[0] / (belief[0] + belief[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +24,13 @@ class Choice:
 
     level: int
     index: int
-    predicted: float | None
-    """Expected pass rate."""
+    belief: Beta | None = None
+    """What is believed about its pass rate; None where nothing is predicted."""
+
+    @property
+    def predicted(self) -> float | None:
+        """Expected pass rate."""
+        return rate(self.belief)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ class Draw(Protocol):
     def group(self) -> int: ...
     @property
     def predicted(self) -> float | None: ...
+    @property
+    def belief(self) -> tuple[float, float] | None: ...
 
 
 class Decision(Protocol):
@@ -37,11 +39,13 @@ class Decision(Protocol):
 
 
 class Gate(Protocol):
-    """Which groups go to the learner, and which may end early; agentrl/curriculum/gates.py is one."""
+    """What is begun, what may end early, what goes to the learner; agentrl/curriculum/gates.py is one."""
 
     def judge(self, group: Group) -> Decision: ...
     def may_refill(self, wanted: int, drawn: int) -> bool: ...
-    def may_stop(self, scores: Sequence[float], remaining: int, predicted: float | None = None) -> bool: ...
+    def begin_with(self, size: int, belief: tuple[float, float] | None = None) -> int: ...
+    def may_spare(self, scores: Sequence[float], remaining: int, belief: tuple[float, float] | None = None) -> bool: ...
+    def may_stop(self, scores: Sequence[float], remaining: int, belief: tuple[float, float] | None = None) -> bool: ...
 
 
 class Sink(Protocol):
@@ -130,8 +134,11 @@ class Flights:
         self.group_size, self.budget, self.style = group_size, budget, style
         self.seed, self.key, self.sink = seed, key, sink
         self.turnstile = Turnstile(engine)
-        self.counts = dict.fromkeys(("groups", "rollouts", "tokens", "ungraded", "stale_groups", "thrown_tokens"), 0)
-        """Over the run. `thrown_tokens`: sampled by rollouts that finished after their group was stopped."""
+        self.counts = dict.fromkeys(
+            ("groups", "rollouts", "tokens", "ungraded", "spared_rollouts", "stale_groups", "thrown_tokens"), 0
+        )
+        """Over the run. `spared_rollouts`: never begun, because the first half of their group agreed. `thrown_tokens`:
+        sampled by rollouts that finished after their group was stopped."""
         self._places = asyncio.Semaphore(concurrency)
         self._flying: dict[int, Flight] = {}
         self._dying: set[asyncio.Task[Group]] = set()
@@ -182,16 +189,26 @@ class Flights:
 
     async def _group(self, flight: Flight) -> Group:
         """All rollouts of one task. They are looked at in their order, so that an early stop owes nothing to luck."""
-        size = self.group_size
-        tasks = [asyncio.create_task(self._one(flight, index)) for index in range(size)]
+        size, belief = self.group_size, flight.draw.belief
+        tasks: list[asyncio.Task[Trajectory]] = []
+
+        def begin(number: int) -> None:
+            tasks.extend(asyncio.create_task(self._one(flight, index)) for index in range(len(tasks), number))
+
         censored = False
+        begin(self.gate.begin_with(size, belief))
         try:
-            for left, task in zip(reversed(range(size)), tasks, strict=True):
-                flight.finished.append(await task)
+            for left in reversed(range(size)):
+                flight.finished.append(await tasks[len(flight.finished)])
                 scores = [t.outcome.score for t in flight.finished if t.outcome.score is not None]
-                if left and self.gate.may_stop(scores, left, flight.draw.predicted):
+                if left and self.gate.may_stop(scores, left, belief):
                     censored = True
                     break
+                if len(flight.finished) == len(tasks) < size:
+                    if self.gate.may_spare(scores, left, belief):
+                        self.counts["spared_rollouts"] += left
+                        break
+                    begin(size)
         finally:
             for task in tasks:
                 task.cancel()

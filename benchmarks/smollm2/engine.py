@@ -74,15 +74,15 @@ async def measure(
     url: str, made: Recipe, world: World, renderer: Renderer, context: int, episodes: int, weights: Path | None
 ) -> dict[str, Any]:
     engine = SglangEngine(urls=[url])
-    await engine.start()
-    if weights is not None:
-        await engine.publish(Weights(version=1, folder=weights.absolute()))
     levels = made.envs[0].levels or list(world.make().levels)
     tasks = problems(world, "train", levels, episodes)
     rollouts: list[float] = []
     engines: list[float] = []
     tokens = turns = 0
     try:
+        await engine.start()
+        if weights is not None:
+            await engine.publish(Weights(version=1, folder=weights.absolute()))
         for number in range(2):
             await flush(url)
             began = time.perf_counter()

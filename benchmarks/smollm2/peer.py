@@ -211,8 +211,8 @@ async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
         levels = made.eval.levels or made.envs[0].levels or list(world.make().levels)
         tasks = problems(world, made.eval.split, levels, made.eval.tasks)
         engine = SglangEngine(urls=[url])
-        await engine.start()
         try:
+            await engine.start()
             for row in json.loads((out / "times.json").read_text()):
                 folder = (out / f"step-{row['step']:.0f}").absolute()
                 await engine.publish(Weights(version=int(row["step"]), folder=folder))

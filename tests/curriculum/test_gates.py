@@ -21,7 +21,7 @@ MakeGroup = Callable[..., Group]
 
 @pytest.fixture
 def draw(ladder: Environment) -> Draw:
-    return Draw(env="ladder", task=ladder.task("train", 1, 0), group=3, predicted=0.5)
+    return Draw(env="ladder", task=ladder.task("train", 1, 0), group=3, belief=(2.0, 2.0))
 
 
 def longer(group: Group, lengths: list[int], endings: list[Ending] | None = None) -> Group:
@@ -65,19 +65,32 @@ def test_refilling_has_a_cap() -> None:
 def test_stopping_early() -> None:
     certain = make(GatesSection(early_stop=1.0), max_tokens=100)
     assert certain.may_stop([], 1) and certain.may_stop([1.0], 0)
-    assert not certain.may_stop([0.0] * 7, 1, predicted=0.001)
+    assert not certain.may_stop([0.0] * 7, 1, (0.004, 3.996))
     likely = make(GatesSection(early_stop=0.9), max_tokens=100)
-    assert likely.may_stop([0.0] * 6, 2, predicted=0.05)
-    assert not likely.may_stop([0.0] * 6, 2, predicted=0.5)
-    assert not likely.may_stop([0.0, 1.0, 0.0, 0.0, 0.0, 0.0], 2, predicted=0.05)
-    assert not likely.may_stop([0.3] * 6, 2, predicted=0.05), "equal fractions foretell nothing"
+    assert likely.may_stop([0.0] * 6, 2, (0.2, 3.8))
+    assert not likely.may_stop([0.0] * 6, 2, (2.0, 2.0))
+    assert not likely.may_stop([0.0, 1.0, 0.0, 0.0, 0.0, 0.0], 2, (0.2, 3.8))
+    assert not likely.may_stop([0.3] * 6, 2, (0.2, 3.8)), "equal fractions foretell nothing"
     assert not make(GatesSection(), max_tokens=100).may_stop([], 1)
+
+
+def test_a_doubtful_group_begins_with_half() -> None:
+    gate = make(GatesSection(), max_tokens=100)
+    half, surely, hopeless, open_ = (4.0, 4.0), (40.0, 40.0), (0.1, 20.0), (0.5, 0.5)
+    assert [gate.begin_with(8, belief) for belief in (half, surely, hopeless, open_, None)] == [8, 8, 4, 4, 8]
+    assert [gate.begin_with(size, hopeless) for size in (2, 3, 4, 5, 16)] == [2, 3, 2, 3, 8]
+    for section in (GatesSection(probe=0.0), GatesSection(dynamic_sampling=False)):
+        assert make(section, max_tokens=100).begin_with(8, hopeless) == 8
+    assert gate.may_spare([0.0] * 4, 4, hopeless) and gate.may_spare([1.0] * 4, 4, open_)
+    assert not gate.may_spare([0.0] * 4, 4, half), "more likely than not the others would tell them apart"
+    for scores in ([0.0, 1.0, 0.0, 0.0], [0.5] * 4, []):
+        assert not gate.may_spare(scores, 4, hopeless)
 
 
 def test_foretelling_by_hand() -> None:
     """Prior Beta(2, 2) at p = 1/2, three failures: the next two fail with 5/7 · 6/8."""
-    assert all_agree(0.0, 3, 2, 0.5) == pytest.approx(5 / 7 * 6 / 8)
-    assert all_agree(1.0, 3, 2, 0.5) == pytest.approx(5 / 7 * 6 / 8)
+    assert all_agree(0.0, 3, 2, (2.0, 2.0)) == pytest.approx(5 / 7 * 6 / 8)
+    assert all_agree(1.0, 3, 2, (2.0, 2.0)) == pytest.approx(5 / 7 * 6 / 8)
 
 
 def test_overlong_penalty_is_dapos() -> None:

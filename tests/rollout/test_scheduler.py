@@ -175,6 +175,35 @@ def test_a_group_that_can_carry_no_signal_stops_early_in_order(setting: Setting)
     )
 
 
+@pytest.mark.parametrize("seed", [4, 5])
+def test_what_half_a_group_settles_the_other_half_never_begins(setting: Setting, seed: int) -> None:
+    """Groups 0 and 3 all pass, the others are mixed; half of them are begun with half of their rollouts."""
+
+    class Doubtful:
+        def __init__(self) -> None:
+            self.inner = setting.sampler()
+            self.observe = self.inner.observe
+
+        def next(self) -> Any:
+            draw = self.inner.next()
+            belief = (0.5, 0.5) if draw.group % 3 == 0 else (2.0, 0.5) if draw.group % 3 == 1 else (8.0, 8.0)
+            return replace(draw, belief=belief)
+
+    begun: set[tuple[int, int]] = set()
+
+    def right(group: int, index: int) -> bool:
+        begun.add((group, index))
+        return index % 2 == 0 if group % 3 else True
+
+    plan = Plan(group_size=8, groups=4, concurrency=64)
+    scheduler = setting.scheduler(setting.engine(right, uneven(seed)), plan)
+    (only,) = asyncio.run(take(scheduler, Doubtful(), 1))
+    assert {g.number: len(g.trajectories) for g in only.kept} == {1: 8, 2: 8, 4: 8, 5: 8}
+    assert {g.number: len(g.trajectories) for g in only.dropped} == {0: 4, 3: 4}
+    assert set(only.reasons.values()) == {"no signal"} and not any(g.censored for g in only.dropped)
+    assert scheduler.statistics()["spared_rollouts"] == 8 and len(begun) == 4 * 8 + 2 * 4
+
+
 def test_infra_failures_leave_their_group_and_are_counted(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_module, "BACKOFF_S", 0.0)
     engine = setting.engine(lambda g, i: i == 1)
