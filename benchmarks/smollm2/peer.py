@@ -106,51 +106,22 @@ def dataset(made: Recipe, tokenizer: Any, count: int) -> Any:
     return Dataset.from_list(rows)
 
 
-def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every: int) -> None:
-    """Train for so many minutes, leaving weights in `out`/step-N with the seconds of training in times.json."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import chat_template_utils
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
+def warm_started(run: Path) -> Path:
+    """The model that a run wrote after its warm start."""
+    return next(path for path in sorted((run / "checkpoints").iterdir()) if (path / "model").is_dir()) / "model"
 
-    made = recipe.load(run / "recipe.yaml")
-    start = next(path for path in sorted((run / "checkpoints").iterdir()) if (path / "model").is_dir()) / "model"
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    tasks = dataset(made, tokenizer, 4096)
-    tokenizer.chat_template = TEMPLATE
-    if chat_template_utils._SUPPORTS_RESPONSE_TEMPLATE:
-        tokenizer.response_template = chat_template_utils.qwen3_template
-    else:
-        tokenizer.response_schema = chat_template_utils.qwen3_schema
+
+def config(made: Recipe, out: Path, engine: str, liger: bool) -> Any:
+    """GRPOTrainer's settings for what the recipe asks for."""
+    import torch
+    from trl.trainer.grpo_config import GRPOConfig
+
     rollouts, learner = made.rollout, made.learner
     turns = rollouts.max_turns or envs.load("countdown").max_turns
     samples = learner.groups_per_step * rollouts.group_size
     at_once = min(64, samples)
-    out.mkdir(parents=True, exist_ok=True)
-    times: list[dict[str, float]] = []
     cuda = torch.cuda.is_available()
-
-    class Clock(TrainerCallback):
-        """Counts training time alone, leaves weights behind, and stops when the time is up."""
-
-        spent, began = 0.0, 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.began = time.monotonic()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.spent += time.monotonic() - self.began
-            print(f"step {state.global_step}: {self.spent:.1f} s", flush=True)
-            over = self.spent > minutes * 60 or state.global_step >= made.run.steps
-            if state.global_step % every == 0 or over:
-                _save(kwargs["model"], out / f"step-{state.global_step}")
-                memory = torch.cuda.max_memory_reserved() / 2**30 if cuda else 0.0
-                times.append({"step": state.global_step, "seconds": self.spent, "memory_gb": memory})
-                (out / "times.json").write_text(json.dumps(times))
-            control.should_training_stop = over
-
-    config = GRPOConfig(
+    return GRPOConfig(
         output_dir=str(out),
         max_steps=made.run.steps,
         per_device_train_batch_size=at_once,
@@ -177,10 +148,50 @@ def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every:
         report_to=[],
         seed=seeds.derive(made.run.seed, "peer") % 2**31,
     )
+
+
+def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every: int) -> None:
+    """Train for so many minutes, leaving weights in `out`/step-N with the seconds of training in times.json."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import chat_template_utils
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    made = recipe.load(run / "recipe.yaml")
+    start = warm_started(run)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    tasks = dataset(made, tokenizer, 4096)
+    tokenizer.chat_template = TEMPLATE
+    if chat_template_utils._SUPPORTS_RESPONSE_TEMPLATE:
+        tokenizer.response_template = chat_template_utils.qwen3_template
+    else:
+        tokenizer.response_schema = chat_template_utils.qwen3_schema
+    out.mkdir(parents=True, exist_ok=True)
+    times: list[dict[str, float]] = []
+
+    class Clock(TrainerCallback):
+        """Counts training time alone, leaves weights behind, and stops when the time is up."""
+
+        spent, began = 0.0, 0.0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.began = time.monotonic()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.spent += time.monotonic() - self.began
+            print(f"step {state.global_step}: {self.spent:.1f} s", flush=True)
+            over = self.spent > minutes * 60 or state.global_step >= made.run.steps
+            if state.global_step % every == 0 or over:
+                _save(kwargs["model"], out / f"step-{state.global_step}")
+                memory = torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else 0.0
+                times.append({"step": state.global_step, "seconds": self.spent, "memory_gb": memory})
+                (out / "times.json").write_text(json.dumps(times))
+            control.should_training_stop = over
+
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
         reward_funcs=rewards,
-        args=config,
+        args=config(made, out, engine, liger),
         train_dataset=tasks,
         processing_class=tokenizer,
         environment_factory=Countdown,
@@ -203,7 +214,7 @@ async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
 
     made = recipe.load(run / "recipe.yaml")
     assert made.eval is not None
-    start = next(path for path in sorted((run / "checkpoints").iterdir()) if (path / "model").is_dir()) / "model"
+    start = warm_started(run)
     renderer = Renderer(AutoTokenizer.from_pretrained(start))
     rows = []
     with assembly.worlds(made) as worlds:
