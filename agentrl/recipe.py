@@ -271,7 +271,7 @@ class GatesSection(Section):
     """Refill at most this many times the round's groups."""
     probe: Fraction = 0.2
     """Begin a group with half of its rollouts where the curriculum sees at least this chance that it ends without
-    signal, and leave out the others if those all agree; 0 is off."""
+    signal, and leave out the others if those all agree and these likely would too; 0 is off."""
     early_stop: Fraction = 0.0
     """Stop a group once its chance of ending without signal is at least this: 1 waits for certainty, 0 is off."""
     overlong: Literal["keep", "mask", "shape"] = "keep"

@@ -27,11 +27,6 @@ class Choice:
     belief: Beta | None = None
     """What is believed about its pass rate; None where nothing is predicted."""
 
-    @property
-    def predicted(self) -> float | None:
-        """Expected pass rate."""
-        return rate(self.belief)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from agentrl import recipe
 from agentrl.errors import EngineError
 from agentrl.learn.model import merged_state
-from agentrl.recipe import OpenaiEngine, SglangEngine, TransformersEngine
 from agentrl.rollout.decoding import checksum
 from agentrl.rollout.engine import Engine, Weights
 
@@ -62,9 +62,7 @@ class Publisher:
         self.seconds = time.perf_counter() - began
 
 
-async def hand_over(
-    engine: Engine, section: TransformersEngine | SglangEngine | OpenaiEngine, model: torch.nn.Module
-) -> None:
+async def hand_over(engine: Engine, section: recipe.Engine, model: torch.nn.Module) -> None:
     """Give a server that was running before us the weights of `model`: it may hold anything."""
-    if isinstance(section, SglangEngine) and not section.launch:
+    if isinstance(section, recipe.SglangEngine) and not section.launch:
         await Publisher(engine, lambda: merged_state(model)).publish(engine.version)
