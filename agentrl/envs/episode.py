@@ -255,8 +255,8 @@ class Episode:
 
 async def _to_its_end(start: Callable[[], Any]) -> None:
     """Run `start`; when cancelled, only once it has come to its end: a thread cannot be stopped, and goes on taking."""
-    if inspect.iscoroutinefunction(start):
-        await start()
+    if inspect.iscoroutinefunction(start) or _untouched(start):
+        await _run(start)
         return
     work = asyncio.ensure_future(off_loop(start))
     try:
@@ -272,4 +272,11 @@ async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call an author's method: awaited when it is a coroutine, off the event loop when it is not."""
     if inspect.iscoroutinefunction(method):
         return await method(*args, **options)
+    if _untouched(method):
+        return method(*args, **options)
     return await off_loop(method, *args, **options)
+
+
+def _untouched(method: Callable[..., Any]) -> bool:
+    """Whether the author left it as the SDK has it: it takes no time, and a thread's would be wasted on it."""
+    return getattr(method, "__func__", None) is getattr(Environment, getattr(method, "__name__", ""), method)

@@ -114,7 +114,11 @@ def tool(
 
 def tools_of(environment: type | object) -> dict[str, Tool]:
     """The tools of an environment class by name, in the order they are written."""
-    kind = environment if isinstance(environment, type) else type(environment)
+    return dict(_tools(environment if isinstance(environment, type) else type(environment)))
+
+
+@cache
+def _tools(kind: type) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
     for cls in reversed(kind.__mro__):
         for name, value in vars(cls).items():

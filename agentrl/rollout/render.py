@@ -64,6 +64,7 @@ class Renderer:
         self._options = {"date_string": "01 Jan 2025", **(template_options or {})}
         self._frames: dict[tuple[tuple[Any, ...], ...], list[str] | None] = {}
         self._setting: dict[Role, str] = {}
+        self._openings: dict[tuple[tuple[Message, ...], str], Span] = {}
 
         self._system = self._speaks([_plain("system", "probe-system"), _plain("user", "x")], "probe-system")
         self.end_of_turn, self.end_of_turn_text = self._find_end()
@@ -83,7 +84,20 @@ class Renderer:
     # Rendering -------------------------------------------------------------------------------------------------
 
     def prompt(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> Span:
-        """A whole conversation up to the generation prompt. Assistant messages in it are rendered anew."""
+        """A whole conversation up to the generation prompt. Assistant messages in it are rendered anew.
+
+        The rollouts of a task begin alike, so openings are kept for a while.
+        """
+        if any(message.tool_calls for message in messages):
+            return self._prompt(messages, schemas)
+        opening = (tuple(messages), dump(list(schemas)))
+        if opening not in self._openings:
+            if len(self._openings) >= 1024:
+                self._openings.clear()
+            self._openings[opening] = self._prompt(messages, schemas)
+        return self._openings[opening]
+
+    def _prompt(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> Span:
         text, marks = self.text(messages, schemas)
         return self.encoder.span(text, marks)
 

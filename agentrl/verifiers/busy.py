@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 FREE = 0.1
 """With more than this part of the processors' time unused, nobody had to wait for them."""
 
@@ -22,6 +20,6 @@ class Watch:
 
 def processor_time() -> tuple[int, int]:
     """Ticks of all processors since the machine started: those unused, and all."""
-    first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
-    ticks = [int(word) for word in first.split()[1:9]]
+    with open("/proc/stat", "rb") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)

@@ -328,3 +328,33 @@ def test_only_a_person_is_asked_off_the_event_loop(where: Stage) -> None:
     stage = Stage(boxes=where.boxes, permissions=Permissions(irreversible="ask", ask=ask))
     assert seen(played(stage, call("burn", what="x"), call("say", text="y"))) == ["<out>ash</out>", "<out>y</out>"]
     assert len(threads) == 1 and threads[0] != threading.main_thread().name
+
+
+class Plain(Environment):
+    """Nothing but a task."""
+
+    verifier = Anything()
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        return Task(id="plain", split=split, level=level, prompt="Say yes.")
+
+
+def test_what_an_author_left_alone_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    async def off_loop(function: Any, *args: Any, **options: Any) -> Any:
+        called.append(function.__name__)
+        return function(*args, **options)
+
+    async def whole(environment: Environment) -> str:
+        task = environment.task("train", 1, 0)
+        episode = Episode(environment, task, seed=0, boxes=None)  # type: ignore[arg-type]
+        await episode.start()
+        assert (await episode.act(Message(role="assistant", content="yes"))).done
+        answer = (await episode.finish()).answer
+        await episode.close()
+        return answer
+
+    monkeypatch.setattr("agentrl.envs.episode.off_loop", off_loop)
+    assert asyncio.run(whole(Plain())) == "yes" and called == []
+    assert asyncio.run(whole(Bench())) == "yes" and called == ["start", "on_message", "state", "stop"]

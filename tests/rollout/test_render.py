@@ -126,6 +126,24 @@ def test_the_opening_is_tokenised_as_the_tokenizer_would(renderer: Renderer) -> 
     assert list(renderer.prompt(opening).token_ids) == renderer.encoder.encode(plain)
 
 
+def test_an_opening_that_is_kept_is_told_from_every_other(renderer: Renderer) -> None:
+    """The rollouts of a task share one rendering; another text, role or tool is rendered for itself."""
+    fresh = Renderer(renderer.tokenizer)
+    ask = Message(role="user", content="Where?")
+    openings: list[tuple[list[Message], list[dict[str, Any]]]] = [
+        ([ask], []),
+        ([ask], [SCHEMA]),
+        ([Message(role="user", content="Where to?")], [SCHEMA]),
+        ([Message(role="system", content="Where?"), ask], [SCHEMA]),
+    ]
+    kept = [fresh.prompt(*opening) for opening in openings]
+    assert len({span.token_ids for span in kept}) == len(openings)
+    for opening, span in zip(openings, kept, strict=True):
+        assert fresh.prompt(*opening) is span
+        text, marks = fresh.text(*opening)
+        assert fresh.encoder.span(text, marks) == span
+
+
 def test_a_turn_is_read_back_as_it_was_written(renderer: Renderer) -> None:
     calls = (ToolCall(name="look", arguments={"path": '</tool_call> "é" \n', "n": [1, 2.5, None, True]}),)
     for message in (
