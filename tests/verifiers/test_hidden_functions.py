@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -138,6 +139,31 @@ def test_what_hangs_bombs_or_floods_costs_its_limit_and_no_more(
     outcome, verdict = graded(verifier, candidate(submit, EXPENSIVE[name]), boxes=boxes)
     assert (outcome.score, outcome.alarm, outcome.fault) == (0.0, False, None), verdict
     assert time.monotonic() - began < 20  # a few limits of one second, on a machine that may be busy
+
+
+@pytest.mark.parametrize(("failing", "stop", "ran", "at_once"), [
+    (None, True, 20, 8),  # all pass: every case runs, and in the end eight at once
+    (0, True, 1, 1),  # wrong from the first case on: no box is wasted on the others
+    (2, True, 3, 2),
+    (0, False, 20, 8),  # partial credit needs every case
+])  # fmt: skip
+def test_what_fails_early_costs_few_boxes(failing: int | None, stop: bool, ran: int, at_once: int) -> None:
+    begun: list[int] = []
+    running = most = 0
+
+    async def one(at: int) -> str:
+        nonlocal running, most
+        begun.append(at)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return "wrong" if at == failing else ""
+
+    failures = asyncio.run(functions.work_through(20, one, 8, stop=stop))
+    assert (begun, most) == (list(range(ran)), at_once)
+    assert [at for at, failure in enumerate(failures) if failure == "wrong"] == ([] if failing is None else [failing])
+    assert sum(failure.startswith("not run") for failure in failures) == 20 - ran
 
 
 def test_partial_credit_counts_whole_cases(boxes: Boxes, score: Score, submit: Any) -> None:

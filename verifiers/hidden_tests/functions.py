@@ -139,20 +139,26 @@ async def work_through(count: int, one: Callable[[int], Awaitable[str]], concurr
     """Why each case failed; "" where it passed.
 
     No case starts after the first failure with `stop`, or after the third time-out without: a candidate that hangs
-    costs little more than its limit, however many cases there are.
+    costs little more than its limit, however many cases there are. With `stop` the first case runs alone, and each
+    that passes makes room for one more: what is wrong mostly fails early, and seven more boxes would be wasted on it.
     """
     failures = ["not run, earlier cases failed"] * count
     waiting = iter(range(count))
-    broken, slow = False, 0
+    places = asyncio.Semaphore(1 if stop else concurrency)
+    broken, slow, closed = False, 0, concurrency - 1 if stop else 0
 
     async def work() -> None:
-        nonlocal broken, slow
+        nonlocal broken, slow, closed
         for at in waiting:
-            if broken:
-                return
-            failures[at] = await one(at)
+            async with places:
+                if broken:
+                    return
+                failures[at] = await one(at)
             slow += failures[at].startswith(SLOW)
             broken = broken or slow >= 3 or (stop and failures[at] != "")
+            if closed:
+                closed -= 1
+                places.release()
 
     workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, count))]
     try:
