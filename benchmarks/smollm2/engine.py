@@ -4,7 +4,7 @@
 
 Episodes are played with what the server holds, or with `--weights`. Then the requests they made are sent again, turn
 after turn, with nothing in between: same prompts, same number of sampled tokens, same number of episodes at once. Both
-twice, in turns.
+`--passes` times, in turns; each is told as it ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,14 @@ async def flush(url: str) -> None:
 
 
 async def measure(
-    url: str, made: Recipe, world: World, renderer: Renderer, context: int, episodes: int, weights: Path | None
+    url: str,
+    made: Recipe,
+    world: World,
+    renderer: Renderer,
+    context: int,
+    episodes: int,
+    passes: int,
+    weights: Path | None,
 ) -> dict[str, Any]:
     engine = SglangEngine(urls=[url])
     levels = made.envs[0].levels or list(world.make().levels)
@@ -83,7 +91,7 @@ async def measure(
         await engine.start()
         if weights is not None:
             await engine.publish(Weights(version=1, folder=weights.absolute()))
-        for number in range(2):
+        for number in range(passes):
             await flush(url)
             began = time.perf_counter()
             played = await evaluate(
@@ -104,6 +112,7 @@ async def measure(
             rollouts.append(tokens / wall)
             await flush(url)
             engines.append(tokens / await alone(url, requests, made.rollout.concurrency, made.rollout.temperature))
+            print(f"rollouts {rollouts[-1]:,.0f} tokens/s, the engine alone {engines[-1]:,.0f}", file=sys.stderr)
     finally:
         await engine.close()
     return {
@@ -123,6 +132,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, required=True, help="whose tasks, budgets and concurrency are used")
     parser.add_argument("--weights", type=Path, help="a model folder that the server is to load first")
     parser.add_argument("--episodes", type=int, default=2048)
+    parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="override a key of the recipe")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
     arguments = parser.parse_args()
@@ -134,9 +144,10 @@ def main() -> None:
         renderer = Renderer(AutoTokenizer.from_pretrained(made.model.path))
         context = int(AutoConfig.from_pretrained(made.model.path).max_position_embeddings)
         world = worlds[made.envs[0].name]
-        found = asyncio.run(
-            measure(arguments.url, made, world, renderer, context, arguments.episodes, arguments.weights)
+        work = measure(
+            arguments.url, made, world, renderer, context, arguments.episodes, arguments.passes, arguments.weights
         )
+        found = asyncio.run(work)
     if arguments.json:
         print(json.dumps(found, indent=1))
         return

@@ -254,8 +254,9 @@ def page(evidence: Path, docs: Path) -> None:
     if peer.is_file():
         rows = json.loads(peer.read_text())["rows"]
         parts["peer"] = "\n".join(side_by_side(every["smollm2-countdown"], rows, docs / "results-peer.png"))
-    if "smollm2-countdown-uniform" in every:
-        parts["curriculum"] = "\n".join(against_uniform(every["smollm2-countdown"], every["smollm2-countdown-uniform"]))
+    beside, uniform = (every.get(f"smollm2-countdown-{name}") for name in ("beside-uniform", "uniform"))
+    if beside and uniform:
+        parts["curriculum"] = "\n".join(against_uniform(beside, uniform))
     text = (docs / "results.md").read_text()
     for name, made in parts.items():
         text = put(text, name, made)
@@ -268,7 +269,7 @@ def engine_table(found: dict[str, Any]) -> list[str]:
 
     played = f"{found['episodes']} whole episodes, {found['concurrency']} at once"
     return [
-        "| | tokens/s, two passes each |",
+        "| | tokens/s, pass by pass |",
         "|---|---|",
         f"| {played} | {pair(found['rollout_tokens_per_s'])} |",
         f"| the same {found['turns']} requests sent straight to the server | {pair(found['engine_tokens_per_s'])} |",
