@@ -126,9 +126,13 @@ async def evaluate(
 
 def compare(a: Evaluation, b: Evaluation) -> Interval:
     """How much better `b` is than `a` on the tasks both were graded on: a paired interval of the mean pass rate."""
-    left, right = a.per_task(), b.per_task()
-    shared = sorted(left.keys() & right.keys())
-    return statistics.paired([left[t] for t in shared], [right[t] for t in shared])
+    return gain(a.per_task(), b.per_task())
+
+
+def gain(before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
+    """The same from each task's share of passes."""
+    shared = sorted(before.keys() & after.keys())
+    return statistics.paired([before[t] for t in shared], [after[t] for t in shared])
 
 
 def fingerprint(task: Task) -> str:

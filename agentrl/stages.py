@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl import assembly, seeds, statistics
 from agentrl.assembly import Policy, Say
 from agentrl.curriculum.gates import Gate
-from agentrl.evaluate import Evaluation, compare, evaluate, overlap, problems
+from agentrl.evaluate import Evaluation, evaluate, gain, overlap, problems
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
 from agentrl.report import episode
@@ -137,6 +137,10 @@ class Evaluator:
         count = self.section.tasks // len(self.recipe.envs)
         return problems(worlds[name], self.section.split, levels, count)
 
+    def done(self, step: int, stage: str) -> bool:
+        """Whether the run has that evaluation already."""
+        return any((row["step"], row["stage"]) == (step, stage) for row in self.metrics.of("eval"))
+
     async def __call__(self, step: int, stage: str = "rl") -> Row:
         """Evaluate now and write the row. In the middle of training each task is tried once: it is a curve's point."""
         ks = [1] if stage == "rl" else self.section.k
@@ -178,7 +182,7 @@ async def demonstrations(recipe: Recipe, worlds: Mapping[str, World], policy: Po
 
 
 async def warm_start(trainer: Trainer) -> None:
-    """Evaluate the untrained policy, fine-tune it on demonstrations where the recipe says so, evaluate again."""
+    """Evaluate the untrained policy, then fine-tune it on demonstrations where the recipe says so."""
     from agentrl.learn import sft
 
     recipe, say = trainer.recipe, trainer.progress.say
@@ -203,9 +207,17 @@ async def warm_start(trainer: Trainer) -> None:
     await trainer.publisher.publish(trainer.learner.version)
     row = {"demonstrations": len(made), "solved": solved, "loss": loss, "warm_start_s": time.monotonic() - began}
     trainer.metrics.log("warm_start", 0, row)
-    if recipe.eval:
-        trainer.progress.show(await trainer.evaluation(0, "sft"))
-        say(sft.enough(trainer.evaluation.results["sft"], recipe.rollout.group_size))
+
+
+async def warmed(trainer: Trainer) -> None:
+    """Evaluate what the warm start made, unless that was done before a resume."""
+    from agentrl.learn import sft
+
+    recipe = trainer.recipe
+    if not recipe.eval or not recipe.warm_start or trainer.learner.steps or trainer.evaluation.done(0, "sft"):
+        return
+    trainer.progress.show(await trainer.evaluation(0, "sft"))
+    trainer.progress.say(sft.enough(trainer.evaluation.results["sft"], recipe.rollout.group_size))
 
 
 async def finish(trainer: Trainer) -> None:
@@ -213,27 +225,28 @@ async def finish(trainer: Trainer) -> None:
     recipe, say = trainer.recipe, trainer.progress.say
     folder = trainer.folder.path
     if recipe.eval:
-        trainer.progress.show(await trainer.evaluation(trainer.learner.steps, "end"))
-        say(_table(trainer.metrics.of("eval")))
-        results = trainer.evaluation.results
-        before = results.get("sft") or results.get("start")
-        if before is not None:
-            say(f"after RL against before: {statistics.verdict(compare(before, results['end']))}")
+        if not trainer.evaluation.done(trainer.learner.steps, "end"):
+            trainer.progress.show(await trainer.evaluation(trainer.learner.steps, "end"))
+        rows = {row["stage"]: row for row in trainer.metrics.of("eval")}
+        say(_table(rows))
+        if before := rows.get("sft") or rows.get("start"):
+            say(f"after RL against before: {statistics.verdict(gain(before['passes'], rows['end']['passes']))}")
         shared = overlap([problem.task for problem in trainer.evaluation.tasks], trainer.trained)
         say(f"held-out tasks that were trained on: {shared} of {len(trainer.evaluation.tasks)}")
-        solved = next((t for t in results["end"].trajectories if t.outcome.score == 1.0), None)
-        if solved is not None:
-            say("one solved episode:\n" + episode.show(solved))
+        ended = trainer.evaluation.results.get("end")
+        solved = [t for t in ended.trajectories if t.outcome.score == 1.0] if ended else []
+        if solved:
+            say("one solved episode:\n" + episode.show(solved[0]))
     say(f"run folder: {folder} (recipe.yaml, metrics.jsonl, trajectories/, checkpoints/)")
     say(f"next: agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR · docs/authoring.md")
 
 
-def _table(rows: Sequence[Row]) -> str:
-    names = {"start": "before", "sft": "after warm start", "end": "after RL"}
+def _table(rows: Mapping[str, Row]) -> str:
+    """The newest evaluation of each stage."""
     lines = ["held-out pass@1 [95% interval], by stage:"]
-    for row in rows:
-        if row.get("stage") in names:
+    for stage, name in {"start": "before", "sft": "after warm start", "end": "after RL"}.items():
+        if row := rows.get(stage):
             score = row["pass@1"]
             interval = f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-            lines.append(f"  {names[row['stage']]:<17} {interval}  ({row['tasks']} tasks)")
+            lines.append(f"  {name:<17} {interval}  ({row['tasks']} tasks)")
     return "\n".join(lines)

@@ -77,7 +77,7 @@ class Trainer:
 
     def _stop(self, task: asyncio.Future[int], reason: str) -> None:
         if not self.stopping:
-            self.progress.say(f"{reason}: writing a checkpoint and stopping")
+            self.progress.say(f"{reason}: stopping")
         self.stopping = reason
         task.cancel()
 
@@ -87,7 +87,7 @@ class Trainer:
         recipe, folder = self.recipe, self.folder
         async with AsyncExitStack() as stack:
             self.policy, self.learner, found = stages.begin(recipe, folder, self.worlds, self.progress.say)
-            self.metrics = metrics.Metrics(folder.metrics, resume_step=found.step if found else None)
+            self.metrics = metrics.Metrics(folder.metrics, resume_step=found.step if found else -1)
             stack.callback(self.metrics.close)
             if board := Board.open(folder.path / "tensorboard", self.metrics.rows):
                 stack.callback(board.close)
@@ -131,6 +131,7 @@ class Trainer:
             if not found:
                 await stages.warm_start(self)
                 stages.save(self)
+            await stages.warmed(self)
             try:
                 await self._loop()
             except asyncio.CancelledError:
@@ -145,22 +146,32 @@ class Trainer:
     async def _loop(self) -> None:
         recipe, steps = self.recipe, self.recipe.run.steps
         if self.learner.steps >= steps:
+            if steps:
+                self.progress.say(f"all {steps} steps are done; raise run.steps to train on")
             return
+        await self._evaluate()
         rounds = self.scheduler.rounds(self.sampler)
         self.last = time.monotonic()
         try:
             async for round_ in rounds:
                 await uninterrupted(self._learn(round_))
                 step = self.learner.steps
-                if recipe.eval and recipe.eval.every and step % recipe.eval.every == 0 and step < steps:
-                    self.progress.show(await self.evaluation(step))
-                    self.last = time.monotonic()
+                await self._evaluate()
                 if recipe.checkpoint.every and step % recipe.checkpoint.every == 0:
                     stages.save(self)
                 if step >= steps or self._out_of_time():
                     return
         finally:
             await rounds.aclose()
+
+    async def _evaluate(self) -> None:
+        """A point of the curve where one is due; after a resume, the one that was lost."""
+        step, section = self.learner.steps, self.recipe.eval
+        if section is None or not section.every or step % section.every or not 0 < step < self.recipe.run.steps:
+            return
+        if not self.evaluation.done(step, "rl"):
+            self.progress.show(await self.evaluation(step))
+            self.last = time.monotonic()
 
     async def _learn(self, round_: Round) -> None:
         """One step: from a round of groups to new weights in the engine and a row in the metrics."""

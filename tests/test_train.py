@@ -152,6 +152,28 @@ def test_sigterm_writes_a_checkpoint_and_can_be_resumed(write: Callable[..., Pat
     assert train(path, "--resume", "--set", f"run.steps={found.step + 1}") == 0
 
 
+def test_what_was_measured_before_a_stop_is_not_measured_again(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped while it evaluates what the warm start made: the resumed run goes on from there. Resumed when it is done,
+    it only says so."""
+    path = str(write(run={"steps": 2}, eval={"every": 1, "tasks": 64}))
+    rows = tmp_path / "runs" / "tiny" / "metrics.jsonl"
+    process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path], stderr=subprocess.PIPE)
+    while process.poll() is None and not list(metrics.read(rows, "warm_start")):
+        time.sleep(0.02)
+    process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors.decode()
+    assert [row["stage"] for row in metrics.read(rows, "eval")] == ["start"]
+    for said in ("after RL against before", "all 2 steps are done"):
+        assert train(path, "--resume") == 0
+        assert said in capfd.readouterr().err
+        assert len(list(metrics.read(rows, "warm_start"))) == 1
+        measured = [(row["stage"], row["step"]) for row in metrics.read(rows, "eval")]
+        assert measured == [("start", 0), ("sft", 0), ("rl", 1), ("end", 2)]
+
+
 def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train(str(write(run={"max_hours": 1e-6}))) == 3
     assert checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints").step == 1  # type: ignore[union-attr]

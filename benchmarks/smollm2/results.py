@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from agentrl import metrics, recipe, statistics
+from agentrl.evaluate import gain
 
 EVIDENCE = Path("docs/evidence/smollm2")
 STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
@@ -87,9 +88,7 @@ class Run:
 
     def gain(self) -> statistics.Interval:
         """After RL against after the warm start, paired by task."""
-        before, after = self.evals["sft"]["passes"], self.evals["end"]["passes"]
-        shared = sorted(before.keys() & after.keys())
-        return statistics.paired([before[t] for t in shared], [after[t] for t in shared])
+        return gain(self.evals["sft"]["passes"], self.evals["end"]["passes"])
 
     def at(self, row: dict[str, Any]) -> float:
         """Seconds of RL at which an evaluation stood."""
