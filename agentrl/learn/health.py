@@ -67,7 +67,9 @@ class StepReport:
     micro_batches: int
     seconds: float
     memory_gb: float
-    """Peak memory of the accelerator; 0 on a CPU."""
+    """Peak memory in use on the accelerator; 0 on a CPU."""
+    memory_held_gb: float
+    """The most that this process kept from others there."""
 
     def metrics(self) -> dict[str, Any]:
         """Flat numbers for the metrics file, and the histogram."""

@@ -60,6 +60,8 @@ class Learner:
         self._fusion: Fusion = Fusion(self._inner if self._section.fuse else torch.nn.Module(), self.device)
         trainable = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
         self.optimizer: Optimizer = Optimizer(trainable, self._section)
+        self._largest: int = 0
+        """Tokens of the largest micro-batch so far."""
         self._reference: dict[str, Tensor] | None = None
         if self.algorithm.needs_reference:
             self.reset_reference()
@@ -92,6 +94,7 @@ class Learner:
         began = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        self._make_room(batch)
         every = [[micro.to(self.device) for micro in minibatch] for minibatch in batch.minibatches]
         reference = [[self._reference_logprobs(m) for m in mini] for mini in every]
         old = [[self._old_logprobs(m, self._section.epochs * len(every)) for m in mini] for mini in every]
@@ -145,7 +148,16 @@ class Learner:
             micro_batches=sum(len(mini) for mini in every),
             seconds=time.perf_counter() - began,
             memory_gb=torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else 0.0,
+            memory_held_gb=torch.cuda.max_memory_reserved(self.device) / 2**30 if self.device.type == "cuda" else 0.0,
         )
+
+    def _make_room(self, batch: Batch) -> None:
+        """Let go of the blocks that smaller batches left when a larger one comes: they would not fit it, and episodes
+        grow as they are learnt. Without this the process comes to hold twice what it uses."""
+        largest = max((len(micro.token_ids) for minibatch in batch.minibatches for micro in minibatch), default=0)
+        if largest > self._largest:
+            self._largest = largest
+            self.release()
 
     def adopt(self) -> None:
         """Begin from the model's weights as they are now: something else has trained them meanwhile."""

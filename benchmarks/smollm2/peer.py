@@ -183,8 +183,11 @@ def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every:
             over = self.spent > minutes * 60 or state.global_step >= made.run.steps
             if state.global_step % every == 0 or over:
                 _save(kwargs["model"], out / f"step-{state.global_step}")
-                memory = torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else 0.0
-                times.append({"step": state.global_step, "seconds": self.spent, "memory_gb": memory})
+                row = {"step": state.global_step, "seconds": self.spent}
+                if torch.cuda.is_available():
+                    row["memory_gb"] = torch.cuda.max_memory_allocated() / 2**30
+                    row["memory_held_gb"] = torch.cuda.max_memory_reserved() / 2**30
+                times.append(row)
                 (out / "times.json").write_text(json.dumps(times))
             control.should_training_stop = over
 

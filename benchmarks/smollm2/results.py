@@ -25,6 +25,7 @@ from agentrl.evaluate import gain
 EVIDENCE = Path("docs/evidence/smollm2")
 STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
 SAMPLES = 6
+MEMORY = ("memory_gb", "memory_held_gb")
 
 
 def keep(run: Path, to: Path) -> Path:
@@ -155,7 +156,7 @@ def costs(runs: list[Run]) -> list[str]:
         "staleness, versions: mean (greatest)",
         [f"{r.mean('staleness_mean'):.2f} ({max(s['staleness_max'] for s in r.steps):.0f})" for r in runs],
     )
-    row("learner's peak memory, GiB", [f"{max(s['memory_gb'] for s in r.steps):.1f}" for r in runs])
+    row("learner's peak memory in use, GiB", [f"{max(s['memory_gb'] for s in r.steps):.1f}" for r in runs])
     row("groups that carried a signal", [f"{r.mean('informative'):.2f}" for r in runs])
     return lines
 
@@ -217,9 +218,10 @@ def side_by_side(run: Run, peer: list[dict[str, Any]], path: Path) -> list[str]:
             lines.append(f"| {mark:.2f} | {mine:.0f} | not in {last:.0f} (best {best:.2f}) | over {last / mine:.1f} |")
         else:
             lines.append(f"| {mark:.2f} | {mine:.0f} | {other:.0f} | {other / mine:.1f} |")
-    memory = max(row["memory_gb"] for row in peer)
-    lines += ["", f"Peak memory of the training process: ours {max(s['memory_gb'] for s in run.steps):.1f} GiB "
-              f"(and the server's share, fixed by `memory_fraction`), TRL {memory:.1f} GiB."]  # fmt: skip
+    if all("memory_held_gb" in row for row in (*peer, *run.steps)):
+        used, held = ([max(r[name] for r in rows) for rows in (run.steps, peer)] for name in MEMORY)
+        said = [f"{h:.1f} ({u:.1f}) GiB" for h, u in zip(held, used, strict=True)]
+        lines += ["", f"Peak memory that training held (used): ours {said[0]} beside the server's, TRL {said[1]}."]
     return lines
 
 

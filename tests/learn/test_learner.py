@@ -197,6 +197,17 @@ def test_an_empty_batch_changes_nothing(make_learner: MakeLearner) -> None:
     assert (report.version, report.updates, report.loss) == (0, 0, 0.0)
 
 
+def test_blocks_of_smaller_batches_are_let_go_of_when_a_larger_one_comes(
+    make_learner: MakeLearner, make_samples: MakeSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, samples = make_learner(), make_samples()
+    let_go: list[int] = []
+    monkeypatch.setattr(learner, "release", lambda: let_go.append(learner.steps))
+    for count in (2, 1, 2, len(samples), len(samples), 1):
+        learner.step(learner.pack(samples[:count]))
+    assert let_go == [0, 3]
+
+
 def test_drift_beyond_the_bound_stops_the_run(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
     learner = make_learner(learner={"max_mismatch": 0.5})
     far = [replace(s, segment=Segment(s.segment.token_ids, s.segment.logprobs * 0.1, s.segment.versions,
