@@ -22,7 +22,8 @@ class Metrics:
     """Appends rows to metrics.jsonl; each row has a `kind` and a `step`, and is on disk when `log` returns."""
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
-        """With `resume_step`, rows that a lost attempt wrote after that step are taken out first."""
+        """With `resume_step`, rows that a lost attempt wrote after that step are taken out first. -1: it left no
+        checkpoint, so that only what was measured before all training stays."""
         self.path = path
         if resume_step is not None and path.exists():
             _truncate(path, resume_step)
@@ -111,7 +112,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _truncate(path: Path, step: int) -> None:
-    kept = [row for row in read(path) if row.get("step", 0) <= step]
+    kept = [row for row in read(path) if row.get("step", 0) <= step or row.get("stage") == "start"]
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8") as file:
         for row in kept:

@@ -44,6 +44,8 @@ def begin(
         say(f"passed over: {warning}")
     if found:
         say(f"resuming after step {found.step}")
+    elif folder.metrics.exists():
+        say("there is no checkpoint to go on from: training begins anew")
     policy = assembly.policy(recipe, worlds, folder=found.model if found else None, say=say)
     return policy, Learner(policy.model, policy.tokenizer, recipe), found
 
@@ -137,13 +139,26 @@ class Evaluator:
         count = self.section.tasks // len(self.recipe.envs)
         return problems(worlds[name], self.section.split, levels, count)
 
+    def made(self) -> list[Row]:
+        """The run's evaluations on these very tasks; another recipe may have asked for others before a resume."""
+        ids = {problem.task.id for problem in self.tasks}
+        rows = [row for row in self.metrics.of("eval") if row["split"] == self.section.split]
+        return [row for row in rows if row["tasks"] == len(ids) and row["passes"].keys() <= ids]
+
     def done(self, step: int, stage: str) -> bool:
         """Whether the run has that evaluation already."""
-        return any((row["step"], row["stage"]) == (step, stage) for row in self.metrics.of("eval"))
+        return any(
+            (row["step"], row["stage"]) == (step, stage) and all(f"pass@{k}" in row for k in self._ks(stage))
+            for row in self.made()
+        )
+
+    def _ks(self, stage: str) -> list[int]:
+        """In the middle of training each task is tried once: it is a curve's point."""
+        return [1] if stage == "rl" else self.section.k
 
     async def __call__(self, step: int, stage: str = "rl") -> Row:
-        """Evaluate now and write the row. In the middle of training each task is tried once: it is a curve's point."""
-        ks = [1] if stage == "rl" else self.section.k
+        """Evaluate now and write the row."""
+        ks = self._ks(stage)
         rollouts = self.recipe.rollout
         began = time.monotonic()
         found = await evaluate(
@@ -186,7 +201,7 @@ async def warm_start(trainer: Trainer) -> None:
     from agentrl.learn import sft
 
     recipe, say = trainer.recipe, trainer.progress.say
-    if recipe.eval:
+    if recipe.eval and not trainer.evaluation.done(0, "start"):
         trainer.progress.show(await trainer.evaluation(0, "start"))
     if recipe.warm_start is None:
         return
@@ -227,7 +242,7 @@ async def finish(trainer: Trainer) -> None:
     if recipe.eval:
         if not trainer.evaluation.done(trainer.learner.steps, "end"):
             trainer.progress.show(await trainer.evaluation(trainer.learner.steps, "end"))
-        rows = {row["stage"]: row for row in trainer.metrics.of("eval")}
+        rows = {row["stage"]: row for row in trainer.evaluation.made()}
         say(_table(rows))
         if before := rows.get("sft") or rows.get("start"):
             say(f"after RL against before: {statistics.verdict(gain(before['passes'], rows['end']['passes']))}")

@@ -169,7 +169,7 @@ class Trainer:
         step, section = self.learner.steps, self.recipe.eval
         if section is None or not section.every or step % section.every or not 0 < step < self.recipe.run.steps:
             return
-        if not self.evaluation.done(step, "rl"):
+        if not any(self.evaluation.done(step, stage) for stage in ("rl", "end")):
             self.progress.show(await self.evaluation(step))
             self.last = time.monotonic()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,23 +156,48 @@ def test_sigterm_writes_a_checkpoint_and_can_be_resumed(write: Callable[..., Pat
 def test_what_was_measured_before_a_stop_is_not_measured_again(
     write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Stopped while it evaluates what the warm start made: the resumed run goes on from there. Resumed when it is done,
-    it only says so."""
+    """Stopped in the warm start, in the evaluation after it and in one between two steps, it goes on from there each
+    time. Resumed when it is done, it only says so; asked about other tasks, it measures those."""
     path = str(write(run={"steps": 2}, eval={"every": 1, "tasks": 64}))
     rows = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-    process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path], stderr=subprocess.PIPE)
-    while process.poll() is None and not list(metrics.read(rows, "warm_start")):
-        time.sleep(0.02)
-    process.terminate()
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 3, errors.decode()
-    assert [row["stage"] for row in metrics.read(rows, "eval")] == ["start"]
+
+    def measured() -> list[tuple[str, int]]:
+        return [(row["stage"], row["step"]) for row in metrics.read(rows, "eval")]
+
+    start, sft, middle, end = ("start", 0), ("sft", 0), ("rl", 1), ("end", 2)
+    for kind, made in (("eval", [start]), ("warm_start", [start]), ("step", [start, sft])):
+        resume = ["--resume"] if rows.exists() else []
+        process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path, *resume], stderr=subprocess.PIPE)
+        while process.poll() is None and not list(metrics.read(rows, kind)):
+            time.sleep(0.02)
+        process.terminate()
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 3, errors.decode()
+        assert measured() == made
     for said in ("after RL against before", "all 2 steps are done"):
         assert train(path, "--resume") == 0
         assert said in capfd.readouterr().err
-        assert len(list(metrics.read(rows, "warm_start"))) == 1
-        measured = [(row["stage"], row["step"]) for row in metrics.read(rows, "eval")]
-        assert measured == [("start", 0), ("sft", 0), ("rl", 1), ("end", 2)]
+        assert measured() == [start, sft, middle, end]
+    assert len(list(metrics.read(rows, "warm_start"))) == 1
+    assert train(path, "--resume", "--set", "eval.levels=[2]") == 0
+    assert "after warm start" not in capfd.readouterr().err  # that was measured on level 1
+    assert train(path, "--resume", "--set", "eval.levels=[2]", "--set", "run.steps=3") == 0
+    assert measured() == [start, sft, middle, end, end, ("end", 3)]
+
+
+def test_a_run_whose_checkpoints_are_gone_begins_anew(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(run={"steps": 1}, eval={"every": 0, "tasks": 4}))
+    run = tmp_path / "runs" / "tiny"
+    assert train(path) == 0
+    before = list(metrics.read(run / "metrics.jsonl", "eval"))
+    shutil.rmtree(run / "checkpoints")
+    assert train(path, "--resume") == 0
+    assert "begins anew" in capfd.readouterr().err
+    after = list(metrics.read(run / "metrics.jsonl"))
+    assert [row["stage"] for row in after if row["kind"] == "eval"] == ["start", "sft", "end"]
+    assert next(row for row in after if row["kind"] == "eval") == before[0]  # the untrained policy is the same
 
 
 def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

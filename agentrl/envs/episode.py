@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, cast
 
 from agentrl import seeds
@@ -66,7 +67,8 @@ class Episode:
         self.environment = environment
         self.task = task
         self.seed = seed
-        self.tools: dict[str, Tool] = tools_of(environment)
+        kind: type = type(environment)
+        self.tools = _tools(kind)
         self.transcript: list[Message] = []
         self.answer = ""
         self.root = ""
@@ -253,6 +255,12 @@ class Episode:
             await self._stack.aclose()
 
 
+@cache
+def _tools(kind: type) -> Mapping[str, Tool]:
+    """Looked up when the first episode is made: by then the class is what it will be."""
+    return tools_of(kind)
+
+
 async def _to_its_end(start: Callable[[], Any]) -> None:
     """Run `start`; when cancelled, only once it has come to its end: a thread cannot be stopped, and goes on taking."""
     if inspect.iscoroutinefunction(start) or _untouched(start):
@@ -279,4 +287,4 @@ async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def _untouched(method: Callable[..., Any]) -> bool:
     """Whether the author left it as the SDK has it: it takes no time, and a thread's would be wasted on it."""
-    return getattr(method, "__func__", None) is getattr(Environment, getattr(method, "__name__", ""), method)
+    return getattr(method, "__func__", method) is getattr(Environment, getattr(method, "__name__", ""), None)

@@ -114,11 +114,7 @@ def tool(
 
 def tools_of(environment: type | object) -> dict[str, Tool]:
     """The tools of an environment class by name, in the order they are written."""
-    return dict(_tools(environment if isinstance(environment, type) else type(environment)))
-
-
-@cache
-def _tools(kind: type) -> dict[str, Tool]:
+    kind = environment if isinstance(environment, type) else type(environment)
     found: dict[str, Tool] = {}
     for cls in reversed(kind.__mro__):
         for name, value in vars(cls).items():

@@ -69,7 +69,7 @@ class StepReport:
     memory_gb: float
     """Peak memory in use on the accelerator; 0 on a CPU."""
     memory_held_gb: float
-    """The most that this process kept from others there."""
+    """Peak memory that the process reserved there, in use or not."""
 
     def metrics(self) -> dict[str, Any]:
         """Flat numbers for the metrics file, and the histogram."""

@@ -152,8 +152,8 @@ class Learner:
         )
 
     def _make_room(self, batch: Batch) -> None:
-        """Let go of the blocks that smaller batches left when a larger one comes: they would not fit it, and episodes
-        grow as they are learnt. Without this the process comes to hold twice what it uses."""
+        """Let go of the blocks that smaller batches left when a larger one comes: they would not fit it, and would be
+        held beside its own. Episodes grow as they are learnt: one run came to hold twice what it used."""
         largest = max((len(micro.token_ids) for minibatch in batch.minibatches for micro in minibatch), default=0)
         if largest > self._largest:
             self._largest = largest

@@ -88,7 +88,7 @@ class Renderer:
 
         The rollouts of a task begin alike, so openings are kept for a while.
         """
-        if any(message.tool_calls for message in messages):
+        if any(message.role == "assistant" for message in messages):
             return self._prompt(messages, schemas)
         opening = (tuple(messages), dump(list(schemas)))
         if opening not in self._openings:

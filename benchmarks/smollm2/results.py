@@ -218,7 +218,7 @@ def side_by_side(run: Run, peer: list[dict[str, Any]], path: Path) -> list[str]:
             lines.append(f"| {mark:.2f} | {mine:.0f} | not in {last:.0f} (best {best:.2f}) | over {last / mine:.1f} |")
         else:
             lines.append(f"| {mark:.2f} | {mine:.0f} | {other:.0f} | {other / mine:.1f} |")
-    if all("memory_held_gb" in row for row in (*peer, *run.steps)):
+    if all(name in row for name in MEMORY for row in (*peer, *run.steps)):
         used, held = ([max(r[name] for r in rows) for rows in (run.steps, peer)] for name in MEMORY)
         said = [f"{h:.1f} ({u:.1f}) GiB" for h, u in zip(held, used, strict=True)]
         lines += ["", f"Peak memory that training held (used): ours {said[0]} beside the server's, TRL {said[1]}."]
