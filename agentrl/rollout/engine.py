@@ -38,7 +38,7 @@ class Weights:
     adapter: Mapping[str, Any] | None = None
     """peft's adapter_config, when `tensors` are those of a LoRA adapter instead of the whole model's."""
     checksum: str = ""
-    """Hash over the tensors, compared with what the engine reports where it can."""
+    """Hash over the tensors, for an engine with `by_checksum`: it compares what it holds with it."""
 
 
 @runtime_checkable

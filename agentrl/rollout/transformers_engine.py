@@ -30,6 +30,9 @@ from agentrl.types import Completion
 class TransformersEngine:
     """Any transformers causal language model, decoded with continuous batching."""
 
+    by_checksum = True
+    """A copy of the weights is held against the publisher's hash."""
+
     def __init__(
         self,
         model: Any,

@@ -192,6 +192,21 @@ def test_a_model_with_lora(share: bool) -> None:
     assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("by_checksum", [True, False])
+def test_a_hash_is_made_only_for_an_engine_that_wants_one(by_checksum: bool) -> None:
+    class Takes:
+        version = 0
+
+        async def publish(self, weights: Weights) -> None:
+            self.version, self.checksum = weights.version, weights.checksum
+
+    engine: Any = Takes()
+    engine.by_checksum = by_checksum
+    tensors = {"a": torch.ones(3)}
+    asyncio.run(Publisher(engine, lambda: tensors).publish(1))
+    assert engine.checksum == (checksum(tensors) if by_checksum else "")
+
+
 def test_an_engine_that_never_answers_is_given_up() -> None:
     class Stuck:
         version = 0
