@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,9 @@ class Zygote:
         finally:
             theirs.close()
         self._socket = ours
-        self._lock, self._roots_lock = threading.Lock(), threading.Lock()
+        self._lock, self._roots_lock, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
+        self.asked = 0
+        """How many wait for an answer of it."""
         self._roots: dict[tuple[str, int], int] = {}
         self._closed, self._owner = False, os.getpid()
         ours.settimeout(30)
@@ -138,8 +141,18 @@ class Zygote:
             raise SandboxError(f"the zygote of the namespace backend has ended (status {self._process.poll()})")
         return marshal.loads(data), int.from_bytes(ancillary[0][2], sys.byteorder) if ancillary else -1
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._counting:
+            self.asked += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.asked -= 1
+
     def _ask(self, message: dict[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int]:
-        with self._lock:
+        with self._counted(), self._lock:
             try:
                 self._send(message, descriptor)
                 answer, received = self._receive()

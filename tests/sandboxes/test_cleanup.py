@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,35 @@ def test_a_killed_zygote_takes_its_boxes_along_and_is_replaced(namespace: Backen
         assert cgroups(zygote) == []
     box.close()
     backend.close()
+
+
+def test_several_zygotes_make_the_same_boxes_and_all_of_them_end(namespace: Backend) -> None:
+    """Who made a box cannot be told from inside; one that dies takes only its own boxes along."""
+    from agentrl.sandboxes.namespace import NamespaceBackend
+
+    backend = NamespaceBackend(zygotes=3)
+    spec = SandboxSpec(files={"a": "b"})
+    look = (
+        "import os; print(set('some words with an order'), os.getpid(), os.getuid(), open('/proc/self/cgroup').read())"
+    )
+    with ThreadPoolExecutor(24) as threads:
+        boxes = list(threads.map(lambda _: backend.create(spec), range(24)))
+        seen = set(threads.map(lambda box: (box.digest(), box.python(look).stdout), boxes))
+    assert len(seen) == 1
+    zygotes = [zygote._process.pid for zygote in backend._zygotes]
+    assert len(zygotes) == 3
+    owners = {pid: [box for box in boxes if box._zygote._process.pid == pid] for pid in zygotes}
+    assert all(owners.values())
+    os.kill(zygotes[0], signal.SIGKILL)
+    assert all(box.exec(["true"]).ok for pid in zygotes[1:] for box in owners[pid])
+    families = set[int]().union(*map(descendants, zygotes[1:]))
+    for box in boxes:
+        box.close()
+    with backend.create(spec) as box:
+        assert box.exec(["true"]).ok
+    backend.close()
+    assert within(10, lambda: gone(families | {zygotes[0]}))
+    assert not [group for pid in zygotes[1:] for group in cgroups(pid)]
 
 
 def test_boxes_leave_no_descriptors_processes_or_groups(namespace: Backend) -> None:
