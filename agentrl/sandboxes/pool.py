@@ -74,7 +74,9 @@ class Pool:
         """A fresh box for the length of the block; waiting for a place holds no thread."""
         place = self._line_up(spec)
         try:
-            await asyncio.wrap_future(place)
+            if not place.done():
+                await asyncio.wrap_future(place)
+            place.result()
         except BaseException:
             self._leave(place, spec)
             raise
