@@ -155,7 +155,7 @@ def _fused(function: Callable[..., Any], device: torch.device) -> Callable[..., 
 
 def _logits(hidden: Tensor, weight: Tensor, float32: bool, buffer: Tensor) -> Tensor:
     """hidden · weightᵀ, in the first rows of the buffer; in float32 where that is the buffer's dtype."""
-    out = buffer[: len(hidden)]
+    out = _first(buffer, len(hidden))
     if hidden.dtype == out.dtype:
         return torch.mm(hidden, weight.t(), out=out)
     assert float32
@@ -187,7 +187,7 @@ class _Head(torch.autograd.Function):
         buffer = _buffer(hidden, weight, float32, rows)
         for part in _parts(n, rows):
             logits = _logits(hidden[part], weight, float32, buffer)
-            total[part], entropy[part], logprobs[part] = statistics(logits, targets[part], temperature)
+            total[part], entropy[part], logprobs[part] = statistics(logits, _own(targets, part), temperature)
             if candidates:
                 best = logits.topk(candidates, dim=-1)
                 top[part] = best.indices
@@ -219,13 +219,11 @@ class _Head(torch.autograd.Function):
         gradient_of = _fused(_logit_gradient, hidden.device)
         parts = _parts(len(hidden), rows)
         for part in reversed(parts):
-            logits = buffer[: part.stop - part.start]
+            logits = _first(buffer, part.stop - part.start)
             if kept is None or part is not parts[-1]:
                 logits = _logits(hidden[part], weight, float32, buffer)
-            gradient_of(
-                logits, targets[part], total[part], entropy[part], of_logprob[part], of_entropy[part], of_mean[part],
-                temperature,
-            )  # fmt: skip
+            rows_of = (_own(each, part) for each in (targets, total, entropy, of_logprob, of_entropy, of_mean))
+            gradient_of(logits, *rows_of, temperature)
             if candidates:
                 shares = (of_mean[part, None] / (candidates * temperature)).expand(-1, candidates)
                 logits.scatter_add_(1, top[part], shares.to(logits.dtype))
@@ -238,6 +236,16 @@ class _Head(torch.autograd.Function):
             of_weight = torch.zeros_like(weight)
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         return of_hidden, of_weight, None, None, None, None, None, None
+
+
+def _first(buffer: Tensor, rows: int) -> Tensor:
+    """The first rows of a buffer. As a view they would be tied to its size, and compiled functions to that."""
+    return buffer[:rows].detach()
+
+
+def _own(each: Tensor, part: slice) -> Tensor:
+    """A part of one number a row, copied for the same reason: a part that begins elsewhere is compiled for anew."""
+    return each[part].clone()
 
 
 def _buffer(hidden: Tensor, weight: Tensor, float32: bool, rows: int) -> Tensor:

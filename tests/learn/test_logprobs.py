@@ -111,3 +111,23 @@ def test_chunks_stay_within_their_share_of_memory(monkeypatch: pytest.MonkeyPatc
     assert chunk_rows(152_000, torch.device("cuda"), 2) == 2_560
     assert chunk_rows(152_000, torch.device("cpu")) == 128
     assert chunk_rows(1_024, torch.device("cpu")) == 8_192
+
+
+def test_more_chunks_are_not_compiled_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled once for one chunk, the head's functions serve any number of chunks: views of a buffer would be tied to
+    its size. (On a GPU the second compilation took 12 s in the middle of a run.)"""
+    from torch._dynamo.testing import CompileCounter
+
+    counters = {function: CompileCounter() for function in (logprobs._statistics, logprobs._logit_gradient)}
+    compiled = {f: torch.compile(f, dynamic=True, backend=counter) for f, counter in counters.items()}
+    monkeypatch.setattr(logprobs, "_fused", lambda function, device: compiled[function])
+    for rows in (20, 23, 17, 50, 31):
+        hidden, weight, targets, upstream = make(torch.float32, rows)
+        found = head(hidden, weight, targets, chunk=24)
+        expected = naive(hidden, weight, targets, 1.0)[0]
+        ours = torch.autograd.grad((found.logprobs * upstream[0]).sum(), [hidden, weight])
+        theirs = torch.autograd.grad((expected * upstream[0]).sum(), [hidden, weight])
+        torch.testing.assert_close(found.logprobs, expected, rtol=2e-5, atol=2e-5)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert [counter.frame_count for counter in counters.values()] == [1, 1]
