@@ -17,7 +17,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, cast
 
 from agentrl import seeds
@@ -67,8 +66,7 @@ class Episode:
         self.environment = environment
         self.task = task
         self.seed = seed
-        kind: type = type(environment)
-        self.tools = _tools(kind)
+        self.tools: dict[str, Tool] = tools_of(environment)
         self.transcript: list[Message] = []
         self.answer = ""
         self.root = ""
@@ -253,12 +251,6 @@ class Episode:
                     await _run(self.environment.stop)
         finally:
             await self._stack.aclose()
-
-
-@cache
-def _tools(kind: type) -> Mapping[str, Tool]:
-    """Looked up when the first episode is made: by then the class is what it will be."""
-    return tools_of(kind)
 
 
 async def _to_its_end(start: Callable[[], Any]) -> None:

@@ -18,7 +18,7 @@ RANGES, FIRST_RANGE = 32_768, 1_000_000_000
 """Each box gets 65,536 host ids of its own, so that even its users are strangers to the next box's."""
 DESCRIPTORS = 16_384
 PROCESSORS = 4
-"""For so many one zygote makes boxes: it makes one after the other, some 400 a second."""
+"""For so many one zygote makes boxes; it makes one after the other."""
 
 
 class NamespaceBackend(Backend):
@@ -36,16 +36,19 @@ class NamespaceBackend(Backend):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), hard))
 
     def zygote(self) -> Zygote:
-        """The one with least to do, started when it is first needed (and again after a fork of this process)."""
+        """One that is free, or else the next in turn; started when it is needed (and again after a fork)."""
         with self._lock:
             if self._owner != os.getpid():
                 self._zygotes, self._owner = [], os.getpid()
             self._zygotes = [zygote for zygote in self._zygotes if zygote.alive]
-            found = min(self._zygotes, key=lambda zygote: zygote.asked, default=None)
-            if found is None or (found.asked and len(self._zygotes) < self._most):
-                found = Zygote(roots.interpreter())
-                self._zygotes.append(found)
-            return found
+            for zygote in self._zygotes:
+                if not zygote.busy:
+                    return zygote
+            if len(self._zygotes) < self._most:
+                self._zygotes.append(Zygote(roots.interpreter()))
+                return self._zygotes[-1]
+            self._zygotes.append(self._zygotes.pop(0))
+            return self._zygotes[-1]
 
     def available(self) -> Availability:
         try:

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,9 +122,7 @@ class Zygote:
         finally:
             theirs.close()
         self._socket = ours
-        self._lock, self._roots_lock, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
-        self.asked = 0
-        """How many wait for an answer of it."""
+        self._lock, self._roots_lock = threading.Lock(), threading.Lock()
         self._roots: dict[tuple[str, int], int] = {}
         self._closed, self._owner = False, os.getpid()
         ours.settimeout(30)
@@ -141,18 +138,8 @@ class Zygote:
             raise SandboxError(f"the zygote of the namespace backend has ended (status {self._process.poll()})")
         return marshal.loads(data), int.from_bytes(ancillary[0][2], sys.byteorder) if ancillary else -1
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._counting:
-            self.asked += 1
-        try:
-            yield
-        finally:
-            with self._counting:
-                self.asked -= 1
-
     def _ask(self, message: dict[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int]:
-        with self._counted(), self._lock:
+        with self._lock:
             try:
                 self._send(message, descriptor)
                 answer, received = self._receive()
@@ -193,6 +180,11 @@ class Zygote:
         """After a box's death: its wait status, and how often the kernel ended one of its processes for memory."""
         answer, _ = self._ask({"op": "reap", "id": number})
         return answer["status"], answer["out_of_memory"]
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer of it."""
+        return self._lock.locked()
 
     @property
     def alive(self) -> bool:

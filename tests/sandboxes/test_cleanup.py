@@ -6,12 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from agentrl.sandboxes import Backend, SandboxSpec
+from agentrl.sandboxes import Backend, Sandbox, SandboxSpec
 
 PROGRAM = """
 import signal, sys, time
@@ -131,17 +131,16 @@ def test_several_zygotes_make_the_same_boxes_and_all_of_them_end(namespace: Back
 
     backend = NamespaceBackend(zygotes=3)
     spec = SandboxSpec(files={"a": "b"})
-    look = (
-        "import os; print(set('some words with an order'), os.getpid(), os.getuid(), open('/proc/self/cgroup').read())"
-    )
-    with ThreadPoolExecutor(24) as threads:
-        boxes = list(threads.map(lambda _: backend.create(spec), range(24)))
-        seen = set(threads.map(lambda box: (box.digest(), box.python(look).stdout), boxes))
-    assert len(seen) == 1
-    zygotes = [zygote._process.pid for zygote in backend._zygotes]
+    look = "import os; print(set('words in some order'), os.getpid(), os.getuid(), open('/proc/self/cgroup').read())"
+    owners: dict[int, list[Sandbox]] = {}
+    with ExitStack() as busy:
+        for _ in range(3):  # each is started because those before it are busy
+            owners[backend.zygote()._process.pid] = [backend.create(spec), backend.create(spec)]
+            busy.enter_context(backend.zygote()._lock)
+        assert backend.zygote()._process.pid in owners  # and no fourth
+    zygotes, boxes = list(owners), [box for made in owners.values() for box in made]
     assert len(zygotes) == 3
-    owners = {pid: [box for box in boxes if box._zygote._process.pid == pid] for pid in zygotes}
-    assert all(owners.values())
+    assert len({(box.digest(), box.python(look).stdout) for box in boxes}) == 1
     os.kill(zygotes[0], signal.SIGKILL)
     assert all(box.exec(["true"]).ok for pid in zygotes[1:] for box in owners[pid])
     families = set[int]().union(*map(descendants, zygotes[1:]))
@@ -156,9 +155,14 @@ def test_several_zygotes_make_the_same_boxes_and_all_of_them_end(namespace: Back
 
 def test_boxes_leave_no_descriptors_processes_or_groups(namespace: Backend) -> None:
     zygote = namespace.zygote()._process.pid  # type: ignore[attr-defined]
-    with namespace.create(SandboxSpec()) as box:
-        box.exec(["true"])
-    before = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote}/fd")), cgroups(zygote)
+
+    def left() -> tuple[int, int, list[str]]:
+        """Beside one box: before it is made, the zygote has cleared away all that were closed."""
+        with namespace.create(SandboxSpec()) as box:
+            box.exec(["true"])
+            return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote}/fd")), cgroups(zygote)
+
+    before = left()
     for n in range(40):
         with namespace.create(SandboxSpec(files={"a": str(n)})) as box:
             shell = box.shell()
@@ -170,5 +174,4 @@ def test_boxes_leave_no_descriptors_processes_or_groups(namespace: Backend) -> N
                 box.kill_all()
     del shell, box
     assert within(5, lambda: descendants(zygote) == {zygote})
-    after = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote}/fd")), cgroups(zygote)
-    assert after == before
+    assert left() == before
