@@ -195,9 +195,10 @@ def test_a_run_whose_checkpoints_are_gone_begins_anew(
     shutil.rmtree(run / "checkpoints")
     assert train(path, "--resume") == 0
     assert "begins anew" in capfd.readouterr().err
-    after = list(metrics.read(run / "metrics.jsonl"))
-    assert [row["stage"] for row in after if row["kind"] == "eval"] == ["start", "sft", "end"]
-    assert next(row for row in after if row["kind"] == "eval") == before[0]  # the untrained policy is the same
+    after = list(metrics.read(run / "metrics.jsonl", "eval"))
+    assert [row["stage"] for row in after] == ["start", "sft", "end"]
+    assert [row in before for row in after] == [True, False, False]  # only the untrained policy is still the same
+    assert len(list(metrics.read(run / "metrics.jsonl", "step"))) == 1
 
 
 def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
