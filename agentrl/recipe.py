@@ -127,7 +127,9 @@ class TransformersEngine(Section):
 class SglangEngine(Section):
     type: Literal["sglang"]
     launch: bool = True
-    """Start a server; otherwise, and wherever `urls` are given, attach to those."""
+    """Start servers; otherwise, and wherever `urls` are given, attach to those."""
+    servers: Annotated[int, Field(ge=1, le=8)] = 1
+    """Servers to start side by side on the GPU: one alone cannot keep it busy with a small model."""
     urls: list[str] = Field(default_factory=list)
     python: Path | None = None
     """Interpreter of the environment SGLang is installed in; by default what `agentrl engine install` made."""
@@ -135,6 +137,7 @@ class SglangEngine(Section):
     flags: list[str] = Field(default_factory=list)
     """Passed through to the server."""
     memory_fraction: Fraction = 0.4
+    """Of the GPU's free memory, for all of them together."""
     start_timeout_s: Positive = 600.0
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"
     """How new weights travel."""
@@ -148,7 +151,9 @@ class SglangEngine(Section):
         if not isinstance(given, dict) or not given.get("urls"):
             return given
         if given.get("launch") is True:
-            raise ValueError("`urls` name servers to attach to, `launch: true` starts one; keep one of the two")
+            raise ValueError("`urls` name servers to attach to, `launch: true` starts some; keep one of the two")
+        if given.get("servers", 1) != 1:
+            raise ValueError("`servers` says how many to start, `urls` name running ones; keep one of the two")
         return {**given, "launch": False}
 
 

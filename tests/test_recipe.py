@@ -57,6 +57,9 @@ def test_servers_that_are_named_are_attached_to() -> None:
     engine = recipes.build(GOOD | {"rollout": {"engine": urls}}).rollout.engine
     assert isinstance(engine, recipes.SglangEngine) and engine.launch is False
     assert mistakes(GOOD | {"rollout": {"engine": urls | {"launch": True}}})[0].endswith("keep one of the two")
+    assert mistakes(GOOD | {"rollout": {"engine": urls | {"servers": 2}}})[0].endswith("keep one of the two")
+    again = recipes.build(GOOD | {"rollout": {"engine": engine.model_dump()}}).rollout.engine  # as a run folder has it
+    assert again == engine
 
 
 def test_a_wrong_kind_lists_the_kinds() -> None:

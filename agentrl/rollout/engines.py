@@ -92,7 +92,7 @@ def _sglang(
     text = model.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     limits = [limit for limit in (context, max_context) if limit]
-    server = None
+    servers: list[Server] = []
     if section.launch:
         flags = list(section.flags)
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -120,20 +120,23 @@ def _sglang(
             plain = copy.deepcopy(model).unload() if adapted else twin(model, own=True)
             plain.save_pretrained(model_path)
             flags.append("--skip-tokenizer-init")
-        server = Server(
-            model_path,
-            python=section.python or install.python(section.device == "cpu"),
-            device=section.device,
-            log=folder / "engine" / "sglang.log",
-            flags=tuple(flags),
-            memory_fraction=section.memory_fraction,
-            timeout_s=section.start_timeout_s,
-        )
+        servers = [
+            Server(
+                model_path,
+                python=section.python or install.python(section.device == "cpu"),
+                device=section.device,
+                log=folder / "engine" / ("sglang.log" if number == 1 else f"sglang-{number}.log"),
+                flags=tuple(flags),
+                memory_fraction=section.memory_fraction / section.servers,
+                timeout_s=section.start_timeout_s,
+            )
+            for number in range(1, section.servers + 1)
+        ]
     elif not section.urls:
         raise RecipeError("rollout.engine.launch is false, so rollout.engine.urls must name at least one server")
     return SglangEngine(
-        server=server,
-        urls=() if server else section.urls,
+        servers=servers,
+        urls=() if servers else section.urls,
         sync=section.sync,
         version=version,
         vocabulary=int(text.vocab_size),

@@ -1,4 +1,4 @@
-"""The SGLang engine: launches a server or attaches to several, and keeps each token's version exact.
+"""The SGLang engine: launches servers or attaches to running ones, and keeps each token's version exact.
 
 generate() ── gate ── router ──> server 1..n   /generate, token ids in, token ids and logprobs out
                ^
@@ -6,7 +6,8 @@ publish() ─────┘ newer servers: pause (requests step back), update, 
                  sampled which tokens
                  older ones: the gate closes, requests are aborted and keep their tokens, update, the gate opens
                  and each request sends its prefix again
-a server of ours that dies fails its requests with a diagnosis, is started again and gets the last weights
+a server of ours that dies fails its requests with a diagnosis, is started again and gets the last weights; requests
+of the others keep their tokens and wait
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ IDLE = "/flush_cache?timeout=60"
 
 
 class SglangEngine:
-    """One launched server, or any number of running ones."""
+    """Any number of servers, launched or found running."""
 
     def __init__(
         self,
         *,
-        server: Server | None = None,
+        servers: Sequence[Server] = (),
         urls: Sequence[str] = (),
         sync: str = "auto",
         version: int = 0,
@@ -51,9 +52,9 @@ class SglangEngine:
     ) -> None:
         """`release_memory`: give the key-value memory back while paused. `keep_copy`: the learner goes on changing the
         tensors it published, so keep a copy for a server that must be started again."""
-        if (server is None) == (not urls):
-            raise ValueError("an SGLang engine has either a server to launch or URLs to attach to")
-        self.server = server
+        if (not servers) == (not urls):
+            raise ValueError("an SGLang engine has either servers to launch or URLs to attach to")
+        self.servers = list(servers)
         self.urls = list(urls)
         self._way = sync
         self._version = version
@@ -91,11 +92,16 @@ class SglangEngine:
         return self._version
 
     async def start(self) -> None:
-        """Launch or attach, and learn what the server can do."""
-        if self.server is not None and not self.server.alive:
-            await self.server.start()
+        """Launch or attach, and learn what the servers can do."""
+        await self._launch()
         await self._connect()
         self._gate.set()
+
+    async def _launch(self) -> None:
+        """Start the servers that do not run; one by one, since each measures what memory the others left."""
+        for server in self.servers:
+            if not server.alive:
+                await server.start()
 
     async def _connect(self) -> None:
         from agentrl.rollout.sglang_weights import Sync
@@ -103,9 +109,9 @@ class SglangEngine:
         for client in self._clients:
             await client.close()
         self._released = False
-        urls = [self.server.url] if self.server is not None else self.urls
-        diagnose = self.server.diagnosis if self.server is not None else (lambda: "")
-        self._clients = [Client(url, diagnose=diagnose) for url in urls]
+        urls = [server.url for server in self.servers] or self.urls
+        ours = [Client(server.url, diagnose=server.diagnosis) for server in self.servers]
+        self._clients = ours or [Client(url) for url in urls]
         self._router = Router(len(urls))
         local = all(any(host in url for host in ("//127.0.0.1", "//localhost", "//[::1]")) for url in urls)
         self._sync = Sync(self._clients, way=self._way, local=local, timeout_s=self._update_timeout_s)
@@ -208,7 +214,7 @@ class SglangEngine:
                     await self._release()
                     self._gate.set()
             self._router.forget()
-            if self.server is not None:  # only a server of ours can be started again, and be given them again
+            if self.servers:  # only a server of ours can be started again, and be given them again
                 self._last = _copied(weights) if self._keep_copy else weights
 
     async def _publish_adapter(self, weights: Weights) -> None:
@@ -252,7 +258,8 @@ class SglangEngine:
             if time.monotonic() > deadline:
                 raise EngineError(f"SGLang did not end its requests within {self._update_timeout_s:.0f} s of an abort")
             for client in self._clients:
-                await client.abort_all()
+                with suppress(ConnectionBroken):  # where a server died, its requests end by themselves
+                    await client.abort_all()
             await asyncio.sleep(0.02)
 
     async def _release(self) -> None:
@@ -283,25 +290,27 @@ class SglangEngine:
     # Life and death ---------------------------------------------------------------------------------------------
 
     async def _revive_later(self) -> None:
-        if self.server is None:
-            return
-        for _ in range(60):  # its connections break before its process has ended
-            if not self.server.alive or not self._gate.is_set():
+        for _ in range(60 if self.servers else 0):  # its connections break before its process has ended
+            if self._died() or not self._gate.is_set():
                 break
             await asyncio.sleep(0.05)
-        if not self.server.alive and self._gate.is_set() and self._restarts_left > 0:
+        if self._died() and self._gate.is_set() and self._restarts_left > 0:
             self._gate.clear()
             self._revival = asyncio.get_running_loop().create_task(self._revive())
 
+    def _died(self) -> bool:
+        return not all(server.alive for server in self.servers)
+
     async def _revive(self) -> None:
         async with self._reviving:
-            if self.server is None or self.server.alive:
+            if not self._died():
                 self._gate.set()
                 return
             self._restarts_left -= 1
             self._counts["restarts"] += 1
             try:
-                await self.server.start()
+                await self._drain()
+                await self._launch()
                 await self._connect()
                 if self._last is not None and self._last.adapter is not None:
                     self._adapter = None
@@ -310,7 +319,7 @@ class SglangEngine:
                     await self._sync.send(self._last)
             except Exception:
                 self._restarts_left = 0
-                await self.server.stop()
+                await self._stop()
             self._gate.set()  # after a failed restart requests fail at once, with the server's log
 
     def statistics(self) -> Mapping[str, float]:
@@ -318,18 +327,20 @@ class SglangEngine:
         return {**self._counts, **self._update}
 
     async def close(self) -> None:
-        """Let go of connections, the process group and a launched server."""
+        """Let go of connections, the process group and launched servers."""
         for task in filter(None, (self._revival, *self._unloading)):
             task.cancel()
         if self._sync is not None:
             await self._sync.close()
-        if self._adapter is not None and self.server is None:
+        if self._adapter is not None and not self.servers:
             await self._unload(self._adapter)
         clients, self._clients = self._clients, []
         for client in clients:
             await client.close()
-        if self.server is not None:
-            await self.server.stop()
+        await self._stop()
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(server.stop() for server in self.servers))
 
 
 def _copied(weights: Weights) -> Weights:

@@ -128,7 +128,7 @@ class Kept:
 
     def __init__(self, model: Path, folders: pytest.TempPathFactory) -> None:
         native = ("--lora-backend", "torch_native") if DEVICE == "cpu" else ()
-        flags = {"plain": (), "lora": (*LORA, *native)}
+        flags: dict[str, tuple[str, ...]] = {"plain": (), "second": (), "lora": (*LORA, *native)}
         if DEVICE == "cuda":
             flags["memory"] = ("--enable-memory-saver", "--max-total-tokens", "500000")
         self.servers = {name: _server(model, folders.mktemp(name), *more) for name, more in flags.items()}
@@ -153,8 +153,11 @@ class Kept:
 def kept(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     made = Kept(model_folder, tmp_path_factory)
     yield made
-    for server in made.servers.values():
-        asyncio.run(server.stop())
+
+    async def stop() -> None:
+        await asyncio.gather(*(server.stop() for server in made.servers.values()))
+
+    asyncio.run(stop())
 
 
 @pytest.fixture(scope="session")

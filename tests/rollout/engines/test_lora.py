@@ -99,7 +99,7 @@ def living(group: int) -> list[str]:
 def test_closing_ends_the_whole_server(kept: Any) -> None:
     async def main() -> None:
         server: Server = await kept.started("lora")
-        engine = SglangEngine(server=server, vocabulary=310, max_context=4096)
+        engine = SglangEngine(servers=[server], vocabulary=310, max_context=4096)
         await engine.start()
         assert server._process is not None
         group = server._process.pid

@@ -26,25 +26,30 @@ def test_the_embedded_engine_is_exact_on_the_cpu(model: Any) -> None:
     assert made._batch.shapes is not None
 
 
-def test_a_launched_server_gets_the_recipes_flags_last(model: Any, tmp_path: Path) -> None:
+def test_launched_servers_get_the_recipes_flags_last_and_share_the_memory(model: Any, tmp_path: Path) -> None:
+    flags = ["--dtype", "bfloat16"]
     section = recipe.SglangEngine(
-        type="sglang", device="cpu", python=Path("/x/python"), flags=["--dtype", "bfloat16"], memory_fraction=0.3
+        type="sglang", device="cpu", python=Path("/x/python"), servers=2, flags=flags, memory_fraction=0.5
     )
     made = engines.make(section, model, model_path=tmp_path / "m", folder=tmp_path / "run", max_context=100)
-    assert isinstance(made, SglangEngine) and made.server is not None
-    command = made.server.command(4000)
+    assert isinstance(made, SglangEngine)
+    first, second = made.servers
+    command = first.command(4000)
     assert command[:5] == ["/x/python", "-m", "sglang.launch_server", "--model-path", str(tmp_path / "m")]
-    assert command[-2:] == ["--dtype", "bfloat16"]
-    assert made.server.log == tmp_path / "run" / "engine" / "sglang.log"
-    assert Path(made.server.environment()["PYTHONPATH"], "sgl_kernel", "__init__.py").is_file()
+    assert command[command.index("--mem-fraction-static") + 1] == "0.25"
+    assert command[-2:] == flags
+    assert second.command(4000) == command
+    assert first.log == tmp_path / "run" / "engine" / "sglang.log"
+    assert second.log == tmp_path / "run" / "engine" / "sglang-2.log"
+    assert Path(first.environment()["PYTHONPATH"], "sgl_kernel", "__init__.py").is_file()
 
 
 def test_a_model_without_a_folder_is_written_for_the_server(model: Any, tmp_path: Path) -> None:
     section = recipe.SglangEngine(type="sglang", device="cpu")
     made = engines.make(section, model, folder=tmp_path)
-    assert isinstance(made, SglangEngine) and made.server is not None
-    assert made.server.flags == ("--dtype", "float32", "--skip-tokenizer-init")
-    assert (made.server.model / "model.safetensors").is_file()
+    assert isinstance(made, SglangEngine)
+    assert made.servers[0].flags == ("--dtype", "float32", "--skip-tokenizer-init")
+    assert (made.servers[0].model / "model.safetensors").is_file()
 
 
 def test_sections_that_cannot_work_are_refused(model: Any, tmp_path: Path) -> None:
@@ -77,16 +82,16 @@ def test_an_installation_that_fails_says_what_failed() -> None:
 def test_a_server_for_adapters_holds_the_base_model(model: Any, lora: Any, tmp_path: Path) -> None:
     section = recipe.SglangEngine(type="sglang", device="cpu")
     made = engines.make(section, lora, folder=tmp_path, adapters=True)
-    assert isinstance(made, SglangEngine) and made.server is not None
-    flags = list(made.server.flags)
+    assert isinstance(made, SglangEngine)
+    flags = list(made.servers[0].flags)
     assert flags[flags.index("--max-lora-rank") + 1] == "8" and "--enable-lora" in flags
-    held = load_file(made.server.model / "model.safetensors")
+    held = load_file(made.servers[0].model / "model.safetensors")
     assert all(torch.equal(held[name], p.cpu()) for name, p in model.named_parameters())
     merged = engines.make(section, lora, folder=tmp_path / "merged")  # an evaluation publishes nothing
-    assert isinstance(merged, SglangEngine) and merged.server is not None
-    assert "--enable-lora" not in merged.server.flags
+    assert isinstance(merged, SglangEngine)
+    assert "--enable-lora" not in merged.servers[0].flags
     name = "model.layers.0.self_attn.q_proj.weight"
-    assert not torch.equal(load_file(merged.server.model / "model.safetensors")[name], held[name])
+    assert not torch.equal(load_file(merged.servers[0].model / "model.safetensors")[name], held[name])
 
 
 def test_memory_is_only_given_back_where_learner_and_server_take_turns(model: Any, tmp_path: Path) -> None:
@@ -94,8 +99,8 @@ def test_memory_is_only_given_back_where_learner_and_server_take_turns(model: An
     with pytest.raises(RecipeError, match=r"needs async\.enabled: false"):
         engines.make(section, model, folder=tmp_path, share=False)
     made = engines.make(section, model, folder=tmp_path)
-    assert isinstance(made, SglangEngine) and made.server is not None
-    assert "--enable-memory-saver" in made.server.flags
+    assert isinstance(made, SglangEngine)
+    assert "--enable-memory-saver" in made.servers[0].flags
 
 
 @pytest.mark.parametrize("release", [True, False])

@@ -20,6 +20,7 @@ from agentrl.rollout.routing import Router
 from agentrl.rollout.sglang_engine import SglangEngine
 from agentrl.rollout.sglang_server import Server
 from agentrl.rollout.sglang_weights import distinct
+from agentrl.types import Completion
 
 PROMPT = [5, 17, 99, 201, 7, 42]
 TOLERANCE = 0.15 if os.environ.get("AGENTRL_DEVICE") == "cuda" else 1e-4
@@ -111,31 +112,39 @@ def test_a_server_too_old_to_say_versions(opened: Any, model: Any, forward: Forw
 def test_a_server_that_dies_is_diagnosed_and_started_again(
     kept: Any, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while a request runs: the request fails with the log's end; the next one finds a server with the weights
-    that were published last. The second one has no tokenizer, as when a model comes from nowhere but the learner."""
+    """One of two, killed while requests run: its requests fail with the log's end, those of the other keep their tokens
+    and end as if nothing had been, and afterwards both have the weights that were published last. The one that is
+    started again has no tokenizer, as when a model comes from nowhere but the learner."""
 
     async def main() -> None:
-        server: Server = await kept.started("plain")
-        engine = SglangEngine(server=server, vocabulary=310, max_context=4096)
+        server, other = [await kept.started(name) for name in ("plain", "second")]
+        engine = SglangEngine(servers=[server, other], vocabulary=310, max_context=4096)
         await engine.start()
         try:
             await engine.publish(Weights(version=3, tensors=scaled(model, 1.2)))
-            before = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0))
+            greedy = Sampling(max_tokens=4, temperature=0.0)
+            before = await engine.generate(PROMPT, greedy)
             # Many, since any of them may come to its end before the server dies.
-            many = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=3500))) for _ in range(16)]
-            await asyncio.sleep(0.3)
-            assert server._process is not None
+            many = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=1500))) for _ in range(16)]
+            await asyncio.sleep(0.1)
+            assert [client.load for client in engine._clients] == [8, 8]
             monkeypatch.setattr(server, "flags", (*server.flags, "--skip-tokenizer-init"))
+            assert server._process is not None
             os.killpg(server._process.pid, signal.SIGKILL)
             ended = await asyncio.gather(*many, return_exceptions=True)
             broken = [str(one) for one in ended if isinstance(one, EngineError)]
+            whole = [one for one in ended if isinstance(one, Completion)]
             assert broken and all("broke during /generate" in text and "its end:" in text for text in broken)
-            after = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0))
-            assert after.versions == (3,) * 4
-            assert after.token_ids == before.token_ids
+            assert len(whole) >= 8 and len(broken) + len(whole) == 16
+            assert all(one.versions == (3,) * 200 for one in whole if one.finish == "length")
             assert engine.statistics()["restarts"] == 1
+            assert len(engine._clients) == 2
+            for client in engine._clients:
+                reply = await client.generate(PROMPT, greedy, "after")
+                assert tuple(reply.token_ids) == before.token_ids
+            assert (await engine.generate(PROMPT, greedy)).versions == (3,) * 4
         finally:
-            engine.server = None  # it goes on for the tests that follow
+            engine.servers = []  # they go on for the tests that follow
             await engine.close()
 
     asyncio.run(main())
