@@ -23,6 +23,9 @@ from agentrl import metrics, recipe, statistics
 from agentrl.evaluate import gain
 
 EVIDENCE = Path("docs/evidence/smollm2")
+RECIPES = ("smollm2-countdown", "smollm2-files", "smollm2-repair")
+TRIES = ("two-levels", "by-heart", "level-3", "beside-trl")
+"""Runs of smollm2-countdown before the recipe was what it is; TRL was measured beside the last of them."""
 STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
 SAMPLES = 6
 MEMORY = ("memory_gb", "memory_held_gb")
@@ -156,7 +159,9 @@ def costs(runs: list[Run]) -> list[str]:
         "staleness, versions: mean (greatest)",
         [f"{r.mean('staleness_mean'):.2f} ({max(s['staleness_max'] for s in r.steps):.0f})" for r in runs],
     )
-    row("learner's peak memory in use, GiB", [f"{max(s['memory_gb'] for s in r.steps):.1f}" for r in runs])
+    for name, label in zip(MEMORY, ("in use", "held"), strict=True):
+        peaks = [[s[name] for s in r.steps if name in s] for r in runs]
+        row(f"learner's peak memory {label}, GiB", [f"{max(p):.1f}" if p else "" for p in peaks])
     row("groups that carried a signal", [f"{r.mean('informative'):.2f}" for r in runs])
     return lines
 
@@ -237,24 +242,19 @@ def page(evidence: Path, docs: Path) -> None:
     """Write docs/results.md from the evidence."""
     folders = sorted(path for path in evidence.iterdir() if (path / "metrics.jsonl").is_file())
     every = {folder.name: Run(folder) for folder in folders}
-    order = [
-        "smollm2-countdown-two-levels",
-        "smollm2-countdown-by-heart",
-        "smollm2-countdown-level-3",
-        "smollm2-countdown",
-        "smollm2-files",
-        "smollm2-repair",
-    ]
-    runs = [every[name] for name in order if name in every]
+    runs = [every[name] for name in RECIPES if name in every]
+    tries = [every[f"smollm2-countdown-{name}"] for name in TRIES]
     parts: dict[str, str] = {"scores": "\n".join(scores(runs)), "costs": "\n".join(costs(runs))}
+    parts["tries"] = "\n".join(scores(tries))
     curves(runs, docs / "results-curves.png")
+    curves(tries, docs / "results-tries.png")
     engine = evidence / "engine.json"
     if engine.is_file():
         parts["engine"] = "\n".join(engine_table(json.loads(engine.read_text())))
     peer = evidence / "peer.json"
     if peer.is_file():
         rows = json.loads(peer.read_text())["rows"]
-        parts["peer"] = "\n".join(side_by_side(every["smollm2-countdown"], rows, docs / "results-peer.png"))
+        parts["peer"] = "\n".join(side_by_side(tries[-1], rows, docs / "results-peer.png"))
     beside, uniform = (every.get(f"smollm2-countdown-{name}") for name in ("beside-uniform", "uniform"))
     if beside and uniform:
         parts["curriculum"] = "\n".join(against_uniform(beside, uniform))

@@ -108,6 +108,8 @@ class Repair(Environment):
         count = text.count(old) if old else 0
         if count != 1:
             raise ValueError(f"the old text stands {count} times in {path}; it must stand there exactly once")
+        if new == old:
+            raise ValueError("the old text and the new one are the same; nothing would change")
         self.box.write(path, text.replace(old, new).encode("utf-8", "replace"))
         return "edited"
 

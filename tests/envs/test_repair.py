@@ -222,20 +222,23 @@ def test_mending_the_tests_or_breaking_a_sound_module_scores_nothing(where: Stag
 def test_tools_say_what_is_wrong(where: Stage) -> None:
     task = Repair().task("train", 1, 0)
     (path,) = task.secret["fixed"]
+    whole = task.setup["files"][path]
     calls = [
         ToolCall(name="edit", arguments={"path": path, "old": "no such text", "new": ""}),
         ToolCall(name="edit", arguments={"path": path, "old": "", "new": "x"}),
+        ToolCall(name="edit", arguments={"path": path, "old": whole, "new": whole}),
         ToolCall(name="read", arguments={"path": "../etc/passwd"}),
         ToolCall(name="read", arguments={"path": "lib/none.py"}),
-        ToolCall(name="edit", arguments={"path": path, "old": task.setup["files"][path], "new": "def ("}),
+        ToolCall(name="edit", arguments={"path": path, "old": whole, "new": "def ("}),
         ToolCall(name="run_tests"),
     ]
     seen = [m.content for m in played(where, task, *calls).messages if m.role == "tool"]
     assert seen[0] == f"<out>error: the old text stands 0 times in {path}; it must stand there exactly once</out>"
     assert seen[1] == seen[0]
-    assert seen[2] == "<out>error: give a path of the repository, such as lib/name.py</out>"
-    assert seen[3].startswith("<out>error:") and seen[4] == "<out>edited</out>"
-    assert "cannot be imported: SyntaxError" in seen[5] and seen[5].endswith("0 passed, 1 failed</out>")
+    assert seen[2] == "<out>error: the old text and the new one are the same; nothing would change</out>"
+    assert seen[3] == "<out>error: give a path of the repository, such as lib/name.py</out>"
+    assert seen[4].startswith("<out>error:") and seen[5] == "<out>edited</out>"
+    assert "cannot be imported: SyntaxError" in seen[6] and seen[6].endswith("0 passed, 1 failed</out>")
 
 
 def test_no_mutant_is_in_two_splits() -> None:
