@@ -138,7 +138,10 @@ async def _try(
     engine_section = recipe.rollout.engine
     if target.url:
         engine_section = SglangEngine(type="sglang", launch=False, urls=[target.url])
-    engine = engines.make(engine_section, policy.model, model_path=policy.folder, max_context=policy.context)
+    folder = recipe.run.out / recipe.run.name / "evaluation"
+    engine = engines.make(
+        engine_section, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         await engine.start()

@@ -103,6 +103,7 @@ class Trainer:
                 share=turns,
                 adapters=True,
                 version=found.learner["version"] if found else 0,
+                say=self.progress.say,
             )
             stack.push_async_callback(self.engine.close)
             await self.engine.start()

@@ -181,7 +181,7 @@ async def _measure(
         policy = assembly.policy(recipe, worlds, folder=model, say=say)
         folder = recipe.run.out / recipe.run.name / "profile"
         engine = engines.make(
-            rollout.engine, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context
+            rollout.engine, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
         )
         try:
             await engine.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ def make(
     share: bool = True,
     adapters: bool = False,
     version: int = 0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Engine:
     """The engine of a recipe's `rollout.engine`, not yet started.
 
@@ -49,7 +51,7 @@ def make(
         )
     if isinstance(section, recipe.SglangEngine):
         return _sglang(
-            section, model, model_path, folder or Path("."), max_context, deterministic, share, adapters, version
+            section, model, model_path, folder or Path("."), max_context, deterministic, share, adapters, version, say
         )
     raise RecipeError(
         "rollout.engine.type openai gives no token ids and no logprobs: it serves evaluation and judges, not training; "
@@ -80,6 +82,7 @@ def _sglang(
     share: bool,
     adapters: bool,
     version: int,
+    say: Callable[[str], None],
 ) -> SglangEngine:
     try:
         from agentrl.rollout.sglang_engine import SglangEngine
@@ -143,6 +146,7 @@ def _sglang(
         max_context=min(limits) if limits else None,
         release_memory=section.release_memory,
         keep_copy=not share,
+        say=say,
     )
 
 

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -49,6 +49,7 @@ class SglangEngine:
         keep_copy: bool = False,
         restarts: int = 3,
         update_timeout_s: float = 300.0,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`release_memory`: give the key-value memory back while paused. `keep_copy`: the learner goes on changing the
         tensors it published, so keep a copy for a server that must be started again."""
@@ -64,6 +65,7 @@ class SglangEngine:
         self._keep_copy = keep_copy
         self._restarts_left = restarts
         self._update_timeout_s = update_timeout_s
+        self._say = say
         self._clients: list[Client] = []
         self._router = Router(1)
         self._sync: Any = None
@@ -101,6 +103,7 @@ class SglangEngine:
         """Start the servers that do not run; one by one, since each measures what memory the others left."""
         for server in self.servers:
             if not server.alive:
+                self._say(f"starting SGLang, which can take minutes; log {server.log}")
                 await server.start()
 
     async def _connect(self) -> None:

@@ -118,7 +118,8 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
 
     async def main() -> None:
         server, other = [await kept.started(name) for name in ("plain", "second")]
-        engine = SglangEngine(servers=[server, other], vocabulary=310, max_context=4096)
+        said: list[str] = []
+        engine = SglangEngine(servers=[server, other], vocabulary=310, max_context=4096, say=said.append)
         await engine.start()
         try:
             await engine.publish(Weights(version=3, tensors=scaled(model, 1.2)))
@@ -138,6 +139,7 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
             assert len(whole) >= 8 and len(broken) + len(whole) == 16
             assert all(one.versions == (3,) * 200 for one in whole if one.finish == "length")
             assert engine.statistics()["restarts"] == 1
+            assert [text.rsplit(" ", 1)[1] for text in said] == [str(server.log)]
             assert len(engine._clients) == 2
             for client in engine._clients:
                 reply = await client.generate(PROMPT, greedy, "after")
