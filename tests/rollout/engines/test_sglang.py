@@ -126,9 +126,9 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
             greedy = Sampling(max_tokens=4, temperature=0.0)
             before = await engine.generate(PROMPT, greedy)
             # Many, since any of them may come to its end before the server dies.
-            many = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=1500))) for _ in range(16)]
+            many = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=300))) for _ in range(16)]
             await asyncio.sleep(0.1)
-            assert [client.load for client in engine._clients] == [8, 8]
+            assert min(client.load for client in engine._clients) > 0  # some on each
             monkeypatch.setattr(server, "flags", (*server.flags, "--skip-tokenizer-init"))
             assert server._process is not None
             os.killpg(server._process.pid, signal.SIGKILL)
@@ -136,8 +136,9 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
             broken = [str(one) for one in ended if isinstance(one, EngineError)]
             whole = [one for one in ended if isinstance(one, Completion)]
             assert broken and all("broke during /generate" in text and "its end:" in text for text in broken)
-            assert len(whole) >= 8 and len(broken) + len(whole) == 16
-            assert all(one.versions == (3,) * 200 for one in whole if one.finish == "length")
+            assert len(broken) <= 8 and len(broken) + len(whole) == 16
+            assert {version for one in whole for version in one.versions} == {3}
+            assert all(one.finish == "stop" or len(one.token_ids) == 300 for one in whole)
             assert engine.statistics()["restarts"] == 1
             assert [text.rsplit(" ", 1)[1] for text in said] == [str(server.log)]
             assert len(engine._clients) == 2
