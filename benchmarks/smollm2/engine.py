@@ -1,10 +1,10 @@
-"""How much of an SGLang server's speed is left when whole episodes are played: rollouts beside the engine alone.
+"""How much of SGLang's speed is left when whole episodes are played: rollouts beside the engine alone.
 
     python -m benchmarks.smollm2.engine --url http://127.0.0.1:30000 --recipe recipes/smollm2-countdown.yaml
 
-Episodes are played with what the server holds, or with `--weights`. Then the requests they made are sent again, turn
-after turn, with nothing in between: same prompts, same number of sampled tokens, same number of episodes at once. Both
-`--passes` times, in turns; each is told as it ends.
+`--url` again for each further server. Episodes are played with what they hold, or with `--weights`. Then the requests
+that the episodes made are sent again, turn after turn, with nothing in between: same prompts, same number of sampled
+tokens, same number of episodes at once. Both `--passes` times, in turns; each is told as it ends.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def turns_of(trajectory: Trajectory) -> list[Turn]:
     return found
 
 
-async def alone(url: str, episodes: list[list[Turn]], concurrency: int, temperature: float) -> float:
-    """Seconds that the server takes for the same requests when nobody does anything in between."""
+async def alone(urls: list[str], episodes: list[list[Turn]], concurrency: int, temperature: float) -> float:
+    """Seconds that the servers take for the same requests, an episode after the other each, with nothing in between."""
     places = asyncio.Semaphore(concurrency)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
 
-        async def one(turns: list[Turn]) -> None:
+        async def one(url: str, turns: list[Turn]) -> None:
             async with places:
                 for prompt, length in turns:
                     params = {"max_new_tokens": length, "ignore_eos": True, "temperature": temperature}
@@ -61,18 +61,20 @@ async def alone(url: str, episodes: list[list[Turn]], concurrency: int, temperat
                         await response.read()
 
         began = time.perf_counter()
-        await asyncio.gather(*(one(turns) for turns in episodes))
+        await asyncio.gather(*(one(urls[i % len(urls)], turns) for i, turns in enumerate(episodes)))
         return time.perf_counter() - began
 
 
-async def flush(url: str) -> None:
+async def flush(urls: list[str]) -> None:
     """Forget cached prefixes, so that every pass starts alike."""
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/flush_cache") as response:
-        await response.read()
+    async with aiohttp.ClientSession() as session:
+        for url in urls:
+            async with session.post(f"{url}/flush_cache") as response:
+                await response.read()
 
 
 async def measure(
-    url: str,
+    urls: list[str],
     made: Recipe,
     world: World,
     renderer: Renderer,
@@ -81,7 +83,7 @@ async def measure(
     passes: int,
     weights: Path | None,
 ) -> dict[str, Any]:
-    engine = SglangEngine(urls=[url])
+    engine = SglangEngine(urls=urls)
     levels = made.envs[0].levels or list(world.make().levels)
     tasks = problems(world, "train", levels, episodes)
     rollouts: list[float] = []
@@ -92,7 +94,7 @@ async def measure(
         if weights is not None:
             await engine.publish(Weights(version=1, folder=weights.absolute()))
         for number in range(passes):
-            await flush(url)
+            await flush(urls)
             began = time.perf_counter()
             played = await evaluate(
                 engine,
@@ -110,12 +112,13 @@ async def measure(
             tokens = sum(t.sampled_tokens for t in played.trajectories)
             turns = sum(map(len, requests))
             rollouts.append(tokens / wall)
-            await flush(url)
-            engines.append(tokens / await alone(url, requests, made.rollout.concurrency, made.rollout.temperature))
+            await flush(urls)
+            engines.append(tokens / await alone(urls, requests, made.rollout.concurrency, made.rollout.temperature))
             print(f"rollouts {rollouts[-1]:,.0f} tokens/s, the engine alone {engines[-1]:,.0f}", file=sys.stderr)
     finally:
         await engine.close()
     return {
+        "servers": len(urls),
         "episodes": episodes,
         "concurrency": made.rollout.concurrency,
         "turns": turns,
@@ -128,7 +131,7 @@ async def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", required=True, help="a running SGLang server")
+    parser.add_argument("--url", action="append", required=True, help="a running SGLang server")
     parser.add_argument("--recipe", type=Path, required=True, help="whose tasks, budgets and concurrency are used")
     parser.add_argument("--weights", type=Path, help="a model folder that the server is to load first")
     parser.add_argument("--episodes", type=int, default=2048)

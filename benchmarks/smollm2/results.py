@@ -4,8 +4,8 @@
     python -m benchmarks.smollm2.results page                               # docs/results.md and its pictures
 
 `keep` copies the recipe, the metrics and where the run ran, and takes a few episodes of each stage of training. `page`
-reads nothing but those and the JSON of the other scripts in this folder (engine.json, peer.json), so that every figure
-on the page can be made again from the repository.
+reads nothing but those and the JSON of the other scripts in this folder (engine*.json, peer.json), so that every
+figure on the page can be made again from the repository.
 """
 
 from __future__ import annotations
@@ -248,9 +248,9 @@ def page(evidence: Path, docs: Path) -> None:
     parts["tries"] = "\n".join(scores(tries))
     curves(runs, docs / "results-curves.png")
     curves(tries, docs / "results-tries.png")
-    engine = evidence / "engine.json"
-    if engine.is_file():
-        parts["engine"] = "\n".join(engine_table(json.loads(engine.read_text())))
+    engines = [json.loads(path.read_text()) for path in sorted(evidence.glob("engine*.json"))]
+    if engines:
+        parts["engine"] = "\n".join(engine_table(sorted(engines, key=lambda found: int(found["servers"]))))
     peer = evidence / "peer.json"
     if peer.is_file():
         rows = json.loads(peer.read_text())["rows"]
@@ -264,18 +264,19 @@ def page(evidence: Path, docs: Path) -> None:
     (docs / "results.md").write_text(text)
 
 
-def engine_table(found: dict[str, Any]) -> list[str]:
+def engine_table(engines: list[dict[str, Any]]) -> list[str]:
+    """Rollouts beside the engine alone, a line for each number of servers."""
+
     def pair(values: list[float]) -> str:
         return " and ".join(f"{value:,.0f}" for value in values)
 
-    played = f"{found['episodes']} whole episodes, {found['concurrency']} at once"
-    return [
-        "| | tokens/s, pass by pass |",
-        "|---|---|",
-        f"| {played} | {pair(found['rollout_tokens_per_s'])} |",
-        f"| the same {found['turns']} requests sent straight to the server | {pair(found['engine_tokens_per_s'])} |",
-        f"| share | {found['share']:.0%} |",
-    ]
+    heads = ["servers", "episodes", "requests", "playing them, tokens/s", "requests sent straight, tokens/s", "share"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for found in engines:
+        played = f"{found['episodes']}, {found['concurrency']} at once"
+        speeds = f"{pair(found['rollout_tokens_per_s'])} | {pair(found['engine_tokens_per_s'])}"
+        lines.append(f"| {found['servers']} | {played} | {found['turns']} | {speeds} | {found['share']:.0%} |")
+    return lines
 
 
 def against_uniform(ours: Run, uniform: Run) -> list[str]:
