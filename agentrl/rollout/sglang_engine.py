@@ -246,12 +246,13 @@ class SglangEngine:
     async def _hold(self) -> None:
         """Stop sampling everywhere at a token border."""
         if self._spans:
-            for client in self._clients:
-                await client.call("/pause_generation", {"mode": "retract"})
+            await self._all("/pause_generation", {"mode": "retract"})
             return
         await self._drain()
-        for client in self._clients:
-            await client.call(IDLE, {})  # an update while a batch is still on its way out would end the server
+        await self._all(IDLE, {})  # an update while a batch is still on its way out would end the server
+
+    async def _all(self, path: str, body: Mapping[str, Any]) -> None:
+        await asyncio.gather(*(client.call(path, body) for client in self._clients))
 
     async def _drain(self) -> None:
         """Let no request begin, and end those under way; each keeps its tokens."""
@@ -267,8 +268,7 @@ class SglangEngine:
 
     async def _release(self) -> None:
         if self._spans:
-            for client in self._clients:
-                await client.call("/continue_generation", {})
+            await self._all("/continue_generation", {})
 
     async def pause(self) -> None:
         """Stop sampling; requests stay open and new ones wait. With none open, memory may be given back."""
@@ -276,16 +276,14 @@ class SglangEngine:
         if not self._release_memory or self._under_way:
             await self._hold()
             return
-        for client in self._clients:
-            await client.call(IDLE, {})
-            await client.call("/release_memory_occupation", {"tags": ["kv_cache"]})
+        await self._all(IDLE, {})
+        await self._all("/release_memory_occupation", {"tags": ["kv_cache"]})
         self._released = True
 
     async def resume(self) -> None:
         """Go on."""
         if self._released:
-            for client in self._clients:
-                await client.call("/resume_memory_occupation", {"tags": ["kv_cache"]})
+            await self._all("/resume_memory_occupation", {"tags": ["kv_cache"]})
             self._released = False
         await self._release()
         self._gate.set()

@@ -122,12 +122,13 @@ class Sync:
         await self._all("/update_weights_from_disk", body)
 
     async def _tensors(self, tensors: dict[str, torch.Tensor], version: int) -> None:
-        for client in self.clients:
-            ranks = await client.ranks()
+        async def to(client: Client) -> None:
             shared = _shared(tensors)
-            payload = [_serialised(shared) for _ in range(ranks)]
+            payload = [_serialised(shared) for _ in range(await client.ranks())]
             body = {"serialized_named_tensors": payload, "flush_cache": True, "weight_version": str(version)}
             await client.call("/update_weights_from_tensor", body, self.timeout_s)
+
+        await asyncio.gather(*map(to, self.clients))
 
     async def _broadcast(self, tensors: dict[str, torch.Tensor], version: int) -> None:
         if self._group is None:
