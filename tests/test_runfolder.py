@@ -63,6 +63,15 @@ def test_a_changed_recipe_is_refused_key_by_key(tmp_path: Path) -> None:
         open_run(recipe(tmp_path, learner={"lr": 0.1}), resume=True)
 
 
+def test_a_run_may_go_on_with_other_servers_of_the_same_kind(tmp_path: Path) -> None:
+    launched = {"engine": {"type": "sglang", "servers": 2, "flags": ["--attention-backend", "triton"]}}
+    found = {"engine": {"type": "sglang", "urls": ["http://127.0.0.1:30000"]}}
+    open_run(recipe(tmp_path, rollout=launched), resume=False).close()
+    open_run(recipe(tmp_path, rollout=found), resume=True).close()
+    with pytest.raises(RecipeError, match=r"rollout\.engine\.type: was 'sglang', is 'transformers'"):
+        open_run(recipe(tmp_path, rollout={"engine": {"type": "transformers"}}), resume=True)
+
+
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"run\.out"):
