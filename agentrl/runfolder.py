@@ -33,10 +33,7 @@ from agentrl.recipe import Recipe
 PACKAGES = ("torch", "transformers", "trl", "peft", "gymnasium", "pydantic", "numpy", "httpx", "sglang", "docker")
 MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes"}
 # A run that goes on elsewhere finds its servers elsewhere.
-MAY_CHANGE |= {f"rollout.engine.{name}" for name in recipes.SglangEngine.model_fields} - {
-    "rollout.engine.type",
-    "rollout.engine.device",
-}
+MAY_CHANGE |= {f"rollout.engine.{name}" for name in recipes.SglangEngine.model_fields if name != "type"}
 """Keys that may differ between a run and its resumption: they do not change what a step computes."""
 
 
