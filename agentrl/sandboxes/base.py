@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -144,8 +145,10 @@ class ExecResult:
     def text(self) -> str:
         """What a person at a terminal would see: stdout, stderr, and a note when it did not end well."""
         out = (self.stdout + self.stderr).decode("utf-8", "replace")
-        notes = [f"[exit code {self.exit_code}]"] if self.exit_code != 0 and not self.timed_out else []
-        notes += ["[timed out]"] if self.timed_out else []
+        notes = ["[timed out]"] if self.timed_out else []
+        if self.exit_code and not self.timed_out:
+            killer = signal.strsignal(-self.exit_code) if self.exit_code < 0 else None
+            notes = [f"[ended by a signal: {killer}]" if killer else f"[exit code {self.exit_code}]"]
         notes += ["[output cut]"] if self.truncated else []
         return "\n".join(part for part in (out.rstrip("\n"), *notes) if part)
 

@@ -29,7 +29,8 @@ def test_a_command_that_does_not_exist_is_127(make: Make) -> None:
 
 
 def test_a_signal_is_a_negative_code(make: Make) -> None:
-    assert make().exec(["sh", "-c", "kill -TERM $$"]).exit_code == -15
+    result = make().exec(["sh", "-c", "kill -TERM $$"])
+    assert (result.exit_code, result.text) == (-15, "[ended by a signal: Terminated]")
 
 
 def test_environment_is_the_fixed_one_the_specs_and_the_calls(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
