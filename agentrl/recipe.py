@@ -129,7 +129,7 @@ class SglangEngine(Section):
     launch: bool = True
     """Start servers; otherwise, and wherever `urls` are given, attach to those."""
     servers: Annotated[int, Field(ge=1, le=8)] = 1
-    """Servers to start side by side on the GPU: one alone cannot keep it busy with a small model."""
+    """Servers to start side by side on the GPU; one alone may leave it idle where the model is small."""
     urls: list[str] = Field(default_factory=list)
     python: Path | None = None
     """Interpreter of the environment SGLang is installed in; by default what `agentrl engine install` made."""

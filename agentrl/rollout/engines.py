@@ -50,9 +50,7 @@ def make(
             version=version,
         )
     if isinstance(section, recipe.SglangEngine):
-        return _sglang(
-            section, model, model_path, folder or Path("."), max_context, deterministic, share, adapters, version, say
-        )
+        return _sglang(section, model, model_path, folder, max_context, deterministic, share, adapters, version, say)
     raise RecipeError(
         "rollout.engine.type openai gives no token ids and no logprobs: it serves evaluation and judges, not training; "
         "use transformers or sglang"
@@ -76,7 +74,7 @@ def _sglang(
     section: recipe.SglangEngine,
     model: Any,
     model_path: Path | None,
-    folder: Path,
+    folder: Path | None,
     max_context: int | None,
     deterministic: bool,
     share: bool,
@@ -97,6 +95,8 @@ def _sglang(
     limits = [limit for limit in (context, max_context) if limit]
     servers: list[Server] = []
     if section.launch:
+        if folder is None:
+            raise ValueError("a server that is launched needs a folder for its log")
         flags = list(section.flags)
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         if "--dtype" not in flags:

@@ -265,7 +265,7 @@ def main() -> None:
         return
     rows = asyncio.run(judge(arguments.run, arguments.out, arguments.url))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": rows}, indent=1))
+        arguments.json.write_text(json.dumps({"run": arguments.run.resolve().name, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

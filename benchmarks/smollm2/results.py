@@ -25,7 +25,7 @@ from agentrl.evaluate import gain
 EVIDENCE = Path("docs/evidence/smollm2")
 RECIPES = ("smollm2-countdown", "smollm2-files", "smollm2-repair")
 TRIES = ("two-levels", "by-heart", "level-3", "beside-trl")
-"""Runs of smollm2-countdown before the recipe was what it is; TRL was measured beside the last of them."""
+"""Runs of smollm2-countdown before the recipe was what it is."""
 STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
 SAMPLES = 6
 MEMORY = ("memory_gb", "memory_held_gb")
@@ -243,18 +243,19 @@ def page(evidence: Path, docs: Path) -> None:
     folders = sorted(path for path in evidence.iterdir() if (path / "metrics.jsonl").is_file())
     every = {folder.name: Run(folder) for folder in folders}
     runs = [every[name] for name in RECIPES if name in every]
-    tries = [every[f"smollm2-countdown-{name}"] for name in TRIES]
+    tries = [every[name] for name in (f"smollm2-countdown-{end}" for end in TRIES) if name in every]
     parts: dict[str, str] = {"scores": "\n".join(scores(runs)), "costs": "\n".join(costs(runs))}
-    parts["tries"] = "\n".join(scores(tries))
     curves(runs, docs / "results-curves.png")
-    curves(tries, docs / "results-tries.png")
+    if tries:
+        parts["tries"] = "\n".join(scores(tries))
+        curves(tries, docs / "results-tries.png")
     engines = [json.loads(path.read_text()) for path in sorted(evidence.glob("engine*.json"))]
     if engines:
         parts["engine"] = "\n".join(engine_table(sorted(engines, key=lambda found: int(found["servers"]))))
     peer = evidence / "peer.json"
     if peer.is_file():
-        rows = json.loads(peer.read_text())["rows"]
-        parts["peer"] = "\n".join(side_by_side(tries[-1], rows, docs / "results-peer.png"))
+        measured = json.loads(peer.read_text())
+        parts["peer"] = "\n".join(side_by_side(every[measured["run"]], measured["rows"], docs / "results-peer.png"))
     beside, uniform = (every.get(f"smollm2-countdown-{name}") for name in ("beside-uniform", "uniform"))
     if beside and uniform:
         parts["curriculum"] = "\n".join(against_uniform(beside, uniform))

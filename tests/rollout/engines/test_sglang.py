@@ -125,6 +125,13 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
             await engine.publish(Weights(version=3, tensors=scaled(model, 1.2)))
             greedy = Sampling(max_tokens=4, temperature=0.0)
             before = await engine.generate(PROMPT, greedy)
+            launch, under_way = engine._launch, []
+
+            async def watched() -> None:
+                under_way.append([client.load for client in engine._clients])
+                await launch()
+
+            monkeypatch.setattr(engine, "_launch", watched)
             # Many, since any of them may come to its end before the server dies.
             many = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=300))) for _ in range(16)]
             await asyncio.sleep(0.1)
@@ -139,7 +146,7 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
             assert len(broken) <= 8 and len(broken) + len(whole) == 16
             assert {version for one in whole for version in one.versions} == {3}
             assert all(one.finish == "stop" or len(one.token_ids) == 300 for one in whole)
-            assert engine.statistics()["restarts"] == 1
+            assert engine.statistics()["restarts"] == 1 and under_way == [[0, 0]]  # none whose connection would be cut
             assert [text.rsplit(" ", 1)[1] for text in said] == [str(server.log)]
             assert len(engine._clients) == 2
             for client in engine._clients:
