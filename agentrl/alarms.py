@@ -48,8 +48,8 @@ def _drifts(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
     length = _then_and_now(steps, "sampled_mean")
     if length and length[1] > 2 * length[0]:
         found["length"] = (
-            f"rollouts grew from {length[0]:.0f} to {length[1]:.0f} tokens: set gates.overlong: shape, or lower "
-            "rollout.max_tokens"
+            f"rollouts grew from {length[0]:.0f} to {length[1]:.0f} tokens: set gates.overlong: fail if many are cut "
+            "off, or lower rollout.max_tokens"
         )
     signal = [row.get("informative") for row in steps[-WINDOW:]]
     if all(value is not None and value < 0.1 for value in signal):

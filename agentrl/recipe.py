@@ -279,8 +279,9 @@ class GatesSection(Section):
     signal, and leave out the others if those all agree and these likely would too; 0 is off."""
     early_stop: Fraction = 0.0
     """Stop a group once its chance of ending without signal is at least this: 1 waits for certainty, 0 is off."""
-    overlong: Literal["keep", "mask", "shape"] = "keep"
-    """Truncated rollouts: keep as graded, leave out of the loss, or DAPO's soft penalty."""
+    overlong: Literal["keep", "fail", "mask", "shape"] = "keep"
+    """Rollouts that a budget ended: keep as graded, count as failed, leave out of the loss (those out of tokens), or
+    DAPO's soft penalty on length."""
     overlong_buffer: Count = 256
     closeness: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     """MGPO-style weight of prompts near p = 0.5; 0 is off."""
@@ -328,7 +329,7 @@ class LearnerSection(Section):
     tokens_per_step: Count | None = None
     """Size rounds by sampled tokens instead of groups."""
     micro_tokens: Count = 16_384
-    """Tokens of one packed micro-batch."""
+    """Tokens that go through the model at once, in training as in the warm start: lower it where memory is short."""
     epochs: Count = 1
     """Passes over each round."""
     minibatches: Count = 1

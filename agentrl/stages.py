@@ -216,6 +216,7 @@ async def warm_start(trainer: Trainer) -> None:
         made,
         recipe.warm_start,
         seed=seeds.derive(recipe.run.seed, "warm start"),
+        micro_tokens=recipe.learner.micro_tokens,
         say=say,
     )
     trainer.learner.adopt()

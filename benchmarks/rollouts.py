@@ -1,9 +1,11 @@
 """What rollouts cost besides the model: overhead of a turn, rendering, waiting, and the embedded engine's speed.
 
-    python benchmarks/rollouts.py [--only overhead,rendering,waiting,engine,exact] [--json]
+    python benchmarks/rollouts.py [--only overhead,graded,rendering,waiting,engine,exact] [--json]
 
 overhead    everything but the model and the tool, with a scripted stand-in for the engine and an environment without
             a box, at 256 concurrent episodes; wall and processor time of a turn
+graded      whole episodes of `repair` in namespace boxes, played by its expert and graded, 256 at once: with as many
+            places for boxes as episodes (graders then wait for places), and with half as many more; by episode
 rendering   append-only bridges against rendering and tokenising the whole conversation at every turn, 8 to 128 turns
 waiting     episodes with heavy-tailed turns: in step (every turn waits for the slowest) against free running; the
             engine is a stand-in that sleeps
@@ -27,12 +29,15 @@ from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from agentrl import envs, sandboxes
 from agentrl.envs import Environment, tool, tools_of
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.engine import Sampling
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, Place, World, rollout
-from agentrl.types import Completion, Message, Split, Task, ToolCall, Verdict
+from agentrl.rollout.scripted import ScriptedEngine
+from agentrl.sandboxes.pool import Pool
+from agentrl.types import Completion, Message, Split, Task, ToolCall, Trajectory, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
 TEMPLATE = (
@@ -143,6 +148,50 @@ def overhead(render: Renderer, *, concurrency: int = 256, turns: int = 16, repea
         "cpu_ms_a_turn_best": min(c for _, c in found),
         "target_ms": 1.0,
     }
+
+
+# Graded ----------------------------------------------------------------------------------------------------------
+
+
+def graded(
+    render: Renderer, *, episodes: int = 512, concurrency: int = 256, repeats: int = 2
+) -> list[dict[str, float]]:
+    """Milliseconds of an episode: by the clock, of this process's time, of the machine's; and of its grading, queueing
+    included."""
+    kind = envs.load("repair")
+    tasks = [kind().task("train", 1, index) for index in range(episodes)]
+    budget = Budget(context=1 << 20, tokens=1 << 20)
+
+    async def play(pool: Pool) -> list[float]:
+        world = World(name="repair", make=kind, boxes=pool)
+        places = asyncio.Semaphore(concurrency)
+
+        async def one(index: int) -> Trajectory:
+            async with places:
+                script = ScriptedEngine(render, kind().expert(tasks[index]))
+                place = Place(seed=0, group=index, index=0)
+                return await rollout(script, render, world, tasks[index], place=place, budget=budget)
+
+        before = time.perf_counter(), time.process_time(), _machine_time()
+        made = await asyncio.gather(*(one(index) for index in range(episodes)))
+        after = time.perf_counter(), time.process_time(), _machine_time()
+        assert all(t.outcome.score == 1.0 for t in made)
+        grading = statistics.median(t.verdict.cost_s for t in made if t.verdict is not None)
+        return [*((b - a) / episodes * 1e3 for a, b in zip(before, after, strict=True)), grading * 1e3]
+
+    rows = []
+    for limit in (concurrency, concurrency * 3 // 2) * repeats:
+        with Pool(sandboxes.load("namespace")(), limit=limit) as pool:
+            wall, cpu, machine, grading = asyncio.run(play(pool))
+        rows.append({"places": limit, "wall_ms": wall, "cpu_ms": cpu, "machine_ms": machine, "grading_ms": grading})
+    return rows
+
+
+def _machine_time() -> float:
+    """Seconds that all processors together have worked since the machine started."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, *rest = map(int, file.readline().split()[1:])
+    return (user + nice + system + sum(rest[:2])) / os.sysconf("SC_CLK_TCK")
 
 
 # Rendering -------------------------------------------------------------------------------------------------------
@@ -374,12 +423,13 @@ def exact(*, requests: int = 192, batch: int = 64, repeats: int = 5) -> dict[str
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", default="overhead,rendering,waiting,engine,exact")
+    parser.add_argument("--only", default="overhead,graded,rendering,waiting,engine,exact")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     render = renderer()
     parts: dict[str, Callable[[], Any]] = {
         "overhead": lambda: overhead(render),
+        "graded": lambda: graded(render),
         "rendering": lambda: rendering(render),
         "waiting": lambda: waiting(render),
         "engine": engine,

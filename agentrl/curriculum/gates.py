@@ -15,11 +15,13 @@ import numpy as np
 from agentrl import seeds
 from agentrl.curriculum.view import Beta
 from agentrl.recipe import GatesSection
-from agentrl.types import Group, TrainingSample, Trajectory
+from agentrl.types import Ending, Group, TrainingSample, Trajectory
 
 Key = tuple[int, int]
 """(group number, trajectory index), as learn/advantage.py takes them."""
 
+CUT_OFF: tuple[Ending, ...] = ("tokens", "turns", "time")
+"""Endings of episodes that did not end by themselves."""
 UNKNOWN: Beta = (2.0, 2.0)
 """What is believed of a task where the curriculum does not predict."""
 SPARED = 0.5
@@ -53,11 +55,11 @@ class Gate:
             return Decision(False, "ungraded")
         if group.censored and not group.informative:
             return Decision(False, "stopped")
-        if not self._recipe.dynamic_sampling or group.informative:
+        if not self._recipe.dynamic_sampling:
             return Decision(True)
-        # Shaping may part rollouts whose scores are equal: those carry a signal after all.
-        shaped = {self._shaped(trajectory) for trajectory in group.trajectories if trajectory.outcome.score is not None}
-        return Decision(True) if len(shaped) > 1 else Decision(False, "no signal")
+        # The penalty on length is no signal by itself: where all fail, it would teach to give up sooner.
+        scores = {self._counted(t, t.outcome.score) for t in group.trajectories if t.outcome.score is not None}
+        return Decision(True) if len(scores) > 1 else Decision(False, "no signal")
 
     def may_refill(self, wanted: int, drawn: int) -> bool:
         """Whether one more group may be drawn for a round that wants `wanted` and has drawn `drawn` so far."""
@@ -96,9 +98,9 @@ class Gate:
     def scores(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Shaped scores where they differ from the outcome's; the outcome itself never changes."""
         found: dict[Key, float] = {}
-        for trajectory in (t for group in groups for t in group.trajectories if t.outcome.score is not None):
-            shaped = self._shaped(trajectory)
-            if shaped != trajectory.outcome.score:
+        for trajectory in (t for group in groups for t in group.trajectories):
+            score = trajectory.outcome.score
+            if score is not None and (shaped := self._shaped(trajectory, score)) != score:
                 found[trajectory.group, trajectory.index] = shaped
         return self._shuffled(groups, found) if self._recipe.shuffle_scores else found
 
@@ -114,11 +116,13 @@ class Gate:
         seeds.generator(0, "shuffled scores", *(group.number for group in groups)).shuffle(scores)
         return dict(zip(graded, scores, strict=True))
 
-    def _shaped(self, trajectory: Trajectory) -> float:
-        score = trajectory.outcome.score
-        assert score is not None
+    def _counted(self, trajectory: Trajectory, score: float) -> float:
+        """The score, or 0 where the recipe counts nothing that a budget ended."""
+        return 0.0 if self._recipe.overlong == "fail" and trajectory.outcome.ending in CUT_OFF else score
+
+    def _shaped(self, trajectory: Trajectory, score: float) -> float:
         if self._recipe.overlong != "shape":
-            return score
+            return self._counted(trajectory, score)
         return score + overlong_penalty(trajectory.sampled_tokens, self._max_tokens, self._recipe.overlong_buffer)
 
     def weights(self, groups: Sequence[Group]) -> dict[Key, float]:

@@ -24,8 +24,6 @@ from agentrl.types import Trajectory
 
 IGNORED = -100
 """The label of a token that is not trained on."""
-MICRO_TOKENS = 16_384
-"""Tokens that go through the model together: SFTTrainer holds the logits of all of them in float32."""
 
 
 def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, list[int]]]:
@@ -45,11 +43,13 @@ def warm_start(
     section: WarmStartSection,
     *,
     seed: int,
+    micro_tokens: int = 16_384,
     say: Callable[[str], None] = print,
 ) -> float:
     """Train `model` in place; returns the last mean loss. Same seed, machine and threads: the same weights.
 
-    The work is done on a float32 copy: small updates would be lost in bfloat16 weights.
+    The work is done on a float32 copy: small updates would be lost in bfloat16 weights. About `micro_tokens` go through
+    it at once: their activations are what takes memory.
     """
     from datasets import Dataset, disable_progress_bars
 
@@ -65,7 +65,9 @@ def warm_start(
     with tempfile.TemporaryDirectory() as temporary:
         trainer = _trainer_class(section.smoothing)(
             model=pupil,
-            args=_config(section, made, seed, Path(temporary), next(model.parameters()).device.type == "cuda"),
+            args=_config(
+                section, made, seed, micro_tokens, Path(temporary), next(model.parameters()).device.type == "cuda"
+            ),
             train_dataset=Dataset.from_list(made),
             processing_class=tokenizer,
             callbacks=[_listener(losses, say)],
@@ -80,17 +82,22 @@ def warm_start(
     return losses[-1] if losses else float("nan")
 
 
-def _at_once(batch: int, longest: int) -> int:
+def _at_once(batch: int, longest: int, micro_tokens: int) -> int:
     """How many sequences go through the model together: a divisor of the batch that keeps to the token budget."""
-    return max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * longest <= MICRO_TOKENS))
+    return max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * longest <= micro_tokens))
 
 
 def _config(
-    section: WarmStartSection, made: Sequence[dict[str, list[int]]], seed: int, folder: Path, cuda: bool
+    section: WarmStartSection,
+    made: Sequence[dict[str, list[int]]],
+    seed: int,
+    micro_tokens: int,
+    folder: Path,
+    cuda: bool,
 ) -> Any:
     from trl.trainer.sft_config import SFTConfig
 
-    at_once = _at_once(section.batch, max(len(row["input_ids"]) for row in made))
+    at_once = _at_once(section.batch, max(len(row["input_ids"]) for row in made), micro_tokens)
     return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=section.epochs,

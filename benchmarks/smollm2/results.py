@@ -24,8 +24,15 @@ from agentrl.evaluate import gain
 
 EVIDENCE = Path("docs/evidence/smollm2")
 RECIPES = ("smollm2-countdown", "smollm2-files", "smollm2-repair")
-TRIES = ("two-levels", "by-heart", "level-3", "beside-trl")
-"""Runs of smollm2-countdown before the recipe was what it is."""
+TRIES = (
+    "smollm2-countdown-two-levels",
+    "smollm2-countdown-by-heart",
+    "smollm2-countdown-level-3",
+    "smollm2-countdown-beside-trl",
+    "smollm2-countdown-one-server",
+    "smollm2-repair-going-on",
+)
+"""Runs before the recipes were what they are."""
 STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
 SAMPLES = 6
 MEMORY = ("memory_gb", "memory_held_gb")
@@ -172,14 +179,17 @@ def _all_evals(run: Run) -> list[dict[str, Any]]:
 
 
 def curves(runs: list[Run], path: Path) -> None:
-    """Training score and held-out pass@1 against seconds of RL, one panel a recipe."""
+    """Training score and held-out pass@1 against seconds of RL, one panel a run, three in a row."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(runs), figsize=(4.2 * len(runs), 3.4), squeeze=False, layout="constrained")
-    for axis, run in zip(axes[0], runs, strict=True):
+    rows = -(-len(runs) // 3)
+    figure, axes = plt.subplots(rows, 3, figsize=(12.6, 3.4 * rows), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(runs) :]:
+        axis.set_axis_off()
+    for axis, run in zip(axes.flat, runs, strict=False):
         axis.plot(run.seconds(), [row["score"] for row in run.steps], color="0.7", label="training, tasks it chose")
         at = [run.at(row) for row in run.curve]
         value = [row["pass@1"]["value"] for row in run.curve]
@@ -243,7 +253,7 @@ def page(evidence: Path, docs: Path) -> None:
     folders = sorted(path for path in evidence.iterdir() if (path / "metrics.jsonl").is_file())
     every = {folder.name: Run(folder) for folder in folders}
     runs = [every[name] for name in RECIPES if name in every]
-    tries = [every[name] for name in (f"smollm2-countdown-{end}" for end in TRIES) if name in every]
+    tries = [every[name] for name in TRIES if name in every]
     parts: dict[str, str] = {"scores": "\n".join(scores(runs)), "costs": "\n".join(costs(runs))}
     curves(runs, docs / "results-curves.png")
     if tries:

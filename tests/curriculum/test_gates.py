@@ -97,13 +97,28 @@ def test_overlong_penalty_is_dapos() -> None:
     assert [overlong_penalty(n, 100, 20) for n in (10, 80, 85, 90, 100, 130)] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
 
 
-def test_shaping_changes_scores_and_finds_signal_in_length(draw: Draw, group_of: MakeGroup) -> None:
+def test_shaping_changes_scores_but_length_alone_is_no_signal(draw: Draw, group_of: MakeGroup) -> None:
+    """As in DAPO, which asks what was right: a group that fails as a whole must not teach to give up."""
     gate = make(GatesSection(overlong="shape", overlong_buffer=20), max_tokens=100)
     group = longer(group_of(draw, [1, 1, 0]), [10, 90, 100])
     assert gate.scores([group]) == {(3, 1): 0.5, (3, 2): -1.0}
-    assert gate.judge(longer(group_of(draw, [1, 1]), [10, 90])) == Decision(True)
-    assert gate.judge(longer(group_of(draw, [1, 1]), [10, 20])) == Decision(False, "no signal")
+    assert gate.judge(group) == Decision(True)
+    for score in (0, 1):
+        assert gate.judge(longer(group_of(draw, [score, score]), [10, 90])) == Decision(False, "no signal")
     assert make(GatesSection(), max_tokens=100).scores([group]) == {}
+
+
+def test_what_a_budget_ended_can_count_as_failed(draw: Draw, group_of: MakeGroup) -> None:
+    gate = make(GatesSection(overlong="fail"), max_tokens=100)
+    endings: list[Ending] = ["done", "tokens", "turns", "time"]
+    group = longer(group_of(draw, [1, 1, 0.5, 1]), [10] * 4, endings)
+    assert gate.scores([group]) == {(3, 1): 0.0, (3, 2): 0.0, (3, 3): 0.0}
+    assert gate.weights([group]) == {}
+    assert gate.judge(group) == Decision(True), "one finished, three did not"
+    unfinished = longer(group_of(draw, [1, 0]), [10, 10], ["tokens", "done"])
+    assert gate.judge(unfinished) == Decision(False, "no signal"), "the one success does not count"
+    broken = longer(group_of(draw, [1, None]), [10, 10], ["tokens", "tokens"])
+    assert gate.scores([broken]) == {(3, 0): 0.0}
 
 
 def test_masking_leaves_truncated_rollouts_out_of_the_loss_only(draw: Draw, group_of: MakeGroup) -> None:

@@ -42,8 +42,8 @@ def test_only_sampled_tokens_are_labels() -> None:
 
 
 def test_long_demonstrations_go_through_the_model_a_few_at_a_time() -> None:
-    assert [_at_once(32, longest) for longest in (300, 512, 513, 900, 20_000)] == [32, 32, 16, 16, 1]
-    assert _at_once(6, 4000) == 3
+    assert [_at_once(32, longest, 16_384) for longest in (300, 512, 513, 900, 20_000)] == [32, 32, 16, 16, 1]
+    assert [_at_once(6, 4000, tokens) for tokens in (16_384, 32_768, 1000)] == [3, 6, 1]
 
 
 @pytest.mark.parametrize(("smoothing", "certain"), [(0.0, True), (0.5, False)])
