@@ -4,8 +4,9 @@
 
 overhead    everything but the model and the tool, with a scripted stand-in for the engine and an environment without
             a box, at 256 concurrent episodes; wall and processor time of a turn
-graded      whole episodes of `repair` in namespace boxes, played by its expert and graded, 256 at once: with as many
-            places for boxes as episodes (graders then wait for places), and with half as many more; by episode
+graded      whole episodes of `repair` in namespace boxes, groups of 16 and 256 at once, half played by its expert and
+            half without an edit, and graded: with as many places for boxes as episodes (graders then wait for
+            places), and with half as many more; by episode
 rendering   append-only bridges against rendering and tokenising the whole conversation at every turn, 8 to 128 turns
 waiting     episodes with heavy-tailed turns: in step (every turn waits for the slowest) against free running; the
             engine is a stand-in that sleeps
@@ -159,23 +160,27 @@ def graded(
     """Milliseconds of an episode: by the clock, of this process's time, of the machine's; and of its grading, queueing
     included."""
     kind = envs.load("repair")
-    tasks = [kind().task("train", 1, index) for index in range(episodes)]
+    tasks = [kind().task("train", 1, index) for index in range(episodes // 16)]
     budget = Budget(context=1 << 20, tokens=1 << 20)
 
     async def play(pool: Pool) -> list[float]:
         world = World(name="repair", make=kind, boxes=pool)
         places = asyncio.Semaphore(concurrency)
 
-        async def one(index: int) -> Trajectory:
+        async def one(group: int, index: int) -> Trajectory:
+            task = tasks[group]
+            actions = kind().expert(task)
+            if index % 2:
+                actions = [action for action in actions if isinstance(action, str) or action.name != "edit"]
             async with places:
-                script = ScriptedEngine(render, kind().expert(tasks[index]))
-                place = Place(seed=0, group=index, index=0)
-                return await rollout(script, render, world, tasks[index], place=place, budget=budget)
+                place = Place(seed=0, group=group, index=index)
+                script = ScriptedEngine(render, actions)
+                return await rollout(script, render, world, task, place=place, budget=budget)
 
         before = time.perf_counter(), time.process_time(), _machine_time()
-        made = await asyncio.gather(*(one(index) for index in range(episodes)))
+        made = await asyncio.gather(*(one(*divmod(number, 16)) for number in range(episodes)))
         after = time.perf_counter(), time.process_time(), _machine_time()
-        assert all(t.outcome.score == 1.0 for t in made)
+        assert all(t.outcome.score == 1 - t.index % 2 for t in made)
         grading = statistics.median(t.verdict.cost_s for t in made if t.verdict is not None)
         return [*((b - a) / episodes * 1e3 for a, b in zip(before, after, strict=True)), grading * 1e3]
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from agentrl.verifiers.hidden_tests import (
     raises,
     script,
 )
+from agentrl.verifiers.hidden_tests.groups import GROUPS, cases_of, secret_rng
 from agentrl.verifiers.values import Compare
 
 Score = Callable[..., float]
@@ -180,11 +182,56 @@ def test_what_fails_before_the_call_is_not_what_the_call_raised(boxes: Boxes, sc
 
 
 def test_the_inputs_follow_from_the_secret_alone(submit: Any) -> None:
-    from agentrl.verifiers.hidden_tests.functions import secret_rng
-
     task = submit().task
     draws = [secret_rng(task, secret).random() for secret in (b"a", b"a", b"b")]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_the_rollouts_of_a_group_share_their_cases(submit: Any) -> None:
+    drawn: list[tuple[str, float]] = []
+
+    def draw(task: Task, rng: random.Random) -> list[tuple[str, float]]:
+        drawn.append((task.prompt, rng.random()))
+        return drawn[-1:]
+
+    task: Task = submit().task
+    other = replace(task, prompt="another task of the same name")
+
+    async def ask(*asked: tuple[Task, bytes]) -> list[list[tuple[str, float]]]:
+        return [*await asyncio.gather(*(cases_of(draw, *each) for each in asked))]
+
+    first, again = asyncio.run(ask((task, b"a"), (task, b"a")))
+    assert first == again == drawn and first is not again
+    again, second, third = asyncio.run(ask((task, b"a"), (task, b"b"), (other, b"a")))
+    assert again == first and second != first and third == [(other.prompt, first[0][1])]
+    assert len(drawn) == 3
+
+
+def test_cases_that_could_not_be_drawn_are_drawn_again(submit: Any) -> None:
+    attempts = iter((ValueError("a bad day"), ["a case"]))
+
+    def draw(task: Task, rng: random.Random) -> list[str]:
+        attempt = next(attempts)
+        if isinstance(attempt, Exception):
+            raise attempt
+        return attempt
+
+    with pytest.raises(ValueError, match="a bad day"):
+        asyncio.run(cases_of(draw, submit().task, b"a"))
+    assert asyncio.run(cases_of(draw, submit().task, b"a")) == ["a case"]
+
+
+def test_only_so_many_groups_are_kept(submit: Any) -> None:
+    count = iter(range(1000))
+    task = submit().task
+
+    def draw(task: Task, rng: random.Random) -> list[int]:
+        return [next(count)]
+
+    for number in range(GROUPS + 1):
+        assert asyncio.run(cases_of(draw, task, b"%d" % number)) == [number]
+    assert asyncio.run(cases_of(draw, task, b"1")) == [1]
+    assert asyncio.run(cases_of(draw, task, b"0")) == [GROUPS + 1], "the one asked for longest ago was let go"
 
 
 def test_nothing_expected_reaches_the_box(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import json
 import marshal
 import random
@@ -19,12 +18,13 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from agentrl.errors import AgentError, AuthoringError, VerifierError
-from agentrl.sandboxes.base import Entry, Limits, SandboxSpec, off_loop
+from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
 from agentrl.types import Json, Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.values import Malformed, decode, parse_json
 
 from .cases import Case, Raised, Result, Returned, Step
+from .groups import cases_of
 
 Score = Literal["all", "fraction"]
 REPLY_LIMIT = 1 << 20
@@ -60,7 +60,8 @@ class HiddenTests(Verifier):
     ) -> None:
         """
         Args:
-            cases: the hidden cases of a task, from a random source that follows from the group's secret.
+            cases: the hidden cases of a task, from a random source that follows from the group's secret. They are drawn
+                once for all rollouts of a group, so their checks must keep nothing of one for the next.
             artifact: the candidate's file, or folder ("" for the whole workspace), in the agent's workspace.
             module: what to import from it; by default the file's name.
             score: all or nothing, or the share of cases that pass.
@@ -82,7 +83,7 @@ class HiddenTests(Verifier):
             sources = candidate_files(submission, self.artifact)
         except Malformed as error:
             return Verdict(score=0.0, evidence=(str(error),), verifier=self.version)
-        cases = list(await off_loop(self.cases, submission.task, secret_rng(submission.task, context.secret)))
+        cases = await cases_of(self.cases, submission.task, context.secret)
         if not cases:
             raise VerifierError(f"task {submission.task.id} has no hidden cases: everything would pass")
 
@@ -209,8 +210,3 @@ def regular(submission: Submission, artifact: str) -> list[tuple[str, Entry]]:
     if not kept:
         raise Malformed(f"there is no file at {artifact or 'the workspace'!r}")
     return kept
-
-
-def secret_rng(task: Task, secret: bytes) -> random.Random:
-    """The random source of a task's hidden inputs: the same for a whole group, unknown to everyone else."""
-    return random.Random(hashlib.sha256(b"hidden inputs\0" + secret + task.id.encode()).digest())

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.errors import AgentError, AuthoringError, VerifierError
-from agentrl.sandboxes.base import Entry, Limits, Sandbox, SandboxSpec, off_loop
+from agentrl.sandboxes.base import Entry, Limits, Sandbox, SandboxSpec
 from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.values import Malformed
 
-from .functions import SLOW, Score, regular, secret_rng, work_through
+from .functions import SLOW, Score, regular, work_through
+from .groups import cases_of
 
 Text = Literal["exact", "trailing", "tokens"]
 
@@ -95,7 +96,8 @@ class ProgramTests(Verifier):
     ) -> None:
         """
         Args:
-            cases: the hidden runs of a task, from a random source that follows from the group's secret.
+            cases: the hidden runs of a task, from a random source that follows from the group's secret; drawn once for
+                all rollouts of a group.
             artifact: the program's file, or folder ("" for the whole workspace), in the agent's workspace.
             score: all or nothing, or the share of runs that are right.
             seconds: wall time of one run.
@@ -114,7 +116,7 @@ class ProgramTests(Verifier):
             files = {path or name: entry for path, entry in regular(submission, self.artifact)}
         except Malformed as error:
             return Verdict(score=0.0, evidence=(str(error),), verifier=self.version)
-        cases = list(await off_loop(self.cases, submission.task, secret_rng(submission.task, context.secret)))
+        cases = await cases_of(self.cases, submission.task, context.secret)
         if not cases:
             raise VerifierError(f"task {submission.task.id} has no hidden runs: everything would pass")
 
