@@ -39,10 +39,16 @@ class Evaluation:
     ungraded: int
     """Tries that infrastructure or verifier trouble spoiled; they count nowhere else."""
 
+    @property
+    def family(self) -> dict[str, str]:
+        """The family of each task that names one."""
+        return {t.task.id: t.task.family for t in self.trajectories if t.task.family}
+
     def pass_at(self, k: int) -> Interval:
         """The unbiased pass@k over tasks with at least k graded tries."""
-        tried = [p for p in self.passes.values() if len(p) >= k]
-        return statistics.bootstrap([statistics.pass_at_k(len(p), sum(p), k) for p in tried])
+        tried = {task: statistics.pass_at_k(len(p), sum(p), k) for task, p in self.passes.items() if len(p) >= k}
+        family = self.family
+        return statistics.bootstrap(list(tried.values()), families=[family.get(task, "") for task in tried])
 
     def per_task(self) -> dict[str, float]:
         """Share of passes of each task: what paired comparisons are made of."""
@@ -53,6 +59,7 @@ class Evaluation:
         graded = [t for t in self.trajectories if t.outcome.score is not None]
         solved = [t for t in graded if t.outcome.score == 1.0]
         turns = [sum(m.role == "assistant" for m in t.messages) for t in solved]
+        family = self.family
         by_level: dict[int, list[bool]] = {}
         for t in graded:
             by_level.setdefault(t.task.level, []).append(t.outcome.score == 1.0)
@@ -61,6 +68,7 @@ class Evaluation:
             "score": sum(t.outcome.score or 0.0 for t in graded) / max(1, len(graded)),
             "levels": {str(level): sum(p) / len(p) for level, p in sorted(by_level.items())},
             "tasks": len(self.passes),
+            "families": len({family.get(task, task) for task in self.passes}),
             "tries": len(self.trajectories),
             "ungraded": self.ungraded,
             "truncated": sum(t.outcome.ending != "done" for t in graded) / max(1, len(graded)),
@@ -126,13 +134,14 @@ async def evaluate(
 
 def compare(a: Evaluation, b: Evaluation) -> Interval:
     """How much better `b` is than `a` on the tasks both were graded on: a paired interval of the mean pass rate."""
-    return gain(a.per_task(), b.per_task())
+    return gain(a.per_task(), b.per_task(), a.family)
 
 
-def gain(before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
-    """The same from each task's share of passes."""
+def gain(before: Mapping[str, float], after: Mapping[str, float], family: Mapping[str, str] | None = None) -> Interval:
+    """The same from each task's share of passes, and the family of each task that has one."""
     shared = sorted(before.keys() & after.keys())
-    return statistics.paired([before[t] for t in shared], [after[t] for t in shared])
+    families = [family.get(t, "") for t in shared] if family else None
+    return statistics.paired([before[t] for t in shared], [after[t] for t in shared], families=families)
 
 
 def fingerprint(task: Task) -> str:

@@ -168,7 +168,8 @@ def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
         for k in ks:
             score = policy[f"pass@{k}"]
             lines.append(f"  pass@{k:<4} {score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]")
-        lines.append(f"  tasks {policy['tasks']}, of them trained on: {policy['trained_on']}")
+        families = f" of {policy['families']} families" if policy["families"] < policy["tasks"] else ""
+        lines.append(f"  tasks {policy['tasks']}{families}, of them trained on: {policy['trained_on']}")
         levels = "  ".join(f"{level}: {rate:.2f}" for level, rate in policy["levels"].items())
         lines.append(f"  by level  {levels}")
         lines.append(

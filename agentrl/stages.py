@@ -174,6 +174,8 @@ class Evaluator:
         )
         self.results[stage] = found
         row = {"stage": stage, "split": self.section.split, **found.summary(ks), "passes": found.per_task()}
+        if found.family:
+            row["family"] = found.family
         row["eval_s"] = time.monotonic() - began
         return self.metrics.log("eval", step, row)
 
@@ -246,7 +248,8 @@ async def finish(trainer: Trainer) -> None:
         rows = {row["stage"]: row for row in trainer.evaluation.made()}
         say(_table(rows))
         if before := rows.get("sft") or rows.get("start"):
-            say(f"after RL against before: {statistics.verdict(gain(before['passes'], rows['end']['passes']))}")
+            difference = gain(before["passes"], rows["end"]["passes"], rows["end"].get("family"))
+            say(f"after RL against before: {statistics.verdict(difference)}")
         shared = overlap([problem.task for problem in trainer.evaluation.tasks], trainer.trained)
         say(f"held-out tasks that were trained on: {shared} of {len(trainer.evaluation.tasks)}")
         ended = trainer.evaluation.results.get("end")
@@ -264,5 +267,6 @@ def _table(rows: Mapping[str, Row]) -> str:
         if row := rows.get(stage):
             score = row["pass@1"]
             interval = f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-            lines.append(f"  {name:<17} {interval}  ({row['tasks']} tasks)")
+            families = f" of {row['families']} families" if row.get("families", row["tasks"]) < row["tasks"] else ""
+            lines.append(f"  {name:<17} {interval}  ({row['tasks']} tasks{families})")
     return "\n".join(lines)

@@ -35,20 +35,38 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.prod((samples - passed - i) / (samples - i) for i in range(k))
 
 
-def bootstrap(values: Sequence[float], *, seed: int = 0, draws: int = 2000) -> Interval:
-    """The mean over tasks, with a percentile bootstrap interval over tasks."""
+def bootstrap(
+    values: Sequence[float], *, families: Sequence[str] | None = None, seed: int = 0, draws: int = 2000
+) -> Interval:
+    """The mean over tasks, with a percentile bootstrap interval over tasks.
+
+    Tasks of the same family, where one is named, are drawn together: ten variants of a task tell little more than one.
+    """
     data = np.asarray(values, dtype=np.float64)
     if not len(data):
         return Interval(math.nan, math.nan, math.nan)
-    low, high = np.percentile(_resampled_means(data, seed, draws), [2.5, 97.5])
+    numbers: dict[str | int, int] = {}
+    names = families or [""] * len(data)
+    family = [numbers.setdefault(name or at, len(numbers)) for at, name in zip(range(len(data)), names, strict=True)]
+    sums = np.zeros(len(numbers))
+    np.add.at(sums, family, data)
+    means = _resampled_means(sums, np.bincount(family), seed, draws)
+    low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(data.mean()), float(low), float(high))
 
 
-def paired(a: Sequence[float], b: Sequence[float], *, seed: int = 0, draws: int = 2000) -> Interval:
+def paired(
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    families: Sequence[str] | None = None,
+    seed: int = 0,
+    draws: int = 2000,
+) -> Interval:
     """The mean of b - a over the same tasks, with its interval: tasks are drawn once for both sides."""
     if len(a) != len(b):
         raise ValueError(f"a paired comparison needs the same tasks on both sides, got {len(a)} and {len(b)}")
-    return bootstrap([y - x for x, y in zip(a, b, strict=True)], seed=seed, draws=draws)
+    return bootstrap([y - x for x, y in zip(a, b, strict=True)], families=families, seed=seed, draws=draws)
 
 
 def wilson(passed: int, tried: int, z: float = 1.959964) -> Interval:
@@ -71,7 +89,11 @@ def verdict(difference: Interval) -> str:
     return f"no difference that these tasks can show: {points}"
 
 
-def _resampled_means(data: NDArray[np.float64], seed: int, draws: int) -> NDArray[np.float64]:
+def _resampled_means(
+    sums: NDArray[np.float64], counts: NDArray[np.int64], seed: int, draws: int
+) -> NDArray[np.float64]:
+    """Means over as many families as there are, drawn with replacement; each brings the sum and count of its tasks."""
     random = np.random.default_rng(seed)
-    means: NDArray[np.float64] = np.stack([data[random.integers(0, len(data), len(data))].mean() for _ in range(draws)])
+    drawn = (random.integers(0, len(sums), len(sums)) for _ in range(draws))
+    means: NDArray[np.float64] = np.stack([sums[chosen].sum() / counts[chosen].sum() for chosen in drawn])
     return means

@@ -42,6 +42,9 @@ class Task:
     """How hard it is, as the environment counts."""
     tags: tuple[str, ...] = ()
     """Features that tasks of similar difficulty share; the curriculum pools its evidence over them."""
+    family: str = ""
+    """Tasks that are variants of one share it: whoever solves one mostly solves the others, so intervals count them as
+    one. Empty: a task of its own."""
     prompt: str
     """What the policy is told."""
     setup: Mapping[str, Any] = field(default_factory=dict)

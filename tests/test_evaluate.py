@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,17 @@ def test_two_policies_are_compared_on_the_same_tasks(found: tuple[list[Problem],
     weak, strong = tried(found, {0}, 1), tried(found, {0, 1, 2, 3, 4}, 1)
     assert compare(weak, strong).value == pytest.approx(4 / 6)
     assert compare(weak, weak).value == 0.0
+
+
+def test_intervals_draw_families(found: tuple[list[Problem], Renderer, World]) -> None:
+    one_family = [replace(p, task=replace(p.task, family="all alike")) for p in found[0]]
+    apart, alike = tried(found, {0, 1, 2}), tried((one_family, *found[1:]), {0, 1, 2})
+    assert apart.summary([1])["families"] == 6 and apart.family == {}
+    assert alike.summary([1])["families"] == 1
+    assert apart.pass_at(1).low < 0.2
+    assert alike.pass_at(1).low == 0.5, "there is one family to draw"
+    nothing = tried(found, set())
+    assert compare(nothing, apart).low < 0.5 == compare(tried((one_family, *found[1:]), set()), alike).low
 
 
 def test_overlap_is_found_by_content_not_by_name(found: tuple[list[Problem], Renderer, World]) -> None:

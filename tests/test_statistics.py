@@ -35,6 +35,25 @@ def test_the_bootstrap_repeats_and_covers_the_mean() -> None:
     assert (found.value, round(found.low, 1), round(found.high, 1)) == (0.5, 0.4, 0.6)
 
 
+def test_variants_of_a_task_make_no_interval_narrower() -> None:
+    data = [0.0, 1.0, 0.5, 0.25] * 10
+    alone = statistics.bootstrap(data)
+    fivefold = [value for value in data for _ in range(5)]
+    family = [str(at) for at in range(len(data)) for _ in range(5)]
+    assert statistics.bootstrap(fivefold, families=family) == alone
+    assert statistics.bootstrap(data, families=[""] * len(data)) == alone, "without a name, each is its own"
+    naive = statistics.bootstrap(fivefold)
+    assert naive.high - naive.low < 0.6 * (alone.high - alone.low)
+    worse = [value - 0.1 for value in fivefold]
+    assert statistics.paired(fivefold, worse, families=family).value == pytest.approx(-0.1)
+
+
+def test_families_count_by_their_tasks() -> None:
+    """One family of nine right answers and one wrong task: the mean is 0.9, and both alone can be drawn."""
+    found = statistics.bootstrap([1.0] * 9 + [0.0], families=["nine"] * 9 + [""])
+    assert (found.value, found.low, found.high) == (0.9, 0.0, 1.0)
+
+
 def test_a_paired_difference_is_sharper_than_two_intervals() -> None:
     a = [0.0] * 50 + [1.0] * 50
     b = [0.0] * 40 + [1.0] * 60

@@ -231,6 +231,7 @@ def row(trajectory: Trajectory, env: str) -> dict[str, Any]:
             "split": task.split,
             "level": task.level,
             "tags": list(task.tags),
+            "family": task.family,
             "prompt": task.prompt,
             "setup": _dump(task.setup),
         },

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl import metrics, recipe, statistics
+from agentrl import envs, metrics, recipe, statistics
 from agentrl.evaluate import gain
 
 EVIDENCE = Path("docs/evidence/smollm2")
@@ -77,7 +77,7 @@ class Run:
         self.name = folder.name
         self.recipe = recipe.load(folder / "recipe.yaml")
         self.steps = list(metrics.read(folder / "metrics.jsonl", "step"))
-        evals = list(metrics.read(folder / "metrics.jsonl", "eval"))
+        evals = [self._by_family(row) for row in metrics.read(folder / "metrics.jsonl", "eval")]
         self.evals = {row["stage"]: row for row in evals if row["stage"] in STAGES}
         self.stopped = "end" not in self.evals
         """Cut off before its last evaluation: the newest one stands in for it."""
@@ -86,6 +86,19 @@ class Run:
         self.curve = [row for row in evals if row["stage"] != "start"]
         self.warm = next(metrics.read(folder / "metrics.jsonl", "warm_start"), {})
         self.machine = json.loads((folder / "environment.json").read_text())
+
+    @staticmethod
+    def _by_family(row: dict[str, Any]) -> dict[str, Any]:
+        """An evaluation with intervals over families of tasks, also where the run that made it knew of none."""
+        if "family" in row:
+            return row
+        tasks = [task.split("/") for task in row["passes"]]
+        worlds = {name: envs.load(name)() for name, *_ in tasks}
+        family = {"/".join(t): worlds[t[0]].task(t[1], int(t[2]), int(t[3])).family for t in tasks}
+        names, shares = [family[task] for task in row["passes"]], list(row["passes"].values())
+        again = {"pass@1": shares, "pass@8": [float(share > 0) for share in shares]}  # of eight tries, or of one
+        found = {k: statistics.bootstrap(v, families=names).as_dict() for k, v in again.items() if k in row}
+        return {**row, **found, "family": family, "families": len({name or t for t, name in family.items()})}
 
     def seconds(self) -> np.ndarray[Any, Any]:
         """Training time at the end of each step, evaluations left out."""
@@ -99,7 +112,7 @@ class Run:
 
     def gain(self) -> statistics.Interval:
         """After RL against after the warm start, paired by task."""
-        return gain(self.evals["sft"]["passes"], self.evals["end"]["passes"])
+        return gain(self.evals["sft"]["passes"], self.evals["end"]["passes"], self.evals["end"]["family"])
 
     def at(self, row: dict[str, Any]) -> float:
         """Seconds of RL at which an evaluation stood."""
@@ -126,6 +139,8 @@ def scores(runs: list[Run]) -> list[str]:
                 label = f"after {row['step']} steps of RL (cut off)"
             eight = interval(row["pass@8"]) if "pass@8" in row else ""
             what = f"{row['tasks']} of {env.name}, level {', '.join(map(str, levels or []))}"
+            if row["families"] < row["tasks"]:
+                what += f" ({row['families']} families)"
             lines.append(
                 f"| {run.name} | {what} | {label} | {interval(row['pass@1'])} | {eight} | "
                 f"{row['turns_per_success']:.1f} | {row['tool_errors']:.2f} |"

@@ -72,6 +72,7 @@ class Repair(Environment):
             split=split,
             level=level,
             tags=tuple(sorted({PROGRAMS[m.program].kind for m in made.broken})),
+            family=", ".join(sorted(f"{m.program} {m.numbers}" for m in made.broken)),
             prompt=one if len(paths) == 1 else several,
             setup={"files": made.files()},
             secret={

@@ -256,6 +256,15 @@ def test_ten_thousand_tasks_without_a_repeat(split: Any, level: int) -> None:
     assert len(seen) == 10_000
 
 
+def test_tasks_with_the_same_broken_program_are_one_family() -> None:
+    made = Repair()
+    family = {split: {made.task(split, 1, index).family for index in range(600)} for split in SPLITS}
+    kind = LEVELS[1]
+    for split, found in family.items():
+        assert len(found) == min(600, len(candidates(split, kind.broken[0], kind.longest, quiet=False)))
+    assert not family["train"] & family["heldout"] and not family["train"] & family["test"]
+
+
 def test_public_tests_are_numbered_without_gaps() -> None:
     mutant = next(m for m in candidates("train", (1,), 1_000, False) if len(m.telling) == 2)
     choices = Choices(mutant, LEVELS[2])
