@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from agentrl.evaluate import gain
 from agentrl.metrics import Row
 
 WINDOW = 10
@@ -32,8 +33,18 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
             f"step {last['step']}: {last['grading_alarms']} submission(s) broke grading twice on fresh boxes and "
             "scored 0; read their trajectories: the policy may be attacking the verifier"
         )
+    untrained = [row for row in evals if row["step"] == 0]
+    since = [*untrained[-1:], *(row for row in evals if row["step"] > 0)]  # a warm start's gain is none of RL's
+    if len(since) > 1 and since[-1]["step"] == last["step"] - 1:  # the first step after it: once for each
+        change = gain(since[0]["passes"], since[-1]["passes"], since[-1].get("family"))
+        if change.high < 0:
+            found["worse"] = (
+                f"held-out success fell since RL began, by {-100 * change.value:.1f} points [{-100 * change.high:.1f}, "
+                f"{-100 * change.low:.1f}]: read the newest trajectories; what is rewarded may not be what is wanted "
+                "(gates.overlong, process rewards), or learner.lr is too high"
+            )
     if len(steps) >= 2 * WINDOW:
-        found |= _drifts(steps, evals)
+        found |= _drifts(steps, since)
     return found
 
 

@@ -198,6 +198,25 @@ async def demonstrations(recipe: Recipe, worlds: Mapping[str, World], policy: Po
     return [task.result() for task in running]
 
 
+async def bring_up(trainer: Trainer, *, fresh: bool) -> tuple[list[Trajectory], float]:
+    """Start the engine. Meanwhile a fresh run's experts play, who need none: their episodes, and how long they took."""
+    recipe = trainer.recipe
+
+    async def played() -> tuple[list[Trajectory], float]:
+        if recipe.warm_start is None or not fresh:
+            return [], 0.0
+        began = time.monotonic()
+        return await demonstrations(recipe, trainer.worlds, trainer.policy), time.monotonic() - began
+
+    playing = asyncio.ensure_future(played())
+    try:
+        await trainer.engine.start()
+        return await playing
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+
 async def warm_start(trainer: Trainer) -> None:
     """Evaluate the untrained policy, then fine-tune it on demonstrations where the recipe says so."""
     from agentrl.learn import sft
@@ -208,7 +227,7 @@ async def warm_start(trainer: Trainer) -> None:
     if recipe.warm_start is None:
         return
     began = time.monotonic()
-    made = await demonstrations(recipe, trainer.worlds, trainer.policy)
+    made, played_s = trainer.demonstrations
     solved = sum(t.outcome.score == 1.0 for t in made)
     say(f"warm start: {solved} of {len(made)} demonstrations solve their task")
     loss = await asyncio.to_thread(
@@ -223,7 +242,9 @@ async def warm_start(trainer: Trainer) -> None:
     )
     trainer.learner.adopt()
     await trainer.publisher.publish(trainer.learner.version)
-    row = {"demonstrations": len(made), "solved": solved, "loss": loss, "warm_start_s": time.monotonic() - began}
+    trainer.demonstrations = ([], 0.0)
+    row = {"demonstrations": len(made), "solved": solved, "loss": loss, "demonstrations_s": played_s}
+    row["warm_start_s"] = time.monotonic() - began
     trainer.metrics.log("warm_start", 0, row)
 
 

@@ -106,7 +106,7 @@ class Trainer:
                 say=self.progress.say,
             )
             stack.push_async_callback(self.engine.close)
-            await self.engine.start()
+            self.demonstrations = await stages.bring_up(self, fresh=found is None)
             shared = turns and recipe.rollout.engine.type == "transformers"
             self.publisher = Publisher(
                 self.engine, lambda: self.learner.weights(), adapter=lambda: self.learner.adapter(), shared=shared

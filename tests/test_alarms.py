@@ -14,8 +14,17 @@ def rows(count: int = 30, **last: Any) -> list[dict[str, Any]]:
     return [{"kind": "step", "step": n, **HEALTHY, **(last if n >= count // 2 else {})} for n in range(count)]
 
 
-def evals(*values: float) -> list[dict[str, Any]]:
-    return [{"kind": "eval", "pass@1": {"value": value}} for value in values]
+def evals(*values: float, every: int = 10) -> list[dict[str, Any]]:
+    """Evaluations on 100 tasks, the first before the first step."""
+    return [
+        {
+            "kind": "eval",
+            "step": number * every,
+            "pass@1": {"value": value},
+            "passes": {str(task): float(task < 100 * value) for task in range(100)},
+        }
+        for number, value in enumerate(values)
+    ]
 
 
 def test_a_healthy_run_is_left_alone() -> None:
@@ -41,3 +50,20 @@ def test_each_failure_has_its_alarm(change: dict[str, Any], name: str) -> None:
 def test_a_score_that_only_training_sees_is_suspicious() -> None:
     assert list(alarms(rows(score=0.9), evals(0.30, 0.31, 0.30))) == ["hacking"]
     assert alarms(rows(score=0.9), evals(0.3, 0.5, 0.7)) == {}
+
+
+def test_a_warm_start_does_not_hide_it() -> None:
+    """What the untrained model scored is no measure: the warm start had made it better before RL began."""
+    assert list(alarms(rows(score=0.9), [*evals(0.0), *evals(0.30, 0.31, 0.30)])) == ["hacking"]
+
+
+def test_held_out_success_that_falls_is_told_at_once() -> None:
+    few = rows(12)[:12]
+    assert few[-1]["step"] == 11
+    text = alarms(few, [*evals(0.0), *evals(0.30, 0.15)])  # the evaluation after step 10, as step 11 ends
+    assert list(text) == ["worse"] and "15.0 points" in text["worse"]
+    assert alarms(few, [*evals(0.0), *evals(0.30, 0.29)]) == {}, "one task in a hundred is chance"
+    assert alarms(few, evals(0.30)) == {}
+    assert alarms(rows(13), [*evals(0.0), *evals(0.30, 0.15)]) == {}, "once for each evaluation"
+    alike = [{**row, "family": {str(task): "one" for task in range(15, 30)}} for row in evals(0.30, 0.15)]
+    assert alarms(few, alike) == {}, "all that fell is one family"

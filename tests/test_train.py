@@ -1,5 +1,6 @@
 """The whole thread on a tiny policy: recipe, environment, sandbox, engine, verifier, curriculum, loss, weights."""
 
+import asyncio
 import json
 import os
 import random
@@ -17,10 +18,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from agentrl import metrics
+from agentrl import metrics, stages
 from agentrl.cli import main
+from agentrl.errors import EngineError
 from agentrl.learn import checkpoint
 from agentrl.rollout import store
+from agentrl.rollout.transformers_engine import TransformersEngine
 
 # The entropy bonus gives a gradient that depends on the sampled tokens even while every rollout fails.
 TINY: dict[str, Any] = {
@@ -205,6 +208,50 @@ def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest
     assert train(str(write(run={"max_hours": 1e-6}))) == 3
     assert checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints").step == 1  # type: ignore[union-attr]
     assert "max_hours" in capfd.readouterr().err
+
+
+def test_experts_play_while_the_engine_starts(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is not ready before the last demonstration is played: neither waits for the other."""
+    played, start, play = asyncio.Event(), TransformersEngine.start, stages.demonstrations
+
+    async def starting(engine: TransformersEngine) -> None:
+        await asyncio.wait_for(played.wait(), 60)
+        await start(engine)
+
+    async def playing(*arguments: Any) -> Any:
+        try:
+            return await play(*arguments)
+        finally:
+            played.set()
+
+    monkeypatch.setattr(TransformersEngine, "start", starting)
+    monkeypatch.setattr(stages, "demonstrations", playing)
+    assert train(str(write(run={"steps": 0}))) == 0
+    (row,) = metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "warm_start")
+    assert row["solved"] == 16 and row["demonstrations_s"] > 0
+
+
+def test_an_engine_that_does_not_start_ends_the_run_and_calls_the_experts_off(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+
+    async def starting(engine: TransformersEngine) -> None:
+        await asyncio.sleep(0.01)
+        raise EngineError("no engine today")
+
+    async def playing(*arguments: Any) -> Any:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append("called off")
+
+    monkeypatch.setattr(TransformersEngine, "start", starting)
+    monkeypatch.setattr(stages, "demonstrations", playing)
+    assert train(str(write())) not in (0, None)
+    assert "no engine today" in capfd.readouterr().err and ended == ["called off"]
 
 
 def test_a_second_run_of_one_name_is_refused(
