@@ -183,7 +183,7 @@ def test_pause_stops_sampling_and_resume_goes_on(run: Run, forward: Forward) -> 
         task = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=200, seed=3)))
         await asyncio.sleep(0.05)
         await engine.pause()
-        late = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=2, seed=4)))
+        late = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=2, temperature=0.0)))
         await asyncio.sleep(0.5)
         assert not late.done()
         await engine.resume()
@@ -237,7 +237,7 @@ def test_a_weight_update_is_seen_by_the_next_token(run: Run, forward: Forward, m
         assert engine.version == 1
         check_mixed(completion, forward, model, other)
         after = await engine.generate(PROMPT, Sampling(max_tokens=5, seed=1))
-        assert after.versions == (1,) * 5
+        assert after.token_ids and after.versions == (1,) * len(after.token_ids)  # it may end early, by chance
         assert close(after.logprobs, forward(PROMPT, after.token_ids, by=other))
 
     run(test)
