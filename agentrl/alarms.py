@@ -36,16 +36,19 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
     untrained = [row for row in evals if row["step"] == 0]
     since = [*untrained[-1:], *(row for row in evals if row["step"] > 0)]  # a warm start's gain is none of RL's
     if len(since) > 1 and since[-1]["step"] == last["step"] - 1:  # the first step after it: once for each
-        change = gain(since[0]["passes"], since[-1]["passes"], since[-1].get("family"))
-        if change.high < 0:
-            found["worse"] = (
-                f"held-out success fell since RL began, by {-100 * change.value:.1f} points [{-100 * change.high:.1f}, "
-                f"{-100 * change.low:.1f}]: read the newest trajectories; what is rewarded may not be what is wanted "
-                "(gates.overlong, process rewards), or learner.lr is too high"
-            )
+        found |= _fallen(since[0], since[-1])
     if len(steps) >= 2 * WINDOW:
         found |= _drifts(steps, since)
     return found
+
+
+def _fallen(before: Row, after: Row) -> dict[str, str]:
+    change = gain(before["passes"], after["passes"], after.get("family"))
+    if change.high >= 0:
+        return {}
+    points = f"{-100 * change.value:.1f} points [{-100 * change.high:.1f}, {-100 * change.low:.1f}]"
+    advice = "what is rewarded may not be what is wanted (gates.overlong, process rewards), or learner.lr is too high"
+    return {"worse": f"held-out success fell since RL began, by {points}: read the newest trajectories; {advice}"}
 
 
 def _drifts(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:

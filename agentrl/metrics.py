@@ -93,7 +93,7 @@ def step_row(round_: Round, report: Mapping[str, Any], version: int) -> dict[str
         "rollouts": len(rollouts),
         "infra_errors": len(rollouts) - len(graded),
         "grading_alarms": sum(t.outcome.alarm for t in graded),
-        "truncated": _mean([t.outcome.ending in ("tokens", "turns", "time") for t in graded]),
+        "truncated": _mean([t.outcome.cut_off for t in graded]),
         "agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
         "sampled_mean": _mean(lengths),
         "sampled_max": max(lengths, default=0),

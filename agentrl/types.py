@@ -245,6 +245,11 @@ class Outcome:
     alarm: bool = False
     """The submission broke grading twice on fresh boxes while the house was well: scored 0, and worth a look."""
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether a budget ended it."""
+        return self.ending in ("tokens", "turns", "time")
+
     def __post_init__(self) -> None:
         if (self.grade == "graded") != (self.score is not None):
             raise ValueError(f"an outcome has a score exactly when it is graded: {self.grade}, {self.score}")

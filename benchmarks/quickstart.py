@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import metrics, statistics
+from agentrl.evaluate import gain
 from agentrl.statistics import Interval
 from benchmarks._runs import log_of, options, play
 
@@ -41,9 +42,7 @@ def report(out: Path, name: str, seconds: float | None) -> dict[str, Any] | None
     last = rows.get("end") or rows.get("rl")
     if "sft" not in rows or last is None:
         return None
-    before, after = rows["sft"]["passes"], last["passes"]
-    shared = sorted(before.keys() & after.keys())
-    gain = statistics.paired([before[t] for t in shared], [after[t] for t in shared])
+    added = gain(rows["sft"]["passes"], last["passes"])
     return {
         "name": name,
         "steps": last["step"],
@@ -51,7 +50,7 @@ def report(out: Path, name: str, seconds: float | None) -> dict[str, Any] | None
         "start": rows["start"]["pass@1"],
         "sft": rows["sft"]["pass@1"],
         "rl": last["pass@1"],
-        "gain": gain.as_dict(),
+        "gain": added.as_dict(),
         "seconds": seconds,
     }
 

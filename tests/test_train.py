@@ -237,6 +237,11 @@ def test_an_engine_that_does_not_start_ends_the_run_and_calls_the_experts_off(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ended: list[str] = []
+    close = TransformersEngine.close
+
+    async def closing(engine: TransformersEngine) -> None:
+        ended.append("closed")
+        await close(engine)
 
     async def starting(engine: TransformersEngine) -> None:
         await asyncio.sleep(0.01)
@@ -249,9 +254,24 @@ def test_an_engine_that_does_not_start_ends_the_run_and_calls_the_experts_off(
             ended.append("called off")
 
     monkeypatch.setattr(TransformersEngine, "start", starting)
+    monkeypatch.setattr(TransformersEngine, "close", closing)
     monkeypatch.setattr(stages, "demonstrations", playing)
     assert train(str(write())) not in (0, None)
-    assert "no engine today" in capfd.readouterr().err and ended == ["called off"]
+    assert "no engine today" in capfd.readouterr().err
+    assert ended == ["called off", "closed"], "while there are engine and boxes, not when the loop is torn down"
+
+
+def test_an_evaluation_says_which_tasks_are_variants_of_one(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(run={"steps": 0}, eval={"tasks": 97})  # two more than level 1 has broken programs
+    data = yaml.safe_load(path.read_text()) | {"envs": [{"name": "repair", "levels": [1]}], "warm_start": None}
+    data["model"]["context"] = data["rollout"]["max_context"] = 2048
+    path.write_text(yaml.safe_dump(data | {"rollout": {**data["rollout"], "max_turns": 1, "max_tokens": 2}}))
+    assert train(str(path)) == 0
+    *_, row = metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "eval")
+    assert (row["tasks"], row["families"], len(set(row["family"].values()))) == (97, 95, 95)
+    assert "(97 tasks of 95 families)" in capfd.readouterr().err
 
 
 def test_a_second_run_of_one_name_is_refused(

@@ -15,13 +15,11 @@ import numpy as np
 from agentrl import seeds
 from agentrl.curriculum.view import Beta
 from agentrl.recipe import GatesSection
-from agentrl.types import Ending, Group, TrainingSample, Trajectory
+from agentrl.types import Group, TrainingSample, Trajectory
 
 Key = tuple[int, int]
 """(group number, trajectory index), as learn/advantage.py takes them."""
 
-CUT_OFF: tuple[Ending, ...] = ("tokens", "turns", "time")
-"""Endings of episodes that did not end by themselves."""
 UNKNOWN: Beta = (2.0, 2.0)
 """What is believed of a task where the curriculum does not predict."""
 SPARED = 0.5
@@ -118,7 +116,7 @@ class Gate:
 
     def _counted(self, trajectory: Trajectory, score: float) -> float:
         """The score, or 0 where the recipe counts nothing that a budget ended."""
-        return 0.0 if self._recipe.overlong == "fail" and trajectory.outcome.ending in CUT_OFF else score
+        return 0.0 if self._recipe.overlong == "fail" and trajectory.outcome.cut_off else score
 
     def _shaped(self, trajectory: Trajectory, score: float) -> float:
         if self._recipe.overlong != "shape":

@@ -43,7 +43,7 @@ def warm_start(
     section: WarmStartSection,
     *,
     seed: int,
-    micro_tokens: int = 16_384,
+    micro_tokens: int,
     say: Callable[[str], None] = print,
 ) -> float:
     """Train `model` in place; returns the last mean loss. Same seed, machine and threads: the same weights.

@@ -54,7 +54,13 @@ def test_demonstrations_are_learnt_on_the_sampled_tokens_alone(smoothing: float,
     places = [p.data_ptr() for p in model.parameters()]
     section = WarmStartSection(demonstrations=8, epochs=40, lr=0.01, batch=8, smoothing=smoothing)
     loss = warm_start(
-        model, tokenizer, [demonstration()] * 8 + [demonstration(0.0)], section, seed=1, say=lambda _: None
+        model,
+        tokenizer,
+        [demonstration()] * 8 + [demonstration(0.0)],
+        section,
+        seed=1,
+        micro_tokens=64,
+        say=lambda _: None,
     )
     with torch.no_grad():
         logits = model(torch.tensor([TOKENS])).logits[0, :-1]
@@ -68,7 +74,7 @@ def test_demonstrations_are_learnt_on_the_sampled_tokens_alone(smoothing: float,
 
 def test_experts_that_never_succeed_are_an_error() -> None:
     with pytest.raises(UserError, match="env check"):
-        warm_start(None, None, [demonstration(0.0)], WarmStartSection(), seed=0)
+        warm_start(None, None, [demonstration(0.0)], WarmStartSection(), seed=0, micro_tokens=64)
 
 
 def evaluation(scores: list[float], *, broken: int = 0, unfinished: int = 0) -> Evaluation:

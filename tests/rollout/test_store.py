@@ -41,6 +41,7 @@ def trajectory(number: int, tokens: int = 50) -> Trajectory:
         split="train",
         level=2,
         tags=("a", "b"),
+        family="f",
         prompt="Höre: \u2028 \x85 🙂",
         setup={"n": [1, {"x": None}]},
     )
