@@ -10,6 +10,8 @@ from torch import Tensor
 
 EDGES = (-1.0, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Borders of the mismatch histogram: log π_learner − log π_engine, in nats."""
+ENOUGH = 100
+"""Tokens of the learner's own version from which on a mean over them says something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class Mismatch:
     """How far engine and learner disagree about the tokens the engine sampled."""
 
     mean: float
-    """Mean absolute difference of logprobs, in nats; over tokens of the learner's own version where there are any."""
+    """Mean absolute difference of logprobs, in nats; of the learner's own version's tokens where there are ENOUGH."""
     max: float
     ess: float
     """Effective sample size of π_learner / π_engine as a fraction: 1 when they agree."""
@@ -109,7 +111,7 @@ def mismatch(learner: Tensor, engine: Tensor, current: Tensor) -> Mismatch:
     if not len(learner):
         return Mismatch(mean=0.0, max=0.0, ess=1.0, histogram=(0,) * (len(EDGES) + 1), current=1.0)
     difference = (learner - engine).double()
-    own = difference[current.bool()] if bool(current.any()) else difference
+    own = difference[current.bool()] if int(current.sum()) >= ENOUGH else difference
     ratio = difference.clamp(-20.0, 20.0).exp()
     counts = torch.bincount(torch.bucketize(difference, torch.tensor(EDGES).double()), minlength=len(EDGES) + 1)
     return Mismatch(
