@@ -35,6 +35,11 @@ TRIES = (
     "smollm2-repair-giving-up",
 )
 """Runs before the recipes were what they are."""
+UNIFORM = (
+    ("smollm2-countdown-beside-uniform", "smollm2-countdown-uniform"),
+    ("smollm2-files-six-levels", "smollm2-files-six-levels-uniform"),
+)
+"""Runs from the same weights with learnability and with uniform."""
 STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
 SAMPLES = 6
 MEMORY = ("memory_gb", "memory_held_gb")
@@ -106,8 +111,9 @@ class Run:
         """Training time at the end of each step, evaluations left out."""
         return np.cumsum([row["seconds"] for row in self.steps])
 
-    def mean(self, name: str) -> float:
-        return float(np.mean([row[name] for row in self.steps])) if self.steps else float("nan")
+    def mean(self, name: str, first: int | None = None) -> float:
+        """Over all steps, or over the first of them."""
+        return float(np.mean([row[name] for row in self.steps[:first]])) if self.steps else float("nan")
 
     def mismatch(self) -> float:
         """Nats between engine and learner, over tokens of the learner's own version: some steps have few of them."""
@@ -292,9 +298,9 @@ def page(evidence: Path, docs: Path) -> None:
     if peer.is_file():
         measured = json.loads(peer.read_text())
         parts["peer"] = "\n".join(side_by_side(every[measured["run"]], measured["rows"], docs / "results-peer.png"))
-    beside, uniform = (every.get(f"smollm2-countdown-{name}") for name in ("beside-uniform", "uniform"))
-    if beside and uniform:
-        parts["curriculum"] = "\n".join(against_uniform(beside, uniform))
+    pairs = [(every[ours], every[uniform]) for ours, uniform in UNIFORM if {ours, uniform} <= every.keys()]
+    if pairs:
+        parts["curriculum"] = "\n".join(against_uniform(pairs))
     text = (docs / "results.md").read_text()
     for name, made in parts.items():
         text = put(text, name, made)
@@ -316,18 +322,19 @@ def engine_table(engines: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def against_uniform(ours: Run, uniform: Run) -> list[str]:
-    count = min(len(ours.steps), len(uniform.steps))
-    lines = [f"| first {count} steps | learnability | uniform |", "|---|---|---|"]
-    for name, label in (
-        ("informative", "groups that carried a signal"),
-        ("all_fail", "groups that all failed"),
-        ("all_pass", "groups that all passed"),
-        ("rollout_tokens", "rollout tokens a step"),
-    ):
-        values = [float(np.mean([row[name] for row in run.steps[:count]])) for run in (ours, uniform)]
-        form = "{:,.0f}" if name == "rollout_tokens" else "{:.2f}"
-        lines.append(f"| {label} | {form.format(values[0])} | {form.format(values[1])} |")
+def against_uniform(pairs: list[tuple[Run, Run]]) -> list[str]:
+    """What learnability drew and what uniform drew, over as many steps as both have."""
+    lines = ["| environment | levels | steps | curriculum | groups with a signal | all failed | all passed | rollout tokens a step |"]
+    lines.append("|---" * 8 + "|")
+    for pair in pairs:
+        count = min(len(run.steps) for run in pair)
+        for run in pair:
+            env = run.recipe.envs[0]
+            levels = " ".join(map(str, env.levels or ())) or "all"
+            drawn = [run.mean(name, count) for name in ("informative", "all_fail", "all_pass")]
+            shares = " | ".join(f"{share:.2f}" for share in drawn)
+            start = f"| {env.name} | {levels} | {count} | {run.recipe.curriculum.type}"
+            lines.append(f"{start} | {shares} | {run.mean('rollout_tokens', count):,.0f} |")
     return lines
 
 
