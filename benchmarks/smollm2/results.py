@@ -324,8 +324,9 @@ def engine_table(engines: list[dict[str, Any]]) -> list[str]:
 
 def against_uniform(pairs: list[tuple[Run, Run]]) -> list[str]:
     """What learnability drew and what uniform drew, over as many steps as both have."""
-    lines = ["| environment | levels | steps | curriculum | groups with a signal | all failed | all passed | rollout tokens a step |"]
-    lines.append("|---" * 8 + "|")
+    heads = ["environment", "levels", "steps", "curriculum", "groups with a signal", "all failed", "all passed"]
+    heads.append("rollout tokens a step")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for pair in pairs:
         count = min(len(run.steps) for run in pair)
         for run in pair:
