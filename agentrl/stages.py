@@ -270,7 +270,8 @@ async def finish(trainer: Trainer) -> None:
         say(_table(rows))
         if before := rows.get("sft") or rows.get("start"):
             difference = gain(before["passes"], rows["end"]["passes"], rows["end"].get("family"))
-            say(f"after RL against before: {statistics.verdict(difference)}")
+            earlier = "the warm start" if "sft" in rows else "before"
+            say(f"after RL against {earlier}: {statistics.verdict(difference)}")
         shared = overlap([problem.task for problem in trainer.evaluation.tasks], trainer.trained)
         say(f"held-out tasks that were trained on: {shared} of {len(trainer.evaluation.tasks)}")
         ended = trainer.evaluation.results.get("end")

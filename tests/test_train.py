@@ -177,7 +177,7 @@ def test_what_was_measured_before_a_stop_is_not_measured_again(
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 3, errors.decode()
         assert measured() == made
-    for said in ("after RL against before", "all 2 steps are done"):
+    for said in ("after RL against the warm start: ", "all 2 steps are done"):
         assert train(path, "--resume") == 0
         assert said in capfd.readouterr().err
         assert measured() == [start, sft, middle, end]

@@ -19,8 +19,10 @@ class Mismatch:
     """How far engine and learner disagree about the tokens the engine sampled."""
 
     mean: float
-    """Mean absolute difference of logprobs, in nats; of the learner's own version's tokens where there are ENOUGH."""
+    """Mean absolute difference of logprobs, in nats; over tokens of the learner's own version where there are any."""
     max: float
+    judged: float
+    """What `learner.max_mismatch` is held against: that mean, or the one over all tokens where few are its own."""
     ess: float
     """Effective sample size of π_learner / π_engine as a fraction: 1 when they agree."""
     histogram: tuple[int, ...]
@@ -76,7 +78,7 @@ class StepReport:
     def metrics(self) -> dict[str, Any]:
         """Flat numbers for the metrics file, and the histogram."""
         flat: dict[str, Any] = {name: value for name, value in asdict(self).items() if isinstance(value, int | float)}
-        for name in ("mean", "max", "ess", "current"):
+        for name in ("mean", "max", "judged", "ess", "current"):
             flat[f"mismatch_{name}"] = getattr(self.mismatch, name)
         flat["mismatch_histogram"] = list(self.mismatch.histogram)
         flat["tokens_per_second"] = self.tokens / self.seconds if self.seconds else 0.0
@@ -109,14 +111,15 @@ class Gathered:
 def mismatch(learner: Tensor, engine: Tensor, current: Tensor) -> Mismatch:
     """Compare logprobs; `current` marks tokens that the learner's own version sampled."""
     if not len(learner):
-        return Mismatch(mean=0.0, max=0.0, ess=1.0, histogram=(0,) * (len(EDGES) + 1), current=1.0)
+        return Mismatch(mean=0.0, max=0.0, judged=0.0, ess=1.0, histogram=(0,) * (len(EDGES) + 1), current=1.0)
     difference = (learner - engine).double()
-    own = difference[current.bool()] if int(current.sum()) >= ENOUGH else difference
+    own = difference[current.bool()] if bool(current.any()) else difference
     ratio = difference.clamp(-20.0, 20.0).exp()
     counts = torch.bincount(torch.bucketize(difference, torch.tensor(EDGES).double()), minlength=len(EDGES) + 1)
     return Mismatch(
         mean=float(own.abs().mean()),
         max=float(own.abs().max()),
+        judged=float((own if len(own) >= ENOUGH else difference).abs().mean()),
         ess=float(ratio.sum().square() / (ratio.square().sum() * len(ratio))),
         histogram=tuple(int(c) for c in counts),
         current=float(current.double().mean()),

@@ -308,9 +308,9 @@ class Learner:
         """Measured before the first update; beyond the bound the run stops here."""
         found = mismatch(gathered.all("learner"), gathered.all("engine"), gathered.all("current"))
         bound = self._section.max_mismatch
-        if not found.mean <= bound:
+        if not found.judged <= bound:
             raise EngineError(
-                f"engine and learner disagree by {found.mean:.3g} nats a token on average (at most {found.max:.3g}; "
+                f"engine and learner disagree by {found.judged:.3g} nats a token on average (at most {found.max:.3g}; "
                 f"learner.max_mismatch is {bound}); {found.current:.0%} of the tokens come from the learner's own "
                 f"version {self.version}. If that share is high, the engine runs other weights, another temperature, "
                 "tokenizer or precision: check rollout.temperature, model.path and the engine's version. If it is "

@@ -219,14 +219,15 @@ def test_drift_beyond_the_bound_stops_the_run(make_learner: MakeLearner, make_sa
     assert all(torch.equal(p, weights[n]) for n, p in learner.weights().items())
 
 
-def test_a_handful_of_own_tokens_does_not_speak_for_all() -> None:
+def test_a_handful_of_own_tokens_stops_no_run() -> None:
     engine = torch.zeros(1000)
     learner, own = torch.full((1000,), 0.01), torch.zeros(1000)
     learner[:3], own[:3] = 1.5, 1.0
     few = mismatch(learner, engine, own)
-    assert few.mean == pytest.approx(0.01 * 0.997 + 1.5 * 0.003) and few.current == pytest.approx(0.003)
-    learner[3:ENOUGH], own[:ENOUGH] = 0.5, 1.0
-    assert mismatch(learner, engine, own).mean == pytest.approx((3 * 1.5 + 0.5 * (ENOUGH - 3)) / ENOUGH)
+    assert few.mean == pytest.approx(1.5) and few.judged == pytest.approx(0.01 * 0.997 + 1.5 * 0.003)
+    own[:ENOUGH] = 1.0
+    enough = mismatch(learner, engine, own)
+    assert enough.judged == enough.mean == pytest.approx((3 * 1.5 + 0.01 * (ENOUGH - 3)) / ENOUGH)
 
 
 def test_bfloat16_keeps_float32_masters_and_the_same_tensors(
