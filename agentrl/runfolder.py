@@ -73,17 +73,17 @@ class RunFolder:
 
 
 def open_run(recipe: Recipe, *, resume: bool) -> RunFolder:
-    """The folder of a run: a new one, or with `resume` the one that is there. Never overwrites."""
+    """The folder of a run: a new one, or with `resume` the one that is there. Never overwrites what a run has made."""
     path = recipe.run.out / recipe.run.name
     exists = (path / "recipe.yaml").is_file()
-    if exists and not resume:
+    if _begun(path) and not resume:
         raise UserError(f"{path} holds a run already; add --resume to go on with it, or --set run.name=ANOTHER")
     if resume and not exists:
         raise UserError(f"{path} holds no run to resume; leave out --resume to start one")
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
-        if exists:
+        if resume:
             _same_recipe(path, recipe)
         else:
             free = shutil.disk_usage(path).free
@@ -96,6 +96,13 @@ def open_run(recipe: Recipe, *, resume: bool) -> RunFolder:
             f"{path}: {error.strerror or error}; choose another folder with --set run.out=DIR"
         ) from error
     return RunFolder(path, lock)
+
+
+def _begun(path: Path) -> bool:
+    """Whether a run has anything to lose. One that failed before its first row may be started again as a new one."""
+    rows = path / "metrics.jsonl"
+    kept = (path / name for name in ("checkpoints", "trajectories"))
+    return (rows.is_file() and rows.stat().st_size > 0) or any(k.is_dir() and any(k.iterdir()) for k in kept)
 
 
 def environment() -> dict[str, Any]:

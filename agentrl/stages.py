@@ -44,7 +44,7 @@ def begin(
         say(f"passed over: {warning}")
     if found:
         say(f"resuming after step {found.step}")
-    elif folder.metrics.exists():
+    elif folder.metrics.exists() and folder.metrics.stat().st_size:
         say("there is no checkpoint to go on from: training begins anew")
     policy = assembly.policy(recipe, worlds, folder=found.model if found else None, say=say)
     return policy, Learner(policy.model, policy.tokenizer, recipe), found

@@ -39,11 +39,23 @@ def test_the_key_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE((run.path / "key").stat().st_mode) == 0o600
 
 
-def test_a_second_run_of_one_name_asks(tmp_path: Path) -> None:
-    open_run(recipe(tmp_path), resume=False).close()
+@pytest.mark.parametrize(
+    "made", ["metrics.jsonl", "checkpoints/step-000000", "trajectories/trajectories-000000.jsonl.gz"]
+)
+def test_a_second_run_of_one_name_asks(tmp_path: Path, made: str) -> None:
+    with open_run(recipe(tmp_path), resume=False) as run:
+        (run.path / made).write_text("something")
     with pytest.raises(UserError, match="--resume"):
         open_run(recipe(tmp_path), resume=False)
     open_run(recipe(tmp_path), resume=True).close()
+
+
+def test_a_run_that_failed_before_its_first_row_starts_again_with_what_was_mended(tmp_path: Path) -> None:
+    with open_run(recipe(tmp_path), resume=False) as run:
+        (run.path / "metrics.jsonl").touch()
+    mended = recipe(tmp_path, model={"path": "elsewhere"})
+    with open_run(mended, resume=False) as run:
+        assert recipes.load(run.path / "recipe.yaml") == mended
 
 
 def test_resuming_nothing_is_an_error(tmp_path: Path) -> None:

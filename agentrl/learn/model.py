@@ -90,6 +90,11 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _quiet()
+    if not folder.is_dir():
+        raise RecipeError(
+            f"model.path: there is no folder {folder}; name one that transformers can load, "
+            f"or let `agentrl model get smollm2 --to {folder}` make it"
+        )
     if not (folder / "config.json").is_file():
         raise RecipeError(f"model.path: {folder} is no transformers folder (it has no config.json)")
     try:

@@ -105,6 +105,8 @@ def test_scratch_models_that_cannot_be(make_recipe: Callable[..., Recipe], model
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"no config\.json"):
         load_model(PretrainedModel(path=tmp_path), device="cpu")
+    with pytest.raises(RecipeError, match="there is no folder .*agentrl model get smollm2 --to"):
+        load_model(PretrainedModel(path=tmp_path / "nowhere"), device="cpu")
 
 
 def test_an_unusable_device(make_recipe: Callable[..., Recipe]) -> None:
