@@ -71,7 +71,7 @@ class Evaluation:
             "families": len({family.get(task, task) for task in self.passes}),
             "tries": len(self.trajectories),
             "ungraded": self.ungraded,
-            "truncated": sum(t.outcome.ending != "done" for t in graded) / max(1, len(graded)),
+            "truncated": sum(t.outcome.cut_off for t in graded) / max(1, len(graded)),
             "turns_per_success": sum(turns) / max(1, len(turns)),
             "tokens_per_success": sum(t.sampled_tokens for t in graded) / max(1, len(solved)),
             "tool_errors": sum(_tool_errors(t) for t in graded) / max(1, len(graded)),
@@ -142,6 +142,12 @@ def gain(before: Mapping[str, float], after: Mapping[str, float], family: Mappin
     shared = sorted(before.keys() & after.keys())
     families = [family.get(t, "") for t in shared] if family else None
     return statistics.paired([before[t] for t in shared], [after[t] for t in shared], families=families)
+
+
+def how_many(row: Mapping[str, Any]) -> str:
+    """The tasks of an evaluation's row, in words."""
+    families = row.get("families", row["tasks"])
+    return f"{row['tasks']} tasks" + (f" of {families} families" if families < row["tasks"] else "")
 
 
 def fingerprint(task: Task) -> str:

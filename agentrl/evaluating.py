@@ -13,7 +13,7 @@ from typing import Any
 from agentrl import assembly, seeds, statistics
 from agentrl import recipe as recipes
 from agentrl.errors import UserError
-from agentrl.evaluate import Evaluation, Problem, compare, evaluate, overlap, problems
+from agentrl.evaluate import Evaluation, Problem, compare, evaluate, how_many, overlap, problems
 from agentrl.recipe import EvalSection, Recipe, SglangEngine
 from agentrl.rollout import engines, scheduler
 from agentrl.rollout.rollout import Style, World
@@ -168,8 +168,7 @@ def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
         for k in ks:
             score = policy[f"pass@{k}"]
             lines.append(f"  pass@{k:<4} {score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]")
-        families = f" of {policy['families']} families" if policy["families"] < policy["tasks"] else ""
-        lines.append(f"  tasks {policy['tasks']}{families}, of them trained on: {policy['trained_on']}")
+        lines.append(f"  {how_many(policy)}, of them trained on: {policy['trained_on']}")
         levels = "  ".join(f"{level}: {rate:.2f}" for level, rate in policy["levels"].items())
         lines.append(f"  by level  {levels}")
         lines.append(

@@ -76,7 +76,7 @@ def open_run(recipe: Recipe, *, resume: bool) -> RunFolder:
     """The folder of a run: a new one, or with `resume` the one that is there. Never overwrites what a run has made."""
     path = recipe.run.out / recipe.run.name
     exists = (path / "recipe.yaml").is_file()
-    if _begun(path) and not resume:
+    if begun(path) and not resume:
         raise UserError(f"{path} holds a run already; add --resume to go on with it, or --set run.name=ANOTHER")
     if resume and not exists:
         raise UserError(f"{path} holds no run to resume; leave out --resume to start one")
@@ -98,7 +98,7 @@ def open_run(recipe: Recipe, *, resume: bool) -> RunFolder:
     return RunFolder(path, lock)
 
 
-def _begun(path: Path) -> bool:
+def begun(path: Path) -> bool:
     """Whether a run has anything to lose. One that failed before its first row may be started again as a new one."""
     rows = path / "metrics.jsonl"
     kept = (path / name for name in ("checkpoints", "trajectories"))

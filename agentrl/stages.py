@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl import assembly, seeds, statistics
 from agentrl.assembly import Policy, Say
 from agentrl.curriculum.gates import Gate
-from agentrl.evaluate import Evaluation, evaluate, gain, overlap, problems
+from agentrl.evaluate import Evaluation, evaluate, gain, how_many, overlap, problems
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
 from agentrl.report import episode
@@ -18,7 +18,7 @@ from agentrl.rollout import scheduler
 from agentrl.rollout.engine import Engine
 from agentrl.rollout.rollout import Budget, Place, Style, World, rollout
 from agentrl.rollout.scripted import ScriptedEngine
-from agentrl.runfolder import RunFolder
+from agentrl.runfolder import RunFolder, begun
 from agentrl.types import Round, Task, TrainingSample, Trajectory
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def begin(
         say(f"passed over: {warning}")
     if found:
         say(f"resuming after step {found.step}")
-    elif folder.metrics.exists() and folder.metrics.stat().st_size:
+    elif begun(folder.path):
         say("there is no checkpoint to go on from: training begins anew")
     policy = assembly.policy(recipe, worlds, folder=found.model if found else None, say=say)
     return policy, Learner(policy.model, policy.tokenizer, recipe), found
@@ -289,6 +289,5 @@ def _table(rows: Mapping[str, Row]) -> str:
         if row := rows.get(stage):
             score = row["pass@1"]
             interval = f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-            families = f" of {row['families']} families" if row.get("families", row["tasks"]) < row["tasks"] else ""
-            lines.append(f"  {name:<17} {interval}  ({row['tasks']} tasks{families})")
+            lines.append(f"  {name:<17} {interval}  ({how_many(row)})")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from agentrl.rollout.engine import Sampling
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, Style, World
 from agentrl.rollout.scripted import ScriptedEngine
-from agentrl.types import Completion
+from agentrl.types import Completion, Ending
 
 RECIPE = {
     "run": {"name": "r", "threads": 1},
@@ -76,6 +76,17 @@ def test_success_is_counted_task_by_task(found: tuple[list[Problem], Renderer, W
     assert (summary["pass@1"]["value"], summary["pass@2"]["value"]) == (0.5, 0.5)
     assert (summary["tasks"], summary["tries"], summary["ungraded"]) == (6, 12, 0)
     assert summary["levels"] == {"1": pytest.approx(2 / 3), "2": pytest.approx(1 / 3)}
+
+
+def test_what_a_budget_ended_is_cut_off_and_nothing_else(found: tuple[list[Problem], Renderer, World]) -> None:
+    result = tried(found, set(), 1)
+    endings: list[Ending] = ["done", "agent_error", "tokens", "turns", "time", "done"]
+    ended = tuple(
+        replace(t, outcome=replace(t.outcome, ending=ending))
+        for t, ending in zip(result.trajectories, endings, strict=True)
+    )
+    assert result.summary([1])["truncated"] == 0
+    assert replace(result, trajectories=ended).summary([1])["truncated"] == 0.5
 
 
 def test_two_policies_are_compared_on_the_same_tasks(found: tuple[list[Problem], Renderer, World]) -> None:

@@ -310,8 +310,8 @@ class Learner:
         bound = self._section.max_mismatch
         if not found.judged <= bound:
             raise EngineError(
-                f"engine and learner disagree by {found.judged:.3g} nats a token on average (at most {found.max:.3g}; "
-                f"learner.max_mismatch is {bound}); {found.current:.0%} of the tokens come from the learner's own "
+                f"engine and learner disagree by {found.judged:.3g} nats a token on average (learner.max_mismatch is "
+                f"{bound}); {found.current:.0%} of the tokens come from the learner's own "
                 f"version {self.version}. If that share is high, the engine runs other weights, another temperature, "
                 "tokenizer or precision: check rollout.temperature, model.path and the engine's version. If it is "
                 "low, the samples are too old: lower async.max_staleness or learner.lr"

@@ -175,7 +175,7 @@ def costs(runs: list[Run]) -> list[str]:
     row("seconds of warm start", [f"{r.warm.get('warm_start_s', float('nan')):.0f}" for r in runs])
     if any("demonstrations_s" in r.warm for r in runs):
         spent = [r.warm.get("demonstrations_s") for r in runs]
-        row("before it, seconds of demonstrations while servers started", [f"{s:.0f}" if s else "" for s in spent])
+        row("before it, seconds of demonstrations", [f"{s:.0f}" if s else "" for s in spent])
     row("seconds of RL, evaluations left out", [f"{r.seconds()[-1]:.0f}" for r in runs])
     row("seconds of the evaluations", [f"{sum(e['eval_s'] for e in _all_evals(r)):.0f}" for r in runs])
     row("sampled tokens/s over all of RL", [f"{r.total('sampled_tokens') / r.seconds()[-1]:,.0f}" for r in runs])

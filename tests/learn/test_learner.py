@@ -219,7 +219,20 @@ def test_drift_beyond_the_bound_stops_the_run(make_learner: MakeLearner, make_sa
     assert all(torch.equal(p, weights[n]) for n, p in learner.weights().items())
 
 
-def test_a_handful_of_own_tokens_stops_no_run() -> None:
+def test_a_handful_of_own_tokens_stops_no_run(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
+    learner = make_learner(learner={"max_mismatch": 0.5, "lr": 1e-9})
+    samples = on_policy(learner, make_samples(8))
+    learner.step(learner.pack(samples))  # what was sampled so far is one version old now
+    segment = samples[0].segment
+    own = np.flatnonzero(segment.loss_mask)[:1]
+    logprobs, versions = segment.logprobs.copy(), segment.versions.copy()
+    logprobs[own], versions[own] = logprobs[own] - 3.0, learner.version
+    far = replace(samples[0], segment=Segment(segment.token_ids, logprobs, versions, segment.sources))
+    found = learner.step(learner.pack([far, *samples[1:]])).mismatch
+    assert found.mean > 2.5 and found.judged < 0.5 and 0 < found.current < 0.1
+
+
+def test_enough_own_tokens_speak_for_a_step() -> None:
     engine = torch.zeros(1000)
     learner, own = torch.full((1000,), 0.01), torch.zeros(1000)
     learner[:3], own[:3] = 1.5, 1.0
