@@ -6,6 +6,7 @@ AGENTRL_FULL=1: ten thousand of them, and every expensive kind on its own; recor
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import sqlite3
 import tempfile
@@ -66,8 +67,10 @@ EXPENSIVE = {
 
 
 @pytest.fixture
-def own_boxes() -> Iterator[Pool]:
-    """A pool of one's own, so that nothing else that runs changes the counts."""
+def own_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A pool and a temporary folder of one's own, so that nothing else that runs changes the counts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     backend = sandboxes.load("namespace")()
     if not backend.available().works:
         pytest.skip("hostile code runs here, and this machine has no working namespace sandbox")
@@ -104,14 +107,13 @@ def memory_kb(pid: int) -> int:
 def left_behind() -> dict[str, int]:
     """What this process and its boxes hold of the machine at this moment."""
     below = descendants()
-    groups = [p for p in Path("/sys/fs/cgroup").rglob("agentrl*") if p.is_dir() and _of(p.name, below)]
-    ours = [name for name in os.listdir(tempfile.gettempdir()) if "agentrl" in name]
+    groups = glob.glob("/sys/fs/cgroup/**/agentrl*", recursive=True)  # pathlib's fails when a group goes meanwhile
     return {
         "processes": len(below),
         "mounts": sum("docker" not in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
-        "cgroups": len(groups),
+        "cgroups": sum(_of(os.path.basename(group), below) for group in groups),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "temporary": len(ours),
+        "temporary": len(os.listdir(tempfile.gettempdir())),
         "memory_kb": memory_kb(os.getpid()),
         "zygote_kb": max((memory_kb(pid) for pid in below), default=0),
     }
