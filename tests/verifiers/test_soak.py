@@ -119,6 +119,17 @@ def left_behind() -> dict[str, int]:
     }
 
 
+def at_rest() -> dict[str, int]:
+    """What is held once it changes no more: the pool prepares a few boxes ahead, and the last ones used come down."""
+    held = left_behind()
+    for _ in range(60):
+        time.sleep(0.5)
+        before, held = held, left_behind()
+        if all(held[what] == before[what] for what in ("processes", "cgroups", "descriptors")):
+            break
+    return held
+
+
 def _of(name: str, pids: list[int]) -> bool:
     """Whether a cgroup is named after one of these processes: other runs have groups of their own."""
     parts = name.split("-")
@@ -182,18 +193,17 @@ def test_hostile_submissions_leave_nothing_behind(own_boxes: Pool, evidence: Cal
                 found[outcome.grade, outcome.score, outcome.alarm] += 1
 
         await asyncio.gather(*(work() for _ in range(4)))
-        await asyncio.sleep(1.0)  # the pool prepares a few boxes ahead: let it come to rest
         return found
 
     began = time.monotonic()
     asyncio.run(play(range(8 * len(HOSTILE) if FULL else len(HOSTILE))))
-    before = left_behind()
+    before = at_rest()
     found: Counter[Any] = Counter()
     growth: list[int] = []
     for start in range(0, COUNT, 1000):
         found += asyncio.run(play(range(start, min(start + 1000, COUNT))))
         growth.append(memory_kb(os.getpid()))
-    after = left_behind()
+    after = at_rest()
     if FULL:
         outcomes = {" ".join(map(str, kind)): number for kind, number in found.items()}
         record = {"submissions": COUNT, "kinds": len(HOSTILE), "outcomes": outcomes, "before": before, "after": after}
