@@ -30,7 +30,7 @@ class Late(Verifier):
 
 @pytest.mark.parametrize(
     ("unused", "deadline_s", "score", "alarm"),
-    [(1, 0.1, 1.0, False), (50, 0.1, 0.0, True), (1, 0.02, 0.0, True)],
+    [(1, 0.2, 1.0, False), (50, 0.1, 0.0, True), (1, 0.02, 0.0, True)],
     ids=["full", "idle", "late once more"],
 )
 def test_late_grading_gets_more_time_once_where_the_machine_was_full(

@@ -163,17 +163,25 @@ def test_a_token_that_is_not_the_models_fails_alone(run: Run) -> None:
     run(test)
 
 
+async def cancelled(engine: Engine, wait: float) -> int:
+    """How many of eight were cancelled on their way; the others had sampled the model's own end by then."""
+    tasks = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=3500, seed=i))) for i in range(8)]
+    await asyncio.sleep(wait)
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return sum(isinstance(e, asyncio.CancelledError) for e in ended)
+
+
 def test_cancelling_aborts_the_request(run: Run) -> None:
     async def test(engine: Engine) -> None:
-        tasks = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=3500, seed=i))) for i in range(8)]
-        await asyncio.sleep(0.1 if ON_GPU else 0.3)
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        cancelled = sum(isinstance(e, asyncio.CancelledError) for e in ended)
-        assert cancelled > 4  # a few may have sampled the model's own end by then
+        wait = 0.1 if ON_GPU else 0.3
+        counts = [await cancelled(engine, wait)]
+        while counts[-1] < 5:  # the machine's pace decides how long to wait
+            wait /= 2
+            counts.append(await cancelled(engine, wait))
         await engine.generate(PROMPT, Sampling(max_tokens=2))
-        assert engine.statistics()["aborted"] == cancelled
+        assert engine.statistics()["aborted"] == sum(counts)
 
     run(test)
 
