@@ -212,7 +212,7 @@ def test_hostile_submissions_leave_nothing_behind(own_boxes: Pool, evidence: Cal
     assert after["mounts"] == before["mounts"]
     assert after["temporary"] <= before["temporary"]
     assert after["processes"] <= before["processes"] + 4
-    assert after["cgroups"] <= 2 * own_boxes.limit  # two sets of limits; empty groups wait for the next box of theirs
+    assert after["cgroups"] <= before["cgroups"] + 12  # empty ones wait for boxes to come: as many as were open at once
     assert after["descriptors"] <= before["descriptors"] + 16
     assert after["memory_kb"] <= before["memory_kb"] + 32_000
     assert after["zygote_kb"] <= before["zygote_kb"] + 8_000
