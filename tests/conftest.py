@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("same", derandomize=True)
-if not os.environ.get("AGENTRL_FULL"):
-    settings.load_profile("same")
+# A machine may stall for a second: how long an example takes says nothing. Fixtures that examples share hold no state.
+PATIENT: Any = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("new", **PATIENT)
+settings.register_profile("same", **PATIENT, derandomize=True)
+settings.load_profile("new" if os.environ.get("AGENTRL_FULL") else "same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -138,7 +138,7 @@ values = st.recursive(
 sections = st.sampled_from([*recipes.Recipe.model_fields, "async", "nonsense"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(sections, values, max_size=6))
 def test_fuzzed_mappings_are_recipes_or_recipe_errors(data: dict[str, Any]) -> None:
     try:
@@ -147,7 +147,7 @@ def test_fuzzed_mappings_are_recipes_or_recipe_errors(data: dict[str, Any]) -> N
         assert "mistake" in str(error)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300) | st.text(alphabet="ab:{}[]&*!|>-#\n \"'%@`,?", max_size=200).map(str.encode))
 def test_fuzzed_files_are_recipes_or_recipe_errors(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"

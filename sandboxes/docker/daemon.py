@@ -103,10 +103,12 @@ def _stop(process: subprocess.Popen[bytes], folder: str) -> None:
         where = mount.split()[1]
         if where.startswith(folder + "/"):
             subprocess.run(["umount", "-l", where], capture_output=True)
-    for place in glob.glob(f"/sys/fs/cgroup/{_group(folder)}") + glob.glob(f"/sys/fs/cgroup/*/{_group(folder)}"):
-        for below in sorted(glob.glob(f"{place}/**/", recursive=True), key=len, reverse=True):
-            with suppress(OSError):
-                os.rmdir(below)
-        with suppress(OSError):
-            os.rmdir(place)
+    _remove_groups(_group(folder))
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_groups(name: str) -> None:
+    """Control groups of that name with all below, wherever they lie: a daemon makes its own below its own groups."""
+    for group in sorted(glob.glob(f"/sys/fs/cgroup/**/{name}/**/", recursive=True), key=len, reverse=True):
+        with suppress(OSError):
+            os.rmdir(group)

@@ -44,7 +44,7 @@ def tell(
     return row
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @example(prior=4.0, variance=24.0, count=0.5625, share=0.0)  # plain Newton swings between two flat sides
 @given(
     prior=st.floats(-12, 12),
@@ -93,7 +93,7 @@ def test_nothing_exceeds_the_highest_bar() -> None:
     assert expected_excess(np.zeros(0), np.zeros(0), 0.1).tolist() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1), st.integers(1, 2000), st.integers(0, 50)), max_size=40))
 def test_finite_at_extremes(groups: list[tuple[int, float, int, int]]) -> None:
     posterior = fresh(levels=(1, 2, 3, 4))

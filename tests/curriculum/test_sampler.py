@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import seeds
@@ -250,7 +250,7 @@ def test_errors_say_nothing_of_a_task(ladder: Environment, group_of: MakeGroup) 
     assert beliefs[1] == beliefs[2] != untouched
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_scores_leave_it_finite(
     data: st.DataObject, ladder: Environment, shelf: Environment, group_of: MakeGroup

@@ -132,7 +132,7 @@ def test_nothing_in_a_query_is_syntax(query: str) -> None:
     pages.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_any_text_finds_pages_or_is_refused_in_words(query: str) -> None:
     pages = Index(PAGES)

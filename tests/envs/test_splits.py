@@ -11,14 +11,14 @@ from agentrl.errors import AuthoringError
 from agentrl.types import SPLITS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(10, 3000), st.text(max_size=8))
 def test_a_shuffle_is_a_permutation(size: int, key: str) -> None:
     shuffle = Shuffle(size, key)
     assert sorted(shuffle.permute(place) for place in range(size)) == list(range(size))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(10, 2000))
 def test_splits_of_a_shuffle_share_nothing(size: int) -> None:
     shuffle = Shuffle(size, "k")

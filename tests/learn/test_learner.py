@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import EngineError, RecipeError
@@ -61,7 +61,7 @@ def test_no_split_packing_or_order_changes_the_gradient(
         same(gradient(learner, order, budget), whole)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(budget=st.integers(1, 200), order=st.permutations(range(6)), seed=st.integers(0, 50))
 def test_any_split_and_any_order_give_the_same_gradient(
     make_learner: MakeLearner, make_samples: MakeSamples, budget: int, order: list[int], seed: int

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -57,7 +57,6 @@ def test_the_scratch_template_only_ever_appends() -> None:
         assert whole.startswith(part)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text())
 def test_the_scratch_tokenizer_gives_back_every_text(text: str) -> None:
     tokenizer = _tokenizer()

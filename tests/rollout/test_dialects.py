@@ -97,7 +97,7 @@ def test_a_flood_of_calls_is_bounded() -> None:
     text=st.text(alphabet=st.sampled_from(list('<>{}[]":, \\n/a1')) | st.characters(), max_size=60),
     cut=st.integers(0, 200),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_nothing_but_a_whole_call_is_ever_executed(text: str, cut: int) -> None:
     """A call without error is spelled, whole, in the text; reading never raises."""
     whole = f"{text}<tool_call>\n{GOOD}\n</tool_call>{text}"
@@ -126,7 +126,7 @@ arguments = st.dictionaries(
 
 
 @given(name=st.text(min_size=1, max_size=10), values=arguments)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_dialect_reads_what_it_writes(name: str, values: dict[str, object]) -> None:
     call = ToolCall(name=name, arguments=values)
     for dialect in (hermes, mistral, llama):

@@ -40,7 +40,7 @@ def hostile(renderer: Renderer) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("family", ["chatml", "qwen3", "llama3", "mistral", "gemma"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_text_from_outside_yields_no_control_token(
     renderers: dict[str, Renderer], family: str, data: st.DataObject
 ) -> None:
@@ -69,7 +69,7 @@ def test_text_from_outside_yields_no_control_token(
 
 @pytest.mark.parametrize("family", ["chatml", "qwen3", "llama3", "gemma"])
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_text_from_outside_stays_readable(renderers: dict[str, Renderer], family: str, data: st.DataObject) -> None:
     """What the policy reads is the text itself, frame tags escaped; the mistral tokenizer adds a space at a cut."""
     renderer = renderers[family]

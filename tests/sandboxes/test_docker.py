@@ -321,6 +321,23 @@ def test_wrong_images_are_named(docker: Backend, tmp_path: Path, monkeypatch: py
         docker.create(SandboxSpec(image="wrong"))
 
 
+def test_the_groups_of_an_own_daemon_go_wherever_they_lie(daemon: str) -> None:
+    """Below another group, as where this process itself is in one."""
+    from agentrl.sandboxes.docker.daemon import _remove_groups
+
+    root = Path("/sys/fs/cgroup/memory" if Path("/sys/fs/cgroup/memory").is_dir() else "/sys/fs/cgroup")
+    if not os.access(root, os.W_OK):
+        pytest.skip("control groups can only be made by root")
+    name = f"agentrl-daemon-{os.getpid()}"
+    outer = root / f"agentrl-above-{os.getpid()}"
+    (outer / name / "container").mkdir(parents=True)
+    try:
+        _remove_groups(name)
+        assert [path.name for path in outer.iterdir() if path.is_dir()] == []
+    finally:
+        _remove_groups(outer.name)
+
+
 # a daemon that is missing, closed or of another kind
 
 

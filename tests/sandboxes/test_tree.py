@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import AgentError
@@ -32,7 +32,6 @@ def folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-@settings(deadline=None)
 @given(tree=trees)
 def test_the_digest_depends_on_the_entries_alone(
     tree: dict[str, Entry], tmp_path_factory: pytest.TempPathFactory
@@ -57,7 +56,6 @@ def test_the_digest_depends_on_the_entries_alone(
         os.close(two)
 
 
-@settings(deadline=None)
 @given(content=st.binary(max_size=300), zeros=st.integers(0, 3 * CHUNK))
 def test_a_hole_counts_like_written_zeros(content: bytes, zeros: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     top = tmp_path_factory.mktemp("holes")

@@ -191,7 +191,7 @@ def test_a_check_that_stumbles_is_no_pass(graded: Callable[..., Any], submit: An
     assert outcome.score == 0.0
 
 
-@settings(max_examples=LONG, deadline=None)
+@settings(max_examples=LONG)
 @given(st.text(max_size=60) | st.text(alphabet="0123456789.,/eE+-% ", max_size=20))
 def test_fuzz_numbers(text: str) -> None:
     try:
@@ -201,7 +201,7 @@ def test_fuzz_numbers(text: str) -> None:
     assert number.value == Fraction(text.replace(",", "")) or "/" in text
 
 
-@settings(max_examples=LONG, deadline=None)
+@settings(max_examples=LONG)
 @given(st.text(alphabet="0123456789x+-*/^() .", max_size=40) | st.text(max_size=40))
 def test_fuzz_expressions(text: str) -> None:
     try:
@@ -214,7 +214,7 @@ def test_fuzz_expressions(text: str) -> None:
     assert equivalent(tree, parse(f"({text})+0", names=["x"]), b"s") or not equivalent(tree, tree, b"s")
 
 
-@settings(max_examples=LONG, deadline=None)
+@settings(max_examples=LONG)
 @given(st.text(max_size=80), st.sampled_from(["whole", "tag", "boxed", "last_line"]))
 def test_fuzz_extraction(text: str, how: Any) -> None:
     wrapped = {"tag": f"<answer>{text}</answer>", "boxed": f"\\boxed{{{text}}}"}.get(how, text)

@@ -196,7 +196,7 @@ def test_git_state(repository: Callable[[str], dict[str, Entry]], tmp_path: Path
     assert score(verifier, submit(files=rewritten, at=".git")) == 0.0
 
 
-@settings(max_examples=LONG, deadline=None)
+@settings(max_examples=LONG)
 @given(st.data())
 def test_fuzz_a_damaged_pack_is_refused_or_harmless(data: st.DataObject) -> None:
     pack = _pack()

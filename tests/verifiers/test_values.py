@@ -31,7 +31,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=LONG, deadline=None)
+@settings(max_examples=LONG)
 @given(plain)
 def test_a_plain_value_survives_the_way_and_equals_itself(value: Any) -> None:
     back = decode(parse_json(json.dumps(encode(value))))
@@ -40,7 +40,7 @@ def test_a_plain_value_survives_the_way_and_equals_itself(value: Any) -> None:
     assert back == value
 
 
-@settings(max_examples=LONG, deadline=None)
+@settings(max_examples=LONG)
 @given(json_values)
 def test_fuzz_decode_gives_plain_data_or_refuses(form: Any) -> None:
     try:
@@ -51,7 +51,7 @@ def test_fuzz_decode_gives_plain_data_or_refuses(form: Any) -> None:
         assert type(value) in (type(None), bool, int, float, str, bytes, list, tuple, set, frozenset, dict)
 
 
-@settings(max_examples=LONG, deadline=None)
+@settings(max_examples=LONG)
 @given(st.binary(max_size=200) | st.text(alphabet='[]{}:,"0123456789.eE+-truefalsn \\u', max_size=80).map(str.encode))
 def test_fuzz_parse_json_is_at_most_as_lenient_as_the_standard(data: bytes) -> None:
     try:

@@ -291,7 +291,7 @@ def test_tokens_are_drawn_in_their_proportions() -> None:
     assert logprobs[0] == pytest.approx(math.log(0.5))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 10_000)), min_size=1, max_size=20))
 def test_a_uniform_number_depends_on_its_own_seed_and_place_alone(pairs: list[tuple[int, int]]) -> None:
     seeds, places = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
