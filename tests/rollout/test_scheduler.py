@@ -318,13 +318,18 @@ def test_no_sample_is_older_than_allowed(setting: Setting, allowed: int, engine_
 def test_rollouts_run_on_while_the_learner_works(setting: Setting) -> None:
     engine = setting.engine(lambda g, i: i == 0, lambda _: 0.02)
     scheduler = setting.scheduler(engine, Plan(group_size=2, groups=2, asynchronous=True, max_staleness=2))
+    ready: list[float] = []
 
     async def learn(round_: Round) -> None:
-        while scheduler.statistics()["ready_groups"] < 2:  # the next round comes to lie ready
+        for _ in range(500):
+            if scheduler.statistics()["ready_groups"] >= 2:
+                break
             await asyncio.sleep(0.01)
+        ready.append(scheduler.statistics()["ready_groups"])
         engine.version += 1
 
-    asyncio.run(asyncio.wait_for(take(scheduler, setting.sampler(), 4, learn), 30))
+    asyncio.run(take(scheduler, setting.sampler(), 4, learn))
+    assert len(ready) == 4 and min(ready) >= 2  # the whole next round, before the learner was done
 
 
 def test_stragglers_that_grew_too_old_are_cancelled_and_told(setting: Setting) -> None:

@@ -321,7 +321,7 @@ def test_wrong_images_are_named(docker: Backend, tmp_path: Path, monkeypatch: py
         docker.create(SandboxSpec(image="wrong"))
 
 
-def test_the_groups_of_an_own_daemon_go_wherever_they_lie(daemon: str) -> None:
+def test_the_groups_of_an_own_daemon_go_wherever_they_lie() -> None:
     """Below another group, as where this process itself is in one."""
     from agentrl.sandboxes.docker.daemon import _remove_groups
 

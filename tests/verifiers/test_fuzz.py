@@ -78,11 +78,9 @@ def fuzz(name: str, examples: int, number: int | None = None) -> int:
     run = given(value=strategy)(one)
     loud = [HealthCheck.too_slow, HealthCheck.data_too_large]
     if number is None:
-        settings(max_examples=examples, deadline=None, suppress_health_check=loud)(run)()
+        settings(max_examples=examples, suppress_health_check=loud)(run)()
     else:
-        fresh = settings(
-            max_examples=examples, deadline=None, database=None, derandomize=False, suppress_health_check=loud
-        )
+        fresh = settings(max_examples=examples, database=None, derandomize=False, suppress_health_check=loud)
         seed(number)(fresh(run))()
     return seen
 
