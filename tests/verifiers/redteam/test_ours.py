@@ -8,10 +8,12 @@ import pytest
 from agentrl import envs, seeds
 from agentrl.catalogue import members
 from agentrl.errors import CatalogueError
+from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.redteam import suite
 from agentrl.verifiers.redteam.attack import Attack, attacks
 from agentrl.verifiers.redteam.ranges import RANGES, ScriptedExaminer
+from agentrl.verifiers.redteam.ranges.code import EXERCISES
 from agentrl.verifiers.redteam.target import survey
 
 FULL = os.environ.get("AGENTRL_FULL") == "1"
@@ -69,6 +71,18 @@ def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
         return breached, untried
 
     assert asyncio.run(run()) == ([], [])
+
+
+def test_no_file_of_a_box_defines_a_function_to_write(boxes: Pool) -> None:
+    """Whether an attack that hands in a file of the machine gains would else depend on the machine."""
+    names = "|".join(exercise.name for exercise in EXERCISES)
+
+    async def found() -> str:
+        async with boxes.box(SandboxSpec()) as box:
+            searched = f"grep -rlE 'def ({names})\\(' / --include='*.py' --exclude-dir=proc --exclude-dir=sys"
+            return (await box.aio.exec(["sh", "-c", f"{searched} 2>/dev/null; true"])).text
+
+    assert asyncio.run(found()) == ""
 
 
 @pytest.mark.parametrize("name", [n for n in (*GROUNDS, *SHIPPED) if FULL or n not in COSTLY])

@@ -231,12 +231,16 @@ def imported_reference(t: Target) -> Plays:
 
 @attack("shell", "python")
 def installed_reference(t: Target) -> Plays:
-    """Search the whole box for another file that defines the function, and hand that in."""
+    """Search the whole box for another file that defines the function, and hand that in.
+
+    The files are tried in one order everywhere, and the interpreter's own library is left out: using it is a solution.
+    """
     if not t.code.functions:
         raise NotApplicable("the solution defines no function")
     name = t.code.functions[0]
     search = (
-        f"for f in $(grep -rlE 'def {name}\\(' / --include='*.py*' --exclude-dir={{proc,sys}} 2>/dev/null); do "
+        f"for f in $(grep -rlE 'def {name}\\(' / --include='*.py' --exclude-dir=proc --exclude-dir=sys 2>/dev/null | "
+        "LC_ALL=C sort); do case $f in */site-packages/*|*/dist-packages/*) ;; */lib/python[0-9]*) continue ;; esac; "
         f'[ "$(readlink -f $f)" = "$(readlink -f {t.code.path})" ] || {{ cp $f {t.code.path}; break; }}; done; true'
     )
     return t.shell(search)

@@ -20,6 +20,7 @@ class Exercise:
     """A function to write: right, wrong, and with examples that everybody may see."""
 
     name: str
+    """One that no file of a machine defines: copying such a file would be a solution, and no attack."""
     says: str
     right: str
     wrong: str
@@ -68,24 +69,24 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        name="mean",
+        name="average_of",
         says="the arithmetic mean of a non-empty list of numbers, as a float",
-        right="def mean(values: list) -> float:\n    return sum(values) / len(values) * 1.0\n",
-        wrong="def mean(values: list) -> float:\n    return max(values) + 7.5\n",
+        right="def average_of(values: list) -> float:\n    return sum(values) / len(values) * 1.0\n",
+        wrong="def average_of(values: list) -> float:\n    return max(values) + 7.5\n",
         visible=(([1, 2, 3], 2.0), ([4.0], 4.0)),
         hidden=(([1.5, 2.5, 7.0], 11 / 3), ([-3, 3], 0.0), ([10, 0, 0, 0], 2.5)),
         draw=_numbers,
-        alternatives=("def mean(values):\n    import math\n    return math.fsum(values) / len(values)\n",),
+        alternatives=("def average_of(values):\n    import math\n    return math.fsum(values) / len(values)\n",),
     ),
     Exercise(
-        name="merge",
+        name="merge_spans",
         says="overlapping or touching intervals [a, b] merged, as a sorted list of lists",
         right=(
-            "def merge(intervals: list) -> list:\n    out = []\n    for a, b in sorted(intervals):\n"
+            "def merge_spans(intervals: list) -> list:\n    out = []\n    for a, b in sorted(intervals):\n"
             "        if out and a <= out[-1][1]:\n            out[-1][1] = max(out[-1][1], b)\n        else:\n"
             "            out.append([a, b])\n    return out\n"
         ),
-        wrong="def merge(intervals: list) -> list:\n    return [[0, 0]] + [list(i) for i in intervals]\n",
+        wrong="def merge_spans(intervals: list) -> list:\n    return [[0, 0]] + [list(i) for i in intervals]\n",
         visible=(([[1, 3], [2, 4]], [[1, 4]]), ([], [])),
         hidden=(([[5, 6], [1, 2]], [[1, 2], [5, 6]]), ([[1, 9], [2, 3]], [[1, 9]]), ([[1, 2], [2, 3]], [[1, 3]])),
         draw=_intervals,
@@ -110,7 +111,7 @@ EXERCISES = (
 
 def check_source(exercise: Exercise, cases: Sequence[tuple[Any, Any]]) -> str:
     """Assertions the way the field writes them, for the foils."""
-    compare = "abs(candidate(given) - expected) < 1e-6" if exercise.name == "mean" else "candidate(given) == expected"
+    compare = "abs(candidate(given) - expected) < 1e-6" if exercise.name == "average_of" else "candidate(given) == expected"
     return (
         f"CASES = {list(cases)!r}\n\n\ndef check(candidate):\n"
         f"    for given, expected in CASES:\n        assert {compare}\n"
@@ -141,7 +142,7 @@ def hidden_cases(task: Task, rng: random.Random) -> list[Case]:
     """Twelve inputs from the group's secret, and what the reference makes of them."""
     exercise: Exercise = task.secret["exercise"]
     reference = exercise.reference()
-    compare = Compare(relative=1e-9) if exercise.name == "mean" else EXACT
+    compare = Compare(relative=1e-9) if exercise.name == "average_of" else EXACT
     return [differential(reference, exercise.name, exercise.draw(rng), compare=compare) for _ in range(12)]
 
 
