@@ -62,18 +62,18 @@ test: system-test $(VENV)/.test
 .PHONY: test-others test-engines
 test-others: check
 	$(BIN)/python -m pytest -q tests/sandboxes
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/sandboxes --ignore tests/rollout/engines
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/sandboxes --ignore tests/engines
 
 test-engines:
 	$(BIN)/agentrl engine install sglang --cpu
-	$(BIN)/python -m pytest -q tests/rollout/engines
+	$(BIN)/python -m pytest -q tests/engines
 
 test-full: system-test check
 	$(BIN)/agentrl engine install sglang --cpu
 	failed=0; \
 	AGENTRL_FULL=1 $(BIN)/python -m pytest -q --timeout 7200 --report-json=docs/evidence/test-full.json || failed=1; \
-	$(BIN)/python -m agentrl.envs.census --out docs/evidence/tasks.json || failed=1; \
-	$(BIN)/python -m agentrl.envs.matrix --out docs/evidence/matrix.json || failed=1; \
+	$(BIN)/python -m benchmarks.census --out docs/evidence/tasks.json || failed=1; \
+	$(BIN)/python -m benchmarks.matrix --out docs/evidence/matrix.json || failed=1; \
 	exit $$failed
 
 bench: system-test $(VENV)/.test

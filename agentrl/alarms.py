@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from agentrl.evaluate import gain
+from agentrl.evaluation import gain
 from agentrl.metrics import Row
 
 WINDOW = 10

@@ -14,8 +14,8 @@ from agentrl.curriculum import tasks as curriculum_tasks
 from agentrl.envs.base import Environment
 from agentrl.errors import AuthoringError, RecipeError
 from agentrl.recipe import EnvSection, Recipe
-from agentrl.rollout.dialects import Hermes
-from agentrl.rollout.rollout import World
+from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.tool_formats import Hermes
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Task, ToolCall
 
@@ -36,16 +36,16 @@ class Policy:
 
 
 @contextmanager
-def worlds(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, World]]:
+def worlds(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRuntime]]:
     """The recipe's environments with their sandboxes; everything they hold is let go at the end of the block."""
     with ExitStack() as stack:
         pools: dict[str, Pool] = {}
-        found: dict[str, World] = {}
+        found: dict[str, EnvRuntime] = {}
         for section in recipe.envs:
             if section.sandbox not in pools:
                 pools[section.sandbox] = _pool(section, recipe)
                 stack.callback(pools[section.sandbox].close)
-            found[section.name] = World(
+            found[section.name] = EnvRuntime(
                 name=section.name, make=_maker(section), boxes=pools[section.sandbox], judge=judge
             )
         yield found
@@ -77,7 +77,7 @@ def _maker(section: EnvSection) -> Callable[[], Environment]:
     return lambda: kind(**section.options)
 
 
-def sources(recipe: Recipe, found: Mapping[str, World]) -> list[curriculum_tasks.Source]:
+def sources(recipe: Recipe, found: Mapping[str, EnvRuntime]) -> list[curriculum_tasks.Source]:
     """What the curriculum draws from."""
     return [
         curriculum_tasks.Source(
@@ -92,7 +92,7 @@ def sources(recipe: Recipe, found: Mapping[str, World]) -> list[curriculum_tasks
     ]
 
 
-def policy(recipe: Recipe, found: Mapping[str, World], *, folder: Path | None = None, say: Say = print) -> Policy:
+def policy(recipe: Recipe, found: Mapping[str, EnvRuntime], *, folder: Path | None = None, say: Say = print) -> Policy:
     """The model a recipe starts from, or the one in `folder`."""
     import torch
 
@@ -115,13 +115,13 @@ def policy(recipe: Recipe, found: Mapping[str, World], *, folder: Path | None = 
     return Policy(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context), served)
 
 
-def demonstration_tasks(recipe: Recipe, found: Mapping[str, World], count: int) -> list[tuple[World, Task]]:
+def demonstration_tasks(recipe: Recipe, found: Mapping[str, EnvRuntime], count: int) -> list[tuple[EnvRuntime, Task]]:
     """Training tasks for demonstrations: `count` in all, shared among environments by weight, then among levels.
 
     They come from the far end of the training split where it has one, so that RL meets tasks it was not shown.
     """
     total = sum(section.weight for section in recipe.envs)
-    chosen: list[tuple[World, Task]] = []
+    chosen: list[tuple[EnvRuntime, Task]] = []
     for section in recipe.envs:
         environment = found[section.name].make()
         allowed = recipe.warm_start.levels if recipe.warm_start else None
@@ -135,7 +135,7 @@ def demonstration_tasks(recipe: Recipe, found: Mapping[str, World], count: int) 
     return chosen
 
 
-def _texts(recipe: Recipe, found: Mapping[str, World], count: int = 512) -> Iterator[str]:
+def _texts(recipe: Recipe, found: Mapping[str, EnvRuntime], count: int = 512) -> Iterator[str]:
     """What a tokenizer of our own should know: prompts, system messages and what experts write."""
     hermes = Hermes()
     for world, task in demonstration_tasks(recipe, found, count):

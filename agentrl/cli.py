@@ -52,7 +52,7 @@ def train(
         from agentrl.preflight import preflight
 
         raise typer.Exit(preflight(resolved))
-    from agentrl.train import run
+    from agentrl.loop import run
 
     raise typer.Exit(run(resolved, resume=resume))
 
@@ -70,16 +70,16 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Try a policy on held-out tasks: pass@k with intervals, alone or against another."""
-    from agentrl import evaluating
+    from agentrl import eval_command
 
-    ks = evaluating.parse_ks(k)
-    base = evaluating.find(on).recipe if on else None
-    first = evaluating.find(target, recipe=base)
-    second = evaluating.find(compare, recipe=first.recipe) if compare else None
-    found = evaluating.run(
+    ks = eval_command.parse_ks(k)
+    base = eval_command.find(on).recipe if on else None
+    first = eval_command.find(target, recipe=base)
+    second = eval_command.find(compare, recipe=first.recipe) if compare else None
+    found = eval_command.run(
         first, second, ks=ks, tasks=tasks, temperature=temperature, say=lambda text: typer.echo(text, err=True)
     )
-    typer.echo(evaluating.dump(found) if as_json else evaluating.table(found, ks))
+    typer.echo(eval_command.dump(found) if as_json else eval_command.table(found, ks))
 
 
 @model_app.command("get")
@@ -137,11 +137,12 @@ def env_check(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tell whether an environment is fit for training; exits with 1 when a check fails."""
+    from agentrl.check import command
     from agentrl.envs import commands
 
     found = commands.parsed(option or [])
     chosen = commands.numbers(levels)
-    code = commands.check(
+    code = command.check(
         name, sandbox=sandbox, levels=chosen, tasks=tasks, only=only or None, options=found, as_json=as_json
     )
     raise typer.Exit(code)
@@ -206,8 +207,8 @@ def env_profile(
     set_: Overrides = None,
 ) -> None:
     """Run a model over an environment and show where it could learn: pass rates level by level."""
+    from agentrl import profile
     from agentrl import recipe as recipes
-    from agentrl.curriculum import profile
 
     resolved = recipes.load(recipe, set_ or [])
     code = profile.run(resolved, name, model=model, tasks=tasks, samples=samples, plot=plot, out=out, as_json=as_json)
@@ -221,8 +222,8 @@ def engine_install(
     to: Annotated[Path | None, typer.Option(help="Another folder than the cache.")] = None,
 ) -> None:
     """Build an inference server's own environment; a finished one is kept."""
+    from agentrl.engines.sglang import install
     from agentrl.errors import UserError
-    from agentrl.rollout import install
 
     if engine != "sglang":
         raise UserError(f"no engine {engine!r} to install; only sglang lives in an environment of its own")
@@ -266,7 +267,7 @@ def redteam(
 ) -> None:
     """Try to cheat a verifier; exits with 1 when any attack gains or a control fails."""
     from agentrl.errors import UserError
-    from agentrl.verifiers.redteam import command
+    from agentrl.redteam import command
 
     if list_:
         typer.echo(command.listing(as_json=as_json))

@@ -47,7 +47,7 @@ def engines() -> list[Finding]:
     """What can sample: the embedded engine's packages, and SGLang's environments."""
     from importlib.util import find_spec
 
-    from agentrl.rollout import install
+    from agentrl.engines.sglang import install
 
     absent = tuple(name for name in ("torch", "transformers") if find_spec(name) is None)
     fix = "pip install 'agentrl[train]'" if absent else ""

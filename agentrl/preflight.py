@@ -12,7 +12,7 @@ from agentrl import assembly
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine
 from agentrl.report import episode
-from agentrl.rollout.rollout import Budget, Place, World, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 
 OPTIMIZER_BYTES = 12
@@ -58,7 +58,7 @@ def _engine(recipe: Recipe) -> str:
             "rollout.engine: an OpenAI endpoint gives no logprobs to train on; use transformers or sglang"
         )
     if isinstance(engine, SglangEngine):
-        from agentrl.rollout import install
+        from agentrl.engines.sglang import install
 
         if not engine.launch:
             return f"sglang at {', '.join(engine.urls)}"
@@ -105,7 +105,7 @@ def _available_memory() -> float:
     return int(fields["MemAvailable"].split()[0]) / 2**20
 
 
-def _episode(recipe: Recipe, world: World, policy: Any) -> str:
+def _episode(recipe: Recipe, world: EnvRuntime, policy: Any) -> str:
     """The expert's solution of one task, played through renderer, sandbox and verifier."""
     section = next(s for s in recipe.envs if s.name == world.name)
     environment = world.make()
@@ -117,7 +117,7 @@ def _episode(recipe: Recipe, world: World, policy: Any) -> str:
         return "not tried: the environment has no expert()"
     script = ScriptedEngine(policy.renderer, actions)
     budget = Budget(context=policy.context, tokens=policy.context)
-    place = Place(seed=recipe.run.seed, group=0, index=0)
+    place = RolloutId(seed=recipe.run.seed, group=0, index=0)
     made = asyncio.run(rollout(script, policy.renderer, world, task, place=place, budget=budget))
     if made.outcome.score != 1.0:
         fault = f" ({made.outcome.fault.cause})" if made.outcome.fault else ""

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl import assembly, seeds, statistics
 from agentrl.assembly import Policy, Say
-from agentrl.curriculum.gates import Gate
-from agentrl.evaluate import Evaluation, evaluate, gain, how_many, overlap, problems
+from agentrl.curriculum.group_filter import GroupFilter
+from agentrl.engines.base import Engine
+from agentrl.evaluation import Evaluation, evaluate, gain, how_many, overlap, problems
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
 from agentrl.report import episode
 from agentrl.rollout import scheduler
-from agentrl.rollout.engine import Engine
-from agentrl.rollout.rollout import Budget, Place, Style, World, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.runfolder import RunFolder, begun
 from agentrl.types import Round, Task, TrainingSample, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
-    from agentrl.learn.health import StepReport
     from agentrl.learn.learner import Learner
     from agentrl.learn.pack import Batch
-    from agentrl.train import Trainer
+    from agentrl.learn.step_report import StepReport
+    from agentrl.loop import Trainer
 
 
 def begin(
-    recipe: Recipe, folder: RunFolder, worlds: Mapping[str, World], say: Say
+    recipe: Recipe, folder: RunFolder, worlds: Mapping[str, EnvRuntime], say: Say
 ) -> tuple[Policy, Learner, Checkpoint | None]:
     """The policy and its learner, from the newest checkpoint where there is one."""
     import torch
@@ -75,7 +75,7 @@ def save(trainer: Trainer) -> None:
     )
 
 
-def samples(round_: Round, recipe: Recipe, gate: Gate, step: int) -> list[TrainingSample]:
+def samples(round_: Round, recipe: Recipe, gate: GroupFilter, step: int) -> list[TrainingSample]:
     """The kept groups as training samples: scores shaped, advantages computed, weights set."""
     from agentrl.learn.advantage import advantages
 
@@ -122,7 +122,7 @@ class Evaluator:
         self,
         recipe: Recipe,
         folder: RunFolder,
-        worlds: Mapping[str, World],
+        worlds: Mapping[str, EnvRuntime],
         policy: Policy,
         engine: Engine,
         metrics: Metrics,
@@ -133,7 +133,7 @@ class Evaluator:
         self.tasks = [problem for section in recipe.envs for problem in self._problems(section.name, worlds)]
         self.results: dict[str, Evaluation] = {}
 
-    def _problems(self, name: str, worlds: Mapping[str, World]) -> list[Any]:
+    def _problems(self, name: str, worlds: Mapping[str, EnvRuntime]) -> list[Any]:
         section = next(section for section in self.recipe.envs if section.name == name)
         levels = self.section.levels or section.levels or list(worlds[name].make().levels)
         count = self.section.tasks // len(self.recipe.envs)
@@ -167,7 +167,7 @@ class Evaluator:
             self.tasks,
             samples=max(ks),
             budget=scheduler.budget_of(self.recipe, self.policy.context),
-            style=Style(temperature=self.section.temperature, top_p=rollouts.top_p, top_k=rollouts.top_k),
+            style=SamplingParams(temperature=self.section.temperature, top_p=rollouts.top_p, top_k=rollouts.top_k),
             seed=seeds.derive(self.recipe.run.seed, "eval"),
             key=self.key,
             concurrency=rollouts.concurrency,
@@ -180,17 +180,17 @@ class Evaluator:
         return self.metrics.log("eval", step, row)
 
 
-async def demonstrations(recipe: Recipe, worlds: Mapping[str, World], policy: Policy) -> list[Trajectory]:
+async def demonstrations(recipe: Recipe, worlds: Mapping[str, EnvRuntime], policy: Policy) -> list[Trajectory]:
     """Experts' episodes, played for real by a scripted engine."""
     assert recipe.warm_start is not None
     tasks = assembly.demonstration_tasks(recipe, worlds, recipe.warm_start.demonstrations)
     budget = Budget(context=policy.context, tokens=policy.context)
     places = asyncio.Semaphore(recipe.sandboxes.boxes)
 
-    async def one(number: int, world: World, task: Task) -> Trajectory:
+    async def one(number: int, world: EnvRuntime, task: Task) -> Trajectory:
         async with places:
             script = ScriptedEngine(policy.renderer, world.make().expert(task))
-            place = Place(seed=recipe.run.seed, group=number, index=0)
+            place = RolloutId(seed=recipe.run.seed, group=number, index=0)
             return await rollout(script, policy.renderer, world, task, place=place, budget=budget)
 
     async with asyncio.TaskGroup() as group:

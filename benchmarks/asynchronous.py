@@ -20,14 +20,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl import seeds
-from agentrl.curriculum import gates
+from agentrl.curriculum import group_filter
 from agentrl.curriculum.sampler import Source, make
+from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.learn.model import scratch_tokenizer
-from agentrl.recipe import GatesSection, UniformCurriculum
-from agentrl.rollout.engine import Sampling
+from agentrl.recipe import GroupFilterSection, UniformCurriculum
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, World
+from agentrl.rollout.rollout import Budget, EnvRuntime
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.types import Completion, Message, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
@@ -91,8 +91,8 @@ async def measure(renderer: Renderer, rounds: int, learn_s: float, *, asynchrono
     scheduler = Scheduler(
         engine=engine,
         renderer=renderer,
-        worlds={"slow": World(name="slow", make=Slow, boxes=NoBoxes())},
-        gate=gates.make(GatesSection(dynamic_sampling=False), 1 << 20),
+        worlds={"slow": EnvRuntime(name="slow", make=Slow, boxes=NoBoxes())},
+        gate=group_filter.make(GroupFilterSection(dynamic_sampling=False), 1 << 20),
         plan=Plan(group_size=4, groups=8, concurrency=64, asynchronous=asynchronous, max_staleness=2),
         budget=Budget(context=1 << 20, tokens=1 << 20),
     )

@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.curriculum import gates
+from agentrl.curriculum import group_filter
+from agentrl.curriculum.baselines import Pools, Uniform
+from agentrl.curriculum.group_stats import Choice, GroupStats
 from agentrl.curriculum.learnability import Learnability
-from agentrl.curriculum.plain import Pools, Uniform
 from agentrl.curriculum.sampler import Chooser
 from agentrl.curriculum.tasks import Source, Tasks
-from agentrl.curriculum.view import Choice, Seen
 from agentrl.envs.base import Environment
 from agentrl.learn.advantage import estimate
-from agentrl.recipe import BandCurriculum, GatesSection, PoolsCurriculum
+from agentrl.recipe import LearnabilityCurriculum, GroupFilterSection, PoolsCurriculum
 from agentrl.types import Split, Task
 
 Floats = NDArray[np.float64]
@@ -183,9 +183,9 @@ class Method:
         elif name == "pools":
             self._chooser = Pools(PoolsCurriculum(type="pools"), tasks)
         elif name == "ours":
-            self._chooser = Learnability(BandCurriculum(), tasks)
+            self._chooser = Learnability(LearnabilityCurriculum(), tasks)
         dynamic = name in ("ours", "dynamic_sampling")
-        self.gate = gates.make(GatesSection(dynamic_sampling=dynamic), max_tokens=1024)
+        self.gate = group_filter.make(GroupFilterSection(dynamic_sampling=dynamic), max_tokens=1024)
         self.dynamic = dynamic
         self._choices: list[Choice] = []
 
@@ -224,7 +224,7 @@ class Method:
         columns = (groups.tasks.tolist(), groups.score.tolist(), groups.count.tolist())
         for choice, task, score, count in zip(self._choices, *columns, strict=True):
             mean = score / count
-            seen = Seen(
+            seen = GroupStats(
                 level=choice.level,
                 index=choice.index,
                 tags=self._environment.tags(task),

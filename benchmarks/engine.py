@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.rollout.engine import Sampling
+from agentrl.engines.base import Sampling
 from benchmarks._parts import report, seconds
 
 
@@ -62,7 +62,7 @@ def engine(*, requests: int = 64, batch: int = 16, repeats: int = 3) -> dict[str
     """Tokens/s on the same heavy-tailed work."""
     import torch
 
-    from agentrl.rollout.transformers_engine import TransformersEngine
+    from agentrl.engines.transformers.engine import TransformersEngine
 
     model, work = small_model(), heavy_tail(requests)
     tokens = sum(length for _, length in work)
@@ -106,7 +106,7 @@ def engine(*, requests: int = 64, batch: int = 16, repeats: int = 3) -> dict[str
 
 def exact(*, requests: int = 192, batch: int = 64, repeats: int = 5) -> dict[str, float]:
     """Tokens/s with and without exact mode, once it has tried which shapes agree, and what it costs."""
-    from agentrl.rollout.transformers_engine import TransformersEngine
+    from agentrl.engines.transformers.engine import TransformersEngine
 
     model, work = small_model(), heavy_tail(requests)
     tokens = sum(length for _, length in work)

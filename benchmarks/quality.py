@@ -27,15 +27,15 @@ from typing import Any
 from agentrl import envs, sandboxes
 from agentrl.catalogue import members
 from agentrl.errors import AgentRLError
+from agentrl.redteam import suite
+from agentrl.redteam.quality import quality, shortfalls
+from agentrl.redteam.testbeds import ScriptedExaminer
 from agentrl.sandboxes.base import Entry
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Task
 from agentrl.verifiers.base import Context, Submission
 from agentrl.verifiers.grade import grade
 from agentrl.verifiers.hidden_tests import Case, HiddenTests, differential
-from agentrl.verifiers.redteam import suite
-from agentrl.verifiers.redteam.quality import quality, shortfalls
-from agentrl.verifiers.redteam.ranges import ScriptedExaminer
 
 CASES = 20
 SOURCE = "def median(numbers):\n    ordered = sorted(numbers)\n    return ordered[len(ordered) // 2]\n"

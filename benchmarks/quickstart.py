@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import metrics, statistics
-from agentrl.evaluate import gain
+from agentrl.evaluation import gain
 from agentrl.statistics import Interval
 from benchmarks._runs import log_of, options, play
 

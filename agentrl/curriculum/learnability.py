@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.curriculum.difficulty_bins import BINS, CENTRES, DifficultyBins
+from agentrl.curriculum.group_stats import Choice, GroupStats
 from agentrl.curriculum.posterior import (
     LIMIT,
     Posterior,
@@ -32,10 +34,8 @@ from agentrl.curriculum.posterior import (
     expected_excess,
     expected_variance,
 )
-from agentrl.curriculum.shelf import BINS, CENTRES, Shelf
 from agentrl.curriculum.tasks import Tasks
-from agentrl.curriculum.view import Choice, Seen
-from agentrl.recipe import BandCurriculum
+from agentrl.recipe import LearnabilityCurriculum
 
 Floats = NDArray[np.float64]
 
@@ -69,11 +69,11 @@ SHELVED = 64
 class Learnability:
     """Chooses tasks of one source by expected learnability."""
 
-    def __init__(self, recipe: BandCurriculum, tasks: Tasks) -> None:
+    def __init__(self, recipe: LearnabilityCurriculum, tasks: Tasks) -> None:
         self._recipe = recipe
         self._tasks = tasks
         self._posterior = Posterior(tasks.levels, recipe.decay, recipe.task_decay)
-        self._shelf = Shelf(self._posterior)
+        self._shelf = DifficultyBins(self._posterior)
         self._positions = {level: 0 for level in tasks.levels}
         self._waiting: dict[int, deque[int]] = {}
         """Indices of new tasks by stratum: looked at, not yet drawn."""
@@ -276,7 +276,7 @@ class Learnability:
 
     # Learning --------------------------------------------------------------------------------------------------
 
-    def learn(self, seen: Seen) -> None:
+    def learn(self, seen: GroupStats) -> None:
         """A group came back; one without a graded rollout only ends its draw."""
         before = self._posterior.clock
         self._posterior.advance(seen.version)
@@ -345,7 +345,7 @@ class Learnability:
         """Go on from `state()`."""
         self._posterior = Posterior(self._tasks.levels, self._recipe.decay, self._recipe.task_decay)
         self._posterior.restore(state["posterior"])
-        self._shelf = Shelf(self._posterior)
+        self._shelf = DifficultyBins(self._posterior)
         self._shelf.restore()
         self._positions = {int(level): int(position) for level, position in state["positions"]}
         self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.curriculum.view import Seen
+from agentrl.curriculum.group_stats import GroupStats
 
 Floats = NDArray[np.float64]
 
@@ -308,7 +308,7 @@ class Posterior:
             ]
             self.clock = version
 
-    def learn(self, row: int, seen: Seen) -> None:
+    def learn(self, row: int, seen: GroupStats) -> None:
         """A group came back. Late ones count less; ungraded rollouts are not in `seen`; in a group stopped early those
         that had finished count half: the quick ones finish first, and they are not a fair sample of all."""
         entry = self.rows[row]
@@ -326,7 +326,7 @@ class Posterior:
         self.strata.shift(stratum, gradient, shrink)
         self._store(row, mean + variance * gradient, variance - variance * variance * shrink, seen, trust)
 
-    def _store(self, row: int, mean: float, variance: float, seen: Seen, trust: float) -> None:
+    def _store(self, row: int, mean: float, variance: float, seen: GroupStats, trust: float) -> None:
         entry = self.rows[row]
         keep = self._task_decay ** max(0, self.clock - int(entry["version"]))
         entry["precision"] = max(0.0, 1.0 / variance - 1.0 / self.apart)

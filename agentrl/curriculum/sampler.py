@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl import seeds
+from agentrl.curriculum.baselines import Pools, Staged, Uniform
+from agentrl.curriculum.group_stats import Beta, Choice, GroupStats, Tally, rate, view
 from agentrl.curriculum.learnability import Learnability
-from agentrl.curriculum.plain import Pools, Staged, Uniform
 from agentrl.curriculum.tasks import Source, Tasks
-from agentrl.curriculum.view import Beta, Choice, Seen, Tally, rate, view
-from agentrl.recipe import BandCurriculum, Curriculum, PoolsCurriculum, StagedCurriculum
+from agentrl.recipe import Curriculum, LearnabilityCurriculum, PoolsCurriculum, StagedCurriculum
 from agentrl.types import Group, Task
 
 __all__ = ["Chooser", "Draw", "Sampler", "Source", "make"]
@@ -54,7 +54,7 @@ class Chooser(Protocol):
         """The next task."""
         ...
 
-    def learn(self, seen: Seen) -> None:
+    def learn(self, seen: GroupStats) -> None:
         """What came of one that was chosen."""
         ...
 
@@ -182,7 +182,7 @@ class Sampler:
 
 
 def _chooser(recipe: Curriculum, tasks: Tasks) -> Chooser:
-    if isinstance(recipe, BandCurriculum):
+    if isinstance(recipe, LearnabilityCurriculum):
         return Learnability(recipe, tasks)
     if isinstance(recipe, StagedCurriculum):
         return Staged(recipe, tasks)

@@ -27,7 +27,9 @@ def register() -> None:
     """Tell gymnasium of every environment that can be found; call it again when there are new ones."""
     for name in members("envs"):
         if f"agentrl/{name}-v0" not in gymnasium.registry:
-            gymnasium.register(f"agentrl/{name}-v0", entry_point="agentrl.envs.face:Face", kwargs={"name": name})
+            gymnasium.register(
+                f"agentrl/{name}-v0", entry_point="agentrl.envs.gym_adapter:GymEnv", kwargs={"name": name}
+            )
 
 
 register()

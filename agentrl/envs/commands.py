@@ -13,7 +13,7 @@ import typer
 from agentrl import catalogue, seeds
 from agentrl.envs import load, tools_of
 from agentrl.envs.permissions import Decision, Permissions
-from agentrl.envs.script import stage
+from agentrl.envs.play import stage
 from agentrl.errors import UserError
 from agentrl.types import Split
 
@@ -56,39 +56,6 @@ def list_(as_json: bool) -> int:
     return 0
 
 
-def check(
-    name: str,
-    *,
-    sandbox: str,
-    levels: Sequence[int] | None,
-    tasks: int,
-    only: Sequence[str] | None,
-    options: Mapping[str, Any],
-    as_json: bool,
-) -> int:
-    """Run the checks; 1 when any failed."""
-    from agentrl.envs.check import Result
-    from agentrl.envs.check import check as run
-
-    def tell(result: Result) -> None:
-        if as_json:
-            return
-        mark = typer.style("ok  ", fg="green") if result.ok else typer.style("FAIL", fg="red")
-        typer.echo(f"{mark} {result.name}: {result.evidence} ({result.seconds:.1f} s)")
-        if not result.ok:
-            typer.echo(f"     fix: {result.fix}")
-
-    report = asyncio.run(
-        run(name, sandbox=sandbox, levels=levels, per_level=tasks, options=options, only=only, progress=tell)
-    )
-    if as_json:
-        typer.echo(report.json())
-    else:
-        bad = sum(not result.ok for result in report.results)
-        typer.echo(f"{name}: {f'{bad} of {len(report.results)} checks failed' if bad else 'fit for training'}")
-    return 0 if report.ok else 1
-
-
 def play(
     name: str,
     *,
@@ -101,7 +68,7 @@ def play(
     options: Mapping[str, Any],
 ) -> int:
     """Let a person play; 0 when the task was solved."""
-    from agentrl.envs.terminal import play_by_hand
+    from agentrl.envs.hand_play import play_by_hand
 
     kind = load(name)
     chosen = kind.levels[0] if level is None else level

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
-from agentrl.envs.framing import text_of
+from agentrl.envs.tool_output import text_of
 from agentrl.envs.tools import tools_of
 from agentrl.types import Done, Message
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
-from agentrl.envs.script import Played, Stage, graded
+from agentrl.envs.play import Played, Stage, graded
 from agentrl.errors import AgentError, UserError
 from agentrl.types import Ending, Message, Task, ToolCall
 

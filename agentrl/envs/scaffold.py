@@ -71,7 +71,7 @@ _TEST = '''\
 
 import asyncio
 
-from agentrl.envs.check import check
+from agentrl.check.run import check
 from agentrl.envs.testing import ScriptedPolicy, scripted_policy  # noqa: F401 (a fixture)
 
 

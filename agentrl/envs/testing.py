@@ -18,7 +18,7 @@ import pytest
 from agentrl import sandboxes
 from agentrl.envs import load
 from agentrl.envs.base import Environment
-from agentrl.envs.script import Action, Played, Stage, play, stage
+from agentrl.envs.play import Action, Played, Stage, play, stage
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Split
 

@@ -16,7 +16,7 @@ from agentrl.recipe import AlgorithmSection
 
 Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"]
 Level = Literal["token", "sequence"]
-Gate = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
+GroupFilter = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
 Aggregation = Literal["token", "sequence", "constant", "prompt"]
 Correction = Literal["none", "tis", "mis", "icepop"]
 Divergence = Literal["none", "k1", "k2", "k3"]
@@ -43,7 +43,7 @@ class Algorithm:
     advantage: Estimator = "group"
     level: Level = "token"
     """Whether a ratio belongs to a token, or to a sequence (the geometric mean of its tokens' ratios)."""
-    gate: Gate = "clip"
+    gate: GroupFilter = "clip"
     """How far a sample may push, as a function of its ratio and the sign of its advantage."""
     clip_low: float = 0.2
     """clip: ratios below 1 − this stop pushing down. cispo: the weight's floor. dppo: the divergence bound."""

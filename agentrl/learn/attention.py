@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agentrl.errors import RecipeError
-from agentrl.learn.runs import Runs
+from agentrl.learn.shared_prefix import SharedPrefix
 
 Kind = Literal["varlen", "sdpa"]
 NAME = "agentrl_packed"
@@ -34,7 +34,7 @@ NAME = "agentrl_packed"
 class Packing:
     """How a packed batch is attended to; travels to every attention layer as the keyword `packing`."""
 
-    runs: Runs
+    runs: SharedPrefix
     kind: Kind
 
 

@@ -20,12 +20,12 @@ from torch import Tensor
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import Kind, Packing, choose, packed
-from agentrl.learn.fusing import Fusion
-from agentrl.learn.health import Gathered, Mismatch, StepReport, mismatch, quantile
+from agentrl.learn.compile import CompiledModules
 from agentrl.learn.logprobs import HeadOutput, head
 from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
 from agentrl.learn.pack import Batch, MicroBatch, pack
+from agentrl.learn.step_report import Gathered, Mismatch, StepReport, mismatch, quantile
 from agentrl.recipe import Recipe
 from agentrl.types import Segment, TrainingSample
 
@@ -57,7 +57,9 @@ class Learner:
             raise RecipeError("the model's output head must be a plain linear layer without bias, and no LoRA target")
         self.device: torch.device = self._head.weight.device
         self._attention: Kind = choose(recipe.model.attention, self.device, self._head.weight.dtype)
-        self._fusion: Fusion = Fusion(self._inner if self._section.fuse else torch.nn.Module(), self.device)
+        self._fusion: CompiledModules = CompiledModules(
+            self._inner if self._section.fuse else torch.nn.Module(), self.device
+        )
         trainable = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
         self.optimizer: Optimizer = Optimizer(trainable, self._section)
         self._largest: int = 0

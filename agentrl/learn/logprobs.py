@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.learn.fusing import can_fuse
+from agentrl.learn.compile import can_fuse
 
 CHUNK_BYTES = 2560 * 2**20
 """The most that the logits of one chunk may take on an accelerator..."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentrl.errors import UserError
 from agentrl.learn.algorithms import Aggregation
-from agentrl.learn.runs import Cluster, Runs, clusters
+from agentrl.learn.shared_prefix import Cluster, SharedPrefix, clusters
 from agentrl.types import TrainingSample
 
 
@@ -33,7 +33,7 @@ class MicroBatch:
     """(T,) int64."""
     positions: Tensor
     """(T,) int64: the place of each token in its own sequence."""
-    runs: Runs
+    runs: SharedPrefix
     """Where prefixes and their continuations lie."""
     sequences: int
     """S."""
@@ -185,7 +185,7 @@ def _micro(
     return MicroBatch(
         token_ids=torch.from_numpy(np.concatenate([segments[i].token_ids[a:b] for i, a, b in parts])).to(torch.int64),
         positions=torch.from_numpy(np.concatenate([np.arange(a, b) for _, a, b in parts])).to(torch.int64),
-        runs=Runs.of([b - a for _, a, b in parts], after),
+        runs=SharedPrefix.of([b - a for _, a, b in parts], after),
         sequences=len(samples),
         predictors=torch.from_numpy(
             np.concatenate([p[np.flatnonzero(m) - 1] for p, m in zip(places, masks, strict=True)])

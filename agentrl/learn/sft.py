@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from agentrl.errors import UserError
-from agentrl.evaluate import Evaluation
+from agentrl.evaluation import Evaluation
 from agentrl.recipe import WarmStartSection
 from agentrl.types import Trajectory
 

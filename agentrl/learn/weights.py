@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from agentrl import recipe
+from agentrl.engines.base import Engine, Weights
+from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import EngineError
 from agentrl.learn.model import merged_state
-from agentrl.rollout.decoding import checksum
-from agentrl.rollout.engine import Engine, Weights
 
 
 class Publisher:

@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from agentrl.errors import UserError
-from agentrl.rollout.dialects import (
+from agentrl.rollout.encoder import Encoder, Marks, Span
+from agentrl.rollout.tool_formats import (
     PROBE,
-    Dialect,
     Hermes,
+    ToolFormat,
     dump,
     framed,
     instructions,
@@ -27,7 +28,6 @@ from agentrl.rollout.dialects import (
     recognise,
     split_thinking,
 )
-from agentrl.rollout.encoder import Encoder, Marks, Span
 from agentrl.types import Message, Role, ToolCall
 
 __all__ = ["Marks", "Renderer", "Span", "Tokenizer"]
@@ -73,11 +73,11 @@ class Renderer:
         native = self._native_dialect()
         self.native = native is not None
         """Whether the template renders tools itself; otherwise our dialect does."""
-        self.dialect: Dialect = native or Hermes()
+        self.dialect: ToolFormat = native or Hermes()
         opened = self._raw([_plain("user", "x")], None, True).rstrip()
         self._thinks = opened.endswith("<think>")
         self._fields = "reasoning_content" in str(getattr(tokenizer, "chat_template", ""))
-        from agentrl.rollout.proof import prove
+        from agentrl.rollout.template_check import prove
 
         self.report = prove(self)
 
@@ -328,7 +328,7 @@ class Renderer:
             )
         return self.encoder.literals[match.group(1)], match.group(1)
 
-    def _native_dialect(self) -> Dialect | None:
+    def _native_dialect(self) -> ToolFormat | None:
         """How the template itself writes tools, calls and results, where it does all three and we can read it."""
         schema = {
             "type": "function",

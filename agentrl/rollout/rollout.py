@@ -16,12 +16,12 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from agentrl import seeds
+from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode, Step
 from agentrl.errors import AgentError, EngineError, Fault, UserError, fault_of
-from agentrl.rollout.engine import Sampling
 from agentrl.rollout.render import Renderer, Span
-from agentrl.rollout.tape import Tape
+from agentrl.rollout.token_log import TokenLog
 from agentrl.types import Completion, Ending, Message, Outcome, Task, Trajectory, Verdict
 from agentrl.verifiers.base import Boxes, Context, Judge, Submission
 from agentrl.verifiers.grade import grade
@@ -41,7 +41,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class EnvRuntime:
     """An environment as a run uses it."""
 
     name: str
@@ -74,7 +74,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class SamplingParams:
     """How turns are sampled."""
 
     temperature: float = 1.0
@@ -83,7 +83,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RolloutId:
     """Which rollout of the run this is: every seed follows from it."""
 
     seed: int
@@ -107,17 +107,17 @@ class Place:
 async def rollout(
     engine: Policy,
     renderer: Renderer,
-    world: World,
+    world: EnvRuntime,
     task: Task,
     *,
-    place: Place,
+    place: RolloutId,
     budget: Budget,
-    style: Style | None = None,
+    style: SamplingParams | None = None,
 ) -> Trajectory:
     """Play one task to its end and have it graded. Raises only for cancellation and for what a user must mend."""
     delay = BACKOFF_S
     for attempt in range(budget.retries + 1):
-        run = _Run(engine, renderer, world, task, place, budget, style or Style())
+        run = _Run(engine, renderer, world, task, place, budget, style or SamplingParams())
         try:
             return await run.play()
         except (UserError, AssertionError):
@@ -134,11 +134,18 @@ class _Run:
     """One attempt at one episode."""
 
     def __init__(
-        self, engine: Policy, renderer: Renderer, world: World, task: Task, place: Place, budget: Budget, style: Style
+        self,
+        engine: Policy,
+        renderer: Renderer,
+        world: EnvRuntime,
+        task: Task,
+        place: RolloutId,
+        budget: Budget,
+        style: SamplingParams,
     ) -> None:
         self.engine, self.renderer, self.world = engine, renderer, world
         self.task, self.place, self.budget, self.style = task, place, budget, style
-        self.tape = Tape()
+        self.tape = TokenLog()
         self.episode = Episode(world.make(), task, seed=place.reset(task), boxes=world.boxes)
         self.stage = "environment"
         """Which part of the house is at work, for a fault."""

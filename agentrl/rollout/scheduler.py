@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
+from agentrl.engines.base import Engine
 from agentrl.recipe import Recipe
-from agentrl.rollout.engine import Engine
-from agentrl.rollout.flights import Draw, Flights, Gate, Sink
+from agentrl.rollout.inflight import Draw, GroupFilter, InFlightGroups, Sink
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, Style, World
+from agentrl.rollout.rollout import Budget, EnvRuntime, SamplingParams
 from agentrl.types import Group, Round
 
 
@@ -63,10 +63,10 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Tray:
+class PendingRound:
     """Judged groups that no round holds yet."""
 
-    gate: Gate
+    gate: GroupFilter
     kept: list[Group] = field(default_factory=list)
     dropped: list[Group] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -97,8 +97,8 @@ def make(
     *,
     engine: Engine,
     renderer: Renderer,
-    worlds: Mapping[str, World],
-    gate: Gate,
+    worlds: Mapping[str, EnvRuntime],
+    gate: GroupFilter,
     key: bytes,
     context: int,
     sink: Sink | None = None,
@@ -121,7 +121,7 @@ def make(
         gate=gate,
         plan=plan,
         budget=budget_of(recipe, context),
-        style=Style(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k),
+        style=SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k),
         seed=recipe.run.seed,
         key=key,
         sink=sink,
@@ -151,17 +151,17 @@ class Scheduler:
         *,
         engine: Engine,
         renderer: Renderer,
-        worlds: Mapping[str, World],
-        gate: Gate,
+        worlds: Mapping[str, EnvRuntime],
+        gate: GroupFilter,
         plan: Plan,
         budget: Budget,
-        style: Style | None = None,
+        style: SamplingParams | None = None,
         seed: int = 0,
         key: bytes = b"",
         sink: Sink | None = None,
     ) -> None:
         self.plan, self.gate, self.engine = plan, gate, engine
-        self._flights = Flights(
+        self._flights = InFlightGroups(
             engine=engine,
             renderer=renderer,
             worlds=worlds,
@@ -169,7 +169,7 @@ class Scheduler:
             group_size=plan.group_size,
             concurrency=plan.concurrency,
             budget=budget,
-            style=style or Style(),
+            style=style or SamplingParams(),
             seed=seed,
             key=key,
             sink=sink,
@@ -177,7 +177,7 @@ class Scheduler:
         self._number = 0
         self._wanted = plan.groups
         """Groups that fill a round; where tokens do, as many as filled the last one."""
-        self._tray = Tray(gate)
+        self._tray = PendingRound(gate)
         self._learner_waits = True
 
     async def rounds(self, sampler: Sampler) -> AsyncGenerator[Round, None]:
@@ -228,9 +228,9 @@ class Scheduler:
 
     # Synchronous -----------------------------------------------------------------------------------------------
 
-    async def _synchronous(self, sampler: Sampler) -> AsyncGenerator[Tray, None]:
+    async def _synchronous(self, sampler: Sampler) -> AsyncGenerator[PendingRound, None]:
         while True:
-            tray = Tray(self.gate)
+            tray = PendingRound(self.gate)
             wanted, drawn = self._wanted, 0
             order: dict[int, int] = {}
             while True:
@@ -250,7 +250,7 @@ class Scheduler:
             tray.dropped.sort(key=lambda group: order[group.number])
             yield tray
 
-    def _target(self, tray: Tray, wanted: int) -> int:
+    def _target(self, tray: PendingRound, wanted: int) -> int:
         """How many groups the round needs, by the size of those it has; just `wanted` where tokens do not count."""
         if self.plan.tokens is None or not tray.kept:
             return wanted
@@ -259,7 +259,7 @@ class Scheduler:
 
     # Asynchronous ----------------------------------------------------------------------------------------------
 
-    async def _asynchronous(self, sampler: Sampler) -> AsyncGenerator[Tray, None]:
+    async def _asynchronous(self, sampler: Sampler) -> AsyncGenerator[PendingRound, None]:
         wake, news = asyncio.Event(), asyncio.Event()
         feeder = asyncio.create_task(self._feed(sampler, wake, news), name="feeder")
         feeder.add_done_callback(lambda _: news.set())
@@ -315,7 +315,7 @@ class Scheduler:
         self._tray.kept = [group for group in self._tray.kept if _oldest(group) >= oldest]
         self._tray.drop([*stale, *self._flights.ground(oldest)], "stale")
 
-    def _take(self) -> Tray:
+    def _take(self) -> PendingRound:
         """The oldest groups that fill a round, and everything dropped so far."""
         full = self._tray
         full.kept.sort(key=lambda group: group.number)
@@ -326,7 +326,7 @@ class Scheduler:
             while count < len(full.kept) and spent < self.plan.tokens:
                 spent, count = spent + _tokens(full.kept[count]), count + 1
             self._wanted = max(1, count)
-        self._tray = Tray(self.gate, kept=full.kept[count:])
+        self._tray = PendingRound(self.gate, kept=full.kept[count:])
         full.kept = full.kept[:count]
         return full
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agentrl.engines.base import Sampling, Weights
 from agentrl.errors import EngineError
-from agentrl.rollout.engine import Sampling, Weights
 from agentrl.rollout.render import Renderer
 from agentrl.types import Completion, Message, ToolCall
 

@@ -21,13 +21,13 @@ from typing import Any
 import aiohttp
 
 from agentrl import assembly, recipe
-from agentrl.evaluate import evaluate, problems
+from agentrl.engines.base import Weights
+from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.evaluation import evaluate, problems
 from agentrl.recipe import Recipe
 from agentrl.rollout import scheduler
-from agentrl.rollout.engine import Weights
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Style, World
-from agentrl.rollout.sglang_engine import SglangEngine
+from agentrl.rollout.rollout import EnvRuntime, SamplingParams
 from agentrl.types import Trajectory
 
 Turn = tuple[list[int], int]
@@ -76,7 +76,7 @@ async def flush(urls: list[str]) -> None:
 async def measure(
     urls: list[str],
     made: Recipe,
-    world: World,
+    world: EnvRuntime,
     renderer: Renderer,
     context: int,
     episodes: int,
@@ -102,7 +102,7 @@ async def measure(
                 tasks,
                 samples=1,
                 budget=scheduler.budget_of(made, context),
-                style=Style(temperature=made.rollout.temperature),
+                style=SamplingParams(temperature=made.rollout.temperature),
                 seed=number,
                 key=b"benchmark",
                 concurrency=made.rollout.concurrency,

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import assembly, envs, recipe, sandboxes, seeds
+from agentrl.engines.base import Weights
+from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.envs.countdown.arithmetic import ExpressionError
 from agentrl.envs.countdown.arithmetic import evaluate as compute
 from agentrl.envs.tools import tools_of
-from agentrl.evaluate import evaluate, problems
+from agentrl.evaluation import evaluate, problems
 from agentrl.recipe import Recipe
 from agentrl.rollout import scheduler
-from agentrl.rollout.engine import Weights
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Style
-from agentrl.rollout.sglang_engine import SglangEngine
+from agentrl.rollout.rollout import SamplingParams
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Message, Task
 from agentrl.verifiers.base import Context, Submission
@@ -236,7 +236,7 @@ async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
                     tasks,
                     samples=1,
                     budget=scheduler.budget_of(made, 8192),
-                    style=Style(temperature=made.eval.temperature),
+                    style=SamplingParams(temperature=made.eval.temperature),
                     seed=seeds.derive(made.run.seed, "eval"),
                     key=b"peer",
                     concurrency=made.rollout.concurrency,

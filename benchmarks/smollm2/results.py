@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from agentrl import envs, metrics, recipe, statistics
-from agentrl.evaluate import gain
+from agentrl.evaluation import gain
 
 EVIDENCE = Path("docs/evidence/smollm2")
 RECIPES = ("smollm2-countdown", "smollm2-files", "smollm2-repair")

@@ -27,9 +27,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from agentrl.redteam.target import perturb
 from agentrl.seeds import derive
 from agentrl.verifiers.answer.text import Unclear, clean
-from agentrl.verifiers.redteam.target import perturb
 
 from .datasets import LEVELS, dataset, entry, installed, size
 from .scorers import CHOSEN, full_marks

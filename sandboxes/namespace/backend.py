@@ -14,7 +14,7 @@ from agentrl.sandboxes.namespace import roots
 from agentrl.sandboxes.namespace.box import NamespaceSandbox
 from agentrl.sandboxes.namespace.launch import Zygote
 
-RANGES, FIRST_RANGE = 32_768, 1_000_000_000
+TESTBEDS, FIRST_RANGE = 32_768, 1_000_000_000
 """Each box gets 65,536 host ids of its own, so that even its users are strangers to the next box's."""
 DESCRIPTORS = 16_384
 PROCESSORS = 4
@@ -107,7 +107,7 @@ class NamespaceBackend(Backend):
         zygote = self.zygote()
         number = next(self._numbers)
         switch = os.geteuid() == 0
-        base = FIRST_RANGE + number % RANGES * 65_536 if switch else -1
+        base = FIRST_RANGE + number % TESTBEDS * 65_536 if switch else -1
         limits = spec.limits
         plan = {
             "root": zygote.root((spec.image, spec.user), root.plan),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from agentrl.curriculum.group_stats import GroupStats
 from agentrl.curriculum.posterior import (
     Posterior,
     as_beta,
@@ -20,9 +21,8 @@ from agentrl.curriculum.posterior import (
     settle,
     sigmoid,
 )
-from agentrl.curriculum.view import Seen
 
-SEEN = Seen(
+SEEN = GroupStats(
     level=1, index=0, tags=(), count=8, total=4.0, spread=2 / 7, informative=True, censored=False, version=0,
     predicted=None,
 )  # fmt: skip

@@ -15,15 +15,15 @@ from agentrl import seeds
 from agentrl.curriculum import Draw, Sampler, Source, make
 from agentrl.envs.base import Environment
 from agentrl.errors import RecipeError
-from agentrl.recipe import BandCurriculum, Curriculum, PoolsCurriculum, StagedCurriculum, UniformCurriculum
+from agentrl.recipe import Curriculum, LearnabilityCurriculum, PoolsCurriculum, StagedCurriculum, UniformCurriculum
 from agentrl.types import Group
 
 MakeGroup = Callable[..., Group]
 Rate = Callable[[Draw, int], float]
 
 KINDS: list[Curriculum] = [
-    BandCurriculum(),
-    BandCurriculum(objective="band"),
+    LearnabilityCurriculum(),
+    LearnabilityCurriculum(objective="band"),
     UniformCurriculum(type="uniform"),
     StagedCurriculum(type="staged", window=8),
     PoolsCurriculum(type="pools"),
@@ -81,19 +81,19 @@ def test_resumed_equals_undisturbed(
 
 def test_draws_under_way_are_handed_out_again(ladder: Environment, group_of: MakeGroup) -> None:
     sources = [Source(name="ladder", environment=ladder)]
-    sampler = make(BandCurriculum(), sources, 0)
+    sampler = make(LearnabilityCurriculum(), sources, 0)
     play(sampler, group_of, by_level, range(3))
     flying = [sampler.next() for _ in range(5)]
     sampler.observe([group_of(flying[2], [0, 1, 0, 1], 3)])
     state = sampler.state()
-    resumed = make(BandCurriculum(), sources, 0)
+    resumed = make(LearnabilityCurriculum(), sources, 0)
     resumed.restore(state)
     assert [resumed.next() for _ in range(4)] == [flying[0], flying[1], flying[3], flying[4]]
     assert [resumed.next() for _ in range(6)] == [sampler.next() for _ in range(6)]
 
 
 def test_a_group_is_observed_once(ladder: Environment, group_of: MakeGroup) -> None:
-    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     group = group_of(sampler.next(), [0, 1])
     sampler.observe([group])
     with pytest.raises(ValueError, match="group 0 .* was not drawn here, or was observed before"):
@@ -112,7 +112,7 @@ def test_weights_fix_the_shares(kind: Curriculum, ladder: Environment, shelf: En
 
 
 def test_draws_carry_secret_number_and_prediction(ladder: Environment) -> None:
-    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     draws = [sampler.next() for _ in range(4)]
     assert [draw.group for draw in draws] == [0, 1, 2, 3]
     assert all(draw.task.secret and draw.env == "ladder" for draw in draws)
@@ -132,7 +132,7 @@ def test_uniform_takes_every_task_once_before_any_twice(shelf: Environment) -> N
 
 def test_the_level_follows_the_policy(ladder: Environment, group_of: MakeGroup) -> None:
     """p = 1/2 lies at level 3 first and at level 5 at the end; the draws move there."""
-    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     rounds = play(sampler, group_of, by_level, range(70), groups=16)
     early = np.mean([draw.task.level for draws in rounds[5:15] for draw in draws])
     late = np.mean([draw.task.level for draws in rounds[60:] for draw in draws])
@@ -145,7 +145,7 @@ def test_the_level_follows_the_policy(ladder: Environment, group_of: MakeGroup) 
 @pytest.mark.parametrize("rate", [0.0, 1.0, 0.5])
 def test_no_stratum_starves(rate: float, ladder: Environment, group_of: MakeGroup) -> None:
     """Whatever the scores, each of the ten strata comes up; twice the fair wait at the floor's rate bounds the gaps."""
-    sampler = make(BandCurriculum(floor=0.1), [Source(name="ladder", environment=ladder)], 1)
+    sampler = make(LearnabilityCurriculum(floor=0.1), [Source(name="ladder", environment=ladder)], 1)
     rounds = play(sampler, group_of, lambda draw, step: rate, range(150), groups=8, size=4)
     drawn = Counter((draw.task.level, draw.task.tags) for draws in rounds for draw in draws)
     assert len(drawn) == 10
@@ -156,7 +156,7 @@ def test_no_stratum_starves(rate: float, ladder: Environment, group_of: MakeGrou
 
 def test_a_stratum_waits_no_longer_than_the_floor_allows(ladder: Environment, group_of: MakeGroup) -> None:
     """One of ten strata is learnable, the others hopeless: each is drawn again within strata / floor draws or so."""
-    sampler = make(BandCurriculum(floor=0.2), [Source(name="ladder", environment=ladder)], 1)
+    sampler = make(LearnabilityCurriculum(floor=0.2), [Source(name="ladder", environment=ladder)], 1)
     rounds = play(sampler, group_of, lambda draw, step: 0.5 if draw.task.level == 1 else 0.0, range(100), size=4)
     last: dict[object, int] = {}
     gaps = []
@@ -199,7 +199,7 @@ def test_learning_one_level_does_not_unlearn_another(
     """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02.
 
     Larger groups notice a fall sooner."""
-    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
+    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
     (first, second), share = unlearn(sampler, group_of, size)
     assert first > 0.5
     assert second > kept
@@ -211,7 +211,7 @@ def test_few_repeats_while_there_are_new_tasks(
     repeats: int | None, most: int, ladder: Environment, group_of: MakeGroup
 ) -> None:
     """One task in four at one half, the others hopeless: those found to be good are drawn again, but not for ever."""
-    sampler = make(BandCurriculum(repeats=repeats, floor=0.0), [Source(name="ladder", environment=ladder)], 0)
+    sampler = make(LearnabilityCurriculum(repeats=repeats, floor=0.0), [Source(name="ladder", environment=ladder)], 0)
 
     def rate(draw: Draw, step: int) -> float:
         return 0.02 if seeds.derive(0, draw.task.id) % 4 else 0.5
@@ -225,7 +225,7 @@ def test_few_repeats_while_there_are_new_tasks(
 
 def test_hopeless_tasks_are_tested_again(shelf: Environment, group_of: MakeGroup) -> None:
     """Half the tasks fail for 60 rounds and are retired; when all become learnable, the retired are found out."""
-    sampler = make(BandCurriculum(), [Source(name="shelf", environment=shelf, levels=(1,))], 4)
+    sampler = make(LearnabilityCurriculum(), [Source(name="shelf", environment=shelf, levels=(1,))], 4)
 
     def odd(draw: Draw) -> bool:
         return int(draw.task.id.rsplit("/", 1)[1]) % 2 == 1
@@ -242,10 +242,10 @@ def test_errors_say_nothing_of_a_task(ladder: Environment, group_of: MakeGroup) 
     """Infra and verifier errors leave every belief where it was; the graded rollouts of a group count as ever."""
     beliefs = []
     for scores in ([None, None, None], [0.0, 1.0, None, None], [0.0, 1.0]):
-        sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+        sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
         sampler.observe([group_of(sampler.next(), scores)])
         beliefs.append(sampler.metrics()["level_p"])
-    untouched = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 0).metrics()["level_p"]
+    untouched = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0).metrics()["level_p"]
     assert beliefs[0] == untouched
     assert beliefs[1] == beliefs[2] != untouched
 
@@ -272,7 +272,7 @@ def test_any_scores_leave_it_finite(
 
 def test_adversarial_noise_does_not_trap_it(ladder: Environment, group_of: MakeGroup) -> None:
     """Scores that contradict every prediction for 60 rounds; then the truth, and the draws return to the band."""
-    sampler = make(BandCurriculum(), [Source(name="ladder", environment=ladder)], 2)
+    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 2)
 
     def contrary(draw: Draw, step: int) -> float:
         return 0.0 if (draw.predicted or 0.0) > 0.5 else 1.0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import sandboxes
-from agentrl.envs.script import Stage
+from agentrl.envs.play import Stage
 from agentrl.sandboxes.pool import Pool
 
 

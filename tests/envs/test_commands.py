@@ -14,9 +14,9 @@ import pytest
 from agentrl import cli
 from agentrl.envs import load, tools_of
 from agentrl.envs.commands import numbers, parsed
+from agentrl.envs.hand_play import parse
+from agentrl.envs.play import Stage, play
 from agentrl.envs.replay import to_row
-from agentrl.envs.script import Stage, play
-from agentrl.envs.terminal import parse
 from agentrl.envs.testing import ScriptedPolicy, scripted_policy  # noqa: F401 (a fixture)
 from agentrl.errors import UserError
 from agentrl.types import ToolCall

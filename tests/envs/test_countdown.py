@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl.envs import load
 from agentrl.envs.countdown.arithmetic import ExpressionError, Value, evaluate
 from agentrl.envs.countdown.puzzles import combination, puzzle
-from agentrl.envs.script import Stage, play
+from agentrl.envs.play import Stage, play
 from agentrl.types import SPLITS, Task, ToolCall
 from agentrl.verifiers.base import Context, Submission
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agentrl.envs import Environment, Permissions, tool
 from agentrl.envs.episode import Episode
-from agentrl.envs.framing import frame
-from agentrl.envs.script import Action, Played, Stage, play
+from agentrl.envs.play import Action, Played, Stage, play
+from agentrl.envs.tool_output import frame
 from agentrl.errors import AgentError, AuthoringError, SandboxError
 from agentrl.sandboxes.base import Sandbox, SandboxSpec
 from agentrl.types import Done, Message, Observation, Split, Task, ToolCall, Verdict

@@ -5,7 +5,7 @@ import inspect
 import random
 
 from agentrl import Environment, SandboxSpec, Task, ToolCall, tool
-from agentrl.envs.script import Stage, play
+from agentrl.envs.play import Stage, play
 from agentrl.types import Split
 from agentrl.verifiers.final_state import FinalState
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.envs import load
 from agentrl.envs.files import SINGLE, plan
-from agentrl.envs.script import Action, Stage, play
+from agentrl.envs.play import Action, Stage, play
 from agentrl.types import SPLITS, Task, ToolCall
 
 Files = load("files")

@@ -11,7 +11,7 @@ import pytest
 from agentrl.envs import load
 from agentrl.envs.gym.games import Rule
 from agentrl.envs.gym.lakes import CHANCE, LEVELS, crossed_by_chance, distances, lake
-from agentrl.envs.script import Played, Stage, play
+from agentrl.envs.play import Played, Stage, play
 from agentrl.errors import AuthoringError
 from agentrl.types import SPLITS, Split, ToolCall
 

@@ -8,7 +8,7 @@ import pytest
 from agentrl.catalogue import members
 from agentrl.envs import Environment, load, tool, tools_of
 from agentrl.envs.injection import ATTEMPTS, Compliance, injected, measure
-from agentrl.envs.script import Action, Played, Policy, Stage, play
+from agentrl.envs.play import Action, Played, Policy, Stage, play
 from agentrl.types import Message, ToolCall
 
 Files = load("files")

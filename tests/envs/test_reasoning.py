@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from agentrl.envs import load
+from agentrl.envs.play import Stage, play
 from agentrl.envs.reasoning import datasets
 from agentrl.envs.reasoning.datasets import allowed, entry, knob
 from agentrl.envs.reasoning.scorers import CHOSEN, OURS, Reasoned, full_marks
 from agentrl.envs.reasoning.vet import RARE, TOO_SLOW, attacks, vet
-from agentrl.envs.script import Stage, play
 from agentrl.errors import AuthoringError, CatalogueError
 from agentrl.types import SPLITS, Task, ToolCall
 from agentrl.verifiers.base import Context, Submission

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from agentrl.envs.play import Action, Played, Stage, play
 from agentrl.envs.repair import HIDDEN, Repair, edits, reference, verify
 from agentrl.envs.repair.mutate import Change, apply, changes
 from agentrl.envs.repair.program import Program, call
 from agentrl.envs.repair.programs import PROGRAMS
 from agentrl.envs.repair.table import mutants
 from agentrl.envs.repair.tasks import LEVELS, Choices, candidates, repository
-from agentrl.envs.script import Action, Played, Stage, play
+from agentrl.redteam import mutate as redteam
 from agentrl.types import SPLITS, Task, ToolCall
-from agentrl.verifiers.redteam import mutate as redteam
 
 KINDS = {"algorithms", "text", "parsers", "structures", "dates", "money", "graphs"}
 KNOWN: list[tuple[str, str, tuple[Any, ...], Any]] = [

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from agentrl.envs import load
+from agentrl.envs.play import Stage, play
 from agentrl.envs.replay import Difference, of_row, records, replay, to_row
-from agentrl.envs.script import Stage, play
 from agentrl.errors import UserError
 from agentrl.rollout.store import Store
 from agentrl.types import Segment, Trajectory

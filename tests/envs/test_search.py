@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs import load
-from agentrl.envs.script import Stage, play
+from agentrl.envs.play import Stage, play
 from agentrl.envs.search.index import Index
 from agentrl.envs.search.relations import BY_KEY, RELATIONS, asked, told
 from agentrl.envs.search.world import _CLOSED, _OPEN, _STARTS, LEVELS, WORDS, word, world

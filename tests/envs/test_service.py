@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.envs import load
 from agentrl.envs.permissions import Permissions
-from agentrl.envs.script import Action, Played, Stage, play
+from agentrl.envs.play import Action, Played, Stage, play
 from agentrl.envs.service.cases import _ORDERS, CALLER, QUIRKS, case
 from agentrl.envs.service.customer import Customer
 from agentrl.envs.service.policy import Policy

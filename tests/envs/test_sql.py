@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agentrl.envs.script import Action, Played, Stage, play
+from agentrl.envs.play import Action, Played, Stage, play
 from agentrl.envs.sql import Sql, plan
 from agentrl.envs.sql.changes import CHANGES
 from agentrl.envs.sql.engine import after, changed, file_of, rows_of

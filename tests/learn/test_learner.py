@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.algorithms import ROWS
-from agentrl.learn.health import ENOUGH, mismatch
 from agentrl.learn.learner import Learner
 from agentrl.learn.optimizer import schedule_factor
 from agentrl.learn.pack import Batch, pack
+from agentrl.learn.step_report import ENOUGH, mismatch
 from agentrl.types import Segment, TrainingSample
 
 MakeLearner = Callable[..., Learner]
@@ -29,7 +29,7 @@ MakeSamples = Callable[..., list[TrainingSample]]
 def gradient(learner: Learner, samples: list[TrainingSample], micro_tokens: int) -> tuple[float, torch.Tensor]:
     """Loss and gradient of one update, none of it applied."""
     from agentrl.learn.attention import packed
-    from agentrl.learn.health import Gathered
+    from agentrl.learn.step_report import Gathered
 
     batch = pack(samples, learner.algorithm.aggregation, micro_tokens=micro_tokens, max_tokens=64, dtype=torch.float64)
     learner.optimizer.zero()

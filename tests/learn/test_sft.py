@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from agentrl.errors import UserError
-from agentrl.evaluate import Evaluation
+from agentrl.evaluation import Evaluation
 from agentrl.learn.model import scratch_model, scratch_tokenizer
 from agentrl.learn.sft import _at_once, enough, rows, warm_start
 from agentrl.recipe import ScratchModel, WarmStartSection

@@ -14,11 +14,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.errors import SandboxError
-from agentrl.rollout.engine import Sampling
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import World
+from agentrl.rollout.rollout import EnvRuntime
 from agentrl.types import Completion, Done, Observation, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
@@ -221,8 +221,8 @@ class Echo(Environment):
 
 
 @pytest.fixture
-def echo() -> World:
-    return World(name="echo", make=Echo, boxes=NoBoxes())
+def echo() -> EnvRuntime:
+    return EnvRuntime(name="echo", make=Echo, boxes=NoBoxes())
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.errors import UserError
-from agentrl.rollout.dialects import neutral
 from agentrl.rollout.encoder import Encoder, Marks, unmark
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, Place, World, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.tool_formats import neutral
 from agentrl.types import Message, Source, ToolCall
 
 SCHEMA = {
@@ -168,7 +168,7 @@ def test_calls_inside_thinking_are_not_calls(renderers: dict[str, Renderer]) -> 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("family", ["chatml", "qwen3", "llama3", "mistral", "gemma"])
 def test_spans_spell_what_the_engine_saw(
-    renderers: dict[str, Renderer], echo: World, puppet: Any, family: str, seed: int
+    renderers: dict[str, Renderer], echo: EnvRuntime, puppet: Any, family: str, seed: int
 ) -> None:
     """Whatever is sampled: calls, broken calls, messages, random tokens; the mask sits on exactly that."""
     renderer = renderers[family]
@@ -197,7 +197,7 @@ def test_spans_spell_what_the_engine_saw(
         task = echo.make().task("train", 1, group)
         budget = Budget(context=100_000, tokens=50_000, turns=8)
         made = asyncio.run(
-            rollout(engine, renderer, echo, task, place=Place(seed=seed, group=group, index=0), budget=budget)
+            rollout(engine, renderer, echo, task, place=RolloutId(seed=seed, group=group, index=0), budget=budget)
         )
         assert made.outcome.grade == "graded", made.outcome
         seen = [(*prompt, *reply.token_ids) for _, prompt, _, reply in engine.calls]
@@ -217,7 +217,9 @@ def test_spans_spell_what_the_engine_saw(
         assert made.sampled_tokens == sum(len(reply.token_ids) for reply in sampled)
 
 
-def test_a_rewriting_template_gets_a_segment_a_turn(renderers: dict[str, Renderer], echo: World, puppet: Any) -> None:
+def test_a_rewriting_template_gets_a_segment_a_turn(
+    renderers: dict[str, Renderer], echo: EnvRuntime, puppet: Any
+) -> None:
     """Qwen3: thinking survives tool results, and is taken out when the user speaks."""
     renderer = renderers["qwen3"]
     look = Message(
@@ -229,7 +231,7 @@ def test_a_rewriting_template_gets_a_segment_a_turn(renderers: dict[str, Rendere
     engine = puppet(lambda *_: renderer.write(next(script)), renderer.stop_token_ids)
     task = echo.make().task("train", 1, 0)
     made = asyncio.run(
-        rollout(engine, renderer, echo, task, place=Place(seed=0, group=0, index=0), budget=Budget(context=9999))
+        rollout(engine, renderer, echo, task, place=RolloutId(seed=0, group=0, index=0), budget=Budget(context=9999))
     )
     first, second = (renderer.decode(s.token_ids.tolist()) for s in made.segments)
     assert first.count("<think>") == 2 and first.endswith("<think>\nB\n</think>\n\nmore<|im_end|>")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from agentrl import seeds
+from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.errors import AuthoringError, EngineError, SandboxDied, SandboxError
 from agentrl.rollout import rollout as module
 from agentrl.rollout.encoder import Span
-from agentrl.rollout.engine import Sampling
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, Place, Style, World, rollout, uninterrupted
-from agentrl.rollout.tape import Tape
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, rollout, uninterrupted
+from agentrl.rollout.token_log import TokenLog
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.types import Completion, Message, Task, ToolCall, Trajectory
 from agentrl.verifiers.base import Context, Submission
@@ -39,10 +39,15 @@ def chat(renderers: dict[str, Renderer]) -> Renderer:
 
 
 def play(
-    engine: Any, renderer: Renderer, world: World, budget: Budget = BUDGET, place: Place | None = None, **options: Any
+    engine: Any,
+    renderer: Renderer,
+    world: EnvRuntime,
+    budget: Budget = BUDGET,
+    place: RolloutId | None = None,
+    **options: Any,
 ) -> Trajectory:
     task = world.make().task("train", 1, 0)
-    place = place or Place(seed=1, group=2, index=3, key=b"k")
+    place = place or RolloutId(seed=1, group=2, index=3, key=b"k")
     return asyncio.run(rollout(engine, renderer, world, task, place=place, budget=budget, **options))
 
 
@@ -61,9 +66,9 @@ def script(puppet: Any, renderer: Renderer, *messages: Message, **options: Any) 
 # Budgets ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_episode(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_a_whole_episode(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     engine = script(puppet, chat, LOOK, RIGHT)
-    made = play(engine, chat, echo, style=Style(temperature=0.7, top_p=0.9, top_k=5))
+    made = play(engine, chat, echo, style=SamplingParams(temperature=0.7, top_p=0.9, top_k=5))
     assert (made.outcome.ending, made.outcome.grade, made.outcome.score) == ("done", "graded", 1.0)
     assert [(m.role, m.content) for m in made.messages] == [
         ("system", "Use the tools."),
@@ -92,19 +97,19 @@ def test_a_whole_episode(puppet: Any, chat: Renderer, echo: World) -> None:
     assert made.ledger["calls"] == 1
 
 
-def test_turns_run_out(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_turns_run_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     engine = script(puppet, chat, LOOK)
     made = play(engine, chat, echo, replace(BUDGET, turns=3))
     assert (made.outcome.ending, made.outcome.score, len(engine.calls)) == ("turns", 0.0, 3)
     assert made.segments[0].loss_mask[-1]  # what came back last was never shown, so it is not in the tokens
 
 
-def test_without_a_limit_the_environment_sets_the_turns(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_without_a_limit_the_environment_sets_the_turns(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     engine = script(puppet, chat, LOOK)
     assert (play(engine, chat, echo).outcome.ending, len(engine.calls)) == ("turns", 8)
 
 
-def test_sampled_tokens_run_out(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_sampled_tokens_run_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     one = len(chat.write(LOOK))
     made = play(script(puppet, chat, LOOK), chat, echo, replace(BUDGET, tokens=2 * one + 5))
     assert (made.outcome.ending, made.outcome.score, made.sampled_tokens) == ("tokens", 0.0, 2 * one + 5)
@@ -114,7 +119,7 @@ def test_sampled_tokens_run_out(puppet: Any, chat: Renderer, echo: World) -> Non
 
 
 def test_the_tokens_of_a_turn_run_out_and_nothing_half_written_is_carried_out(
-    puppet: Any, chat: Renderer, echo: World
+    puppet: Any, chat: Renderer, echo: EnvRuntime
 ) -> None:
     for length in range(1, len(chat.write(LOOK))):
         made = play(script(puppet, chat, LOOK), chat, echo, replace(BUDGET, turn_tokens=length))
@@ -123,7 +128,7 @@ def test_the_tokens_of_a_turn_run_out_and_nothing_half_written_is_carried_out(
         assert made.messages[-1].role == "assistant"
 
 
-def test_the_context_runs_out(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_the_context_runs_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     first = play(script(puppet, chat, RIGHT), chat, echo)
     prompt = int((~first.segments[0].loss_mask).sum())
     turn = len(chat.write(LOOK))
@@ -133,7 +138,7 @@ def test_the_context_runs_out(puppet: Any, chat: Renderer, echo: World) -> None:
         assert made.tokens == prompt + sampled  # an observation for which there is no room is left out
 
 
-def test_wall_time_runs_out_in_the_engine(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_wall_time_runs_out_in_the_engine(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     engine = script(puppet, chat, LOOK)
     engine.delay = lambda request_id: 0.0 if request_id.endswith("0-0") else 30.0
     began = time.perf_counter()
@@ -143,7 +148,7 @@ def test_wall_time_runs_out_in_the_engine(puppet: Any, chat: Renderer, echo: Wor
     assert time.perf_counter() - began < 10 and engine.running == 0
 
 
-def test_tool_time_runs_out(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_tool_time_runs_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     class Slow(type(echo.make())):  # type: ignore[misc]
         @tool
         async def look(self, path: str) -> str:
@@ -188,7 +193,7 @@ class Stumbling:
         )
 
 
-def test_an_aborted_turn_goes_on_under_newer_weights(chat: Renderer, echo: World) -> None:
+def test_an_aborted_turn_goes_on_under_newer_weights(chat: Renderer, echo: EnvRuntime) -> None:
     turn = chat.write(Message(role="assistant", content="right"))
     engine = Stumbling(turn, pace=2)
     made = play(engine, chat, echo)
@@ -202,19 +207,19 @@ def test_an_aborted_turn_goes_on_under_newer_weights(chat: Renderer, echo: World
     assert len({call[1].seed for call in engine.calls}) == len(engine.calls)
 
 
-def test_aborts_do_not_stretch_the_budget(chat: Renderer, echo: World) -> None:
+def test_aborts_do_not_stretch_the_budget(chat: Renderer, echo: EnvRuntime) -> None:
     made = play(Stumbling(chat.write(LOOK), pace=2), chat, echo, replace(BUDGET, tokens=7))
     assert (made.outcome.ending, made.sampled_tokens, made.ledger["calls"]) == ("tokens", 7, 0)
 
 
-def test_a_failed_request_is_tried_again_where_it_stood(chat: Renderer, echo: World) -> None:
+def test_a_failed_request_is_tried_again_where_it_stood(chat: Renderer, echo: EnvRuntime) -> None:
     engine = Stumbling(chat.write(RIGHT), pace=1, fail=[2, 4])
     made = play(engine, chat, echo)
     assert made.outcome.score == 1.0
     assert engine.calls[1] == engine.calls[2] and engine.calls[3] == engine.calls[4]
 
 
-def test_an_engine_that_stays_away_is_nobodys_score(chat: Renderer, echo: World) -> None:
+def test_an_engine_that_stays_away_is_nobodys_score(chat: Renderer, echo: EnvRuntime) -> None:
     engine = Stumbling(chat.write(RIGHT), pace=1, fail=range(2, 1000))
     made = play(engine, chat, echo)
     assert (made.outcome.grade, made.outcome.score) == ("infra_error", None)
@@ -223,7 +228,9 @@ def test_an_engine_that_stays_away_is_nobodys_score(chat: Renderer, echo: World)
     assert made.outcome.fault.cause == "EngineError: the server went away"
 
 
-def test_an_engine_that_only_aborts_is_found_out(chat: Renderer, echo: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_only_aborts_is_found_out(
+    chat: Renderer, echo: EnvRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "EMPTY_ABORTS", 3)
     made = play(Stumbling((1, 2, 3), pace=0), chat, echo, replace(BUDGET, retries=0))
     assert made.outcome.fault is not None
@@ -238,7 +245,7 @@ class Trouble(Environment):
 
     starts = 0
 
-    def __init__(self, world: World, where: str, error: Exception, times: int = 99) -> None:
+    def __init__(self, world: EnvRuntime, where: str, error: Exception, times: int = 99) -> None:
         super().__init__()
         self.inner, self.where, self.error, self.times = world.make(), where, error, times
         self.verifier = self.inner.verifier  # type: ignore[misc]
@@ -279,7 +286,7 @@ class Trouble(Environment):
 def test_failures_by_whose_doing_they_are(
     puppet: Any,
     chat: Renderer,
-    echo: World,
+    echo: EnvRuntime,
     where: str,
     error: Exception,
     times: int,
@@ -304,13 +311,13 @@ def test_failures_by_whose_doing_they_are(
     assert all(len(found) == 1 for found in by_turn.values())
 
 
-def test_what_a_user_must_mend_is_not_swallowed(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_what_a_user_must_mend_is_not_swallowed(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     world = replace(echo, make=lambda: Trouble(echo, "look", AuthoringError("declare the tool")))
     with pytest.raises(AuthoringError, match="declare the tool"):
         play(script(puppet, chat, LOOK), chat, world)
 
 
-def test_a_box_that_cannot_be_had_is_infra(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_a_box_that_cannot_be_had_is_infra(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     class Boxed(type(echo.make())):  # type: ignore[misc]
         def prepare(self, task: Task, rng: Any) -> SandboxSpec:
             return SandboxSpec()
@@ -325,13 +332,13 @@ def test_a_box_that_cannot_be_had_is_infra(puppet: Any, chat: Renderer, echo: Wo
 
 def test_seeds_differ_by_rollout_and_turn_and_share_the_reset() -> None:
     task = Task(id="t", split="train", level=1, prompt="")
-    places = [Place(seed=0, group=g, index=i) for g in range(3) for i in range(4)]
+    places = [RolloutId(seed=0, group=g, index=i) for g in range(3) for i in range(4)]
     assert len({p.reset(task) for p in places}) == 3
     found = [p.sampling(task, turn, part) for p in places for turn in range(3) for part in range(2)]
     assert len(set(found)) == len(found)
 
 
-def test_the_verifier_gets_the_groups_secret(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_the_verifier_gets_the_groups_secret(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     heard: list[tuple[bytes, float, Any]] = []
 
     class Listens(type(echo.make().verifier)):  # type: ignore[misc]
@@ -343,7 +350,7 @@ def test_the_verifier_gets_the_groups_secret(puppet: Any, chat: Renderer, echo: 
         verifier = Listens()
 
     for index in (0, 1):
-        place = Place(seed=1, group=7, index=index, key=b"run key")
+        place = RolloutId(seed=1, group=7, index=index, key=b"run key")
         play(script(puppet, chat, RIGHT), chat, replace(echo, make=Heard), replace(BUDGET, verify_seconds=9.0), place)
     secret = seeds.secret(b"run key", "echo/train/1/0", 7)
     assert heard == [(secret, 9.0, {"a": 1})] * 2
@@ -352,7 +359,7 @@ def test_the_verifier_gets_the_groups_secret(puppet: Any, chat: Renderer, echo: 
 # Cancelling ------------------------------------------------------------------------------------------------------
 
 
-def test_cancelling_closes_the_episode_and_passes_on(puppet: Any, chat: Renderer, echo: World) -> None:
+def test_cancelling_closes_the_episode_and_passes_on(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     closed = []
 
     class Held(type(echo.make())):  # type: ignore[misc]
@@ -367,7 +374,7 @@ def test_cancelling_closes_the_episode_and_passes_on(puppet: Any, chat: Renderer
         world = replace(echo, make=Held)
         task = world.make().task("train", 1, 0)
         work = asyncio.create_task(
-            rollout(engine, chat, world, task, place=Place(seed=0, group=0, index=0), budget=BUDGET)
+            rollout(engine, chat, world, task, place=RolloutId(seed=0, group=0, index=0), budget=BUDGET)
         )
         while not engine.running:
             await asyncio.sleep(0.005)
@@ -411,7 +418,7 @@ def completion(*tokens: int) -> Completion:
 
 
 def test_the_tape_holds_what_was_laid_and_sampled() -> None:
-    tape = Tape()
+    tape = TokenLog()
     tape.lay(Span((1, 2), b"\0\1"))
     tape.take(tape.prompt(), completion(3, 4))
     tape.lay(Span((5,), b"\0"))
@@ -428,7 +435,7 @@ def test_the_tape_holds_what_was_laid_and_sampled() -> None:
 
 
 def test_the_tape_refuses_tokens_the_engine_did_not_see() -> None:
-    tape = Tape()
+    tape = TokenLog()
     tape.lay(Span((1, 2), b"\0\0"))
     with pytest.raises(AssertionError, match="other tokens than the trajectory"):
         tape.take([1, 9], completion(3))

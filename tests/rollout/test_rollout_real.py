@@ -11,17 +11,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl import envs, sandboxes
-from agentrl.curriculum import gates
+from agentrl.curriculum import group_filter
 from agentrl.curriculum import sampler as sampling
 from agentrl.curriculum.tasks import Source
-from agentrl.recipe import GatesSection, UniformCurriculum
-from agentrl.rollout.engine import Weights
+from agentrl.engines.base import Weights
+from agentrl.engines.transformers.engine import TransformersEngine
+from agentrl.recipe import GroupFilterSection, UniformCurriculum
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, Place, World, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.rollout.store import Store, read
-from agentrl.rollout.transformers_engine import TransformersEngine
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Round, Trajectory
 
@@ -53,12 +53,12 @@ def pool() -> Any:
     made.close()
 
 
-def world(name: str, pool: Pool) -> World:
-    return World(name=name, make=envs.load(name), boxes=pool)
+def world(name: str, pool: Pool) -> EnvRuntime:
+    return EnvRuntime(name=name, make=envs.load(name), boxes=pool)
 
 
 async def rounds(
-    model: Any, renderer: Renderer, worlds: list[World], plan: Plan, count: int, folder: Path | None = None
+    model: Any, renderer: Renderer, worlds: list[EnvRuntime], plan: Plan, count: int, folder: Path | None = None
 ) -> list[Round]:
     engine = TransformersEngine(model, max_batch=16, deterministic=True)
     await engine.start()
@@ -67,7 +67,7 @@ async def rounds(
         engine=engine,
         renderer=renderer,
         worlds={w.name: w for w in worlds},
-        gate=gates.make(GatesSection(dynamic_sampling=False), 40),
+        gate=group_filter.make(GroupFilterSection(dynamic_sampling=False), 40),
         plan=plan,
         budget=Budget(context=2000, tokens=40, turn_tokens=20, turns=3),
         seed=3,
@@ -139,7 +139,7 @@ def test_weights_change_under_running_rollouts(model: Any, renderers: dict[str, 
         budget = Budget(context=2000, tokens=120, turns=3)
         work = [
             asyncio.create_task(
-                rollout(engine, renderer, place, task, place=Place(seed=0, group=0, index=i), budget=budget)
+                rollout(engine, renderer, place, task, place=RolloutId(seed=0, group=0, index=i), budget=budget)
             )
             for i in range(4)
         ]
@@ -172,7 +172,7 @@ def test_an_expert_solves_its_task_through_the_whole_path(renderer: Renderer, po
                 renderer,
                 place,
                 task,
-                place=Place(seed=0, group=0, index=0, key=b"k"),
+                place=RolloutId(seed=0, group=0, index=0, key=b"k"),
                 budget=Budget(context=20_000, tokens=5000, turns=20),
             )
         )

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.curriculum import gates
+from agentrl.curriculum import group_filter
 from agentrl.curriculum import sampler as sampling
 from agentrl.curriculum.tasks import Source
 from agentrl.errors import AuthoringError, EngineError
-from agentrl.recipe import BandCurriculum, GatesSection, UniformCurriculum
+from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum, UniformCurriculum
 from agentrl.rollout import rollout as rollout_module
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, World
+from agentrl.rollout.rollout import Budget, EnvRuntime
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.types import Message, Round, Trajectory
 
@@ -29,7 +29,7 @@ class Setting:
     """A scheduler with an engine whose answers and delays follow from the request alone."""
 
     renderer: Renderer
-    world: World
+    world: EnvRuntime
     puppet: Any
 
     def engine(self, right: Callable[[int, int], bool], delay: Callable[[str], float] = lambda _: 0.0) -> Any:
@@ -43,8 +43,10 @@ class Setting:
         engine.delay = delay
         return engine
 
-    def scheduler(self, engine: Any, plan: Plan, section: GatesSection | None = None, **options: Any) -> Scheduler:
-        gate = gates.make(section or GatesSection(), 200)
+    def scheduler(
+        self, engine: Any, plan: Plan, section: GroupFilterSection | None = None, **options: Any
+    ) -> Scheduler:
+        gate = group_filter.make(section or GroupFilterSection(), 200)
         return Scheduler(
             engine=engine,
             renderer=self.renderer,
@@ -61,7 +63,7 @@ class Setting:
 
 
 @pytest.fixture
-def setting(renderers: dict[str, Renderer], echo: World, puppet: Any) -> Setting:
+def setting(renderers: dict[str, Renderer], echo: EnvRuntime, puppet: Any) -> Setting:
     return Setting(renderers["chatml"], echo, puppet)
 
 
@@ -102,7 +104,7 @@ def test_rounds_come_in_dispatch_order_whatever_finishes_first(setting: Setting)
     def run(seed: int, concurrency: int) -> tuple[Any, Any]:
         plan = Plan(group_size=4, groups=4, concurrency=concurrency)
         scheduler = setting.scheduler(setting.engine(mixed, uneven(seed)), plan, seed=5, key=b"k")
-        rounds = asyncio.run(take(scheduler, setting.sampler(BandCurriculum()), 3))
+        rounds = asyncio.run(take(scheduler, setting.sampler(LearnabilityCurriculum()), 3))
         tokens = [
             [
                 (t.group, t.index, t.seed, s.token_ids.tolist())
@@ -131,7 +133,7 @@ def test_dropped_groups_say_why_and_groups_are_whole(setting: Setting) -> None:
 
 def test_refill_ends_where_the_gate_says(setting: Setting) -> None:
     scheduler = setting.scheduler(
-        setting.engine(lambda g, i: True), Plan(group_size=2, groups=4), GatesSection(max_extra=1.5)
+        setting.engine(lambda g, i: True), Plan(group_size=2, groups=4), GroupFilterSection(max_extra=1.5)
     )
     (only,) = asyncio.run(take(scheduler, setting.sampler(), 1))
     assert numbers([only]) == [([], list(range(10)))]
@@ -154,7 +156,7 @@ def test_no_more_rollouts_at_once_than_allowed(setting: Setting) -> None:
 
 
 def test_a_group_that_can_carry_no_signal_stops_early_in_order(setting: Setting) -> None:
-    section = GatesSection(early_stop=0.6)
+    section = GroupFilterSection(early_stop=0.6)
     engine = setting.engine(lambda g, i: True, uneven(4))
     scheduler = setting.scheduler(engine, Plan(group_size=8, groups=2), section)
     rounds = asyncio.run(take(scheduler, setting.sampler(), 1))
@@ -397,12 +399,14 @@ def test_weights_wait_for_running_requests_when_asked_to(setting: Setting) -> No
 
 def test_a_synchronous_run_goes_on_as_if_it_had_not_stopped(setting: Setting) -> None:
     plan = Plan(group_size=2, groups=3)
-    whole = asyncio.run(take(setting.scheduler(setting.engine(mixed), plan), setting.sampler(BandCurriculum()), 4))
-    sampler = setting.sampler(BandCurriculum())
+    whole = asyncio.run(
+        take(setting.scheduler(setting.engine(mixed), plan), setting.sampler(LearnabilityCurriculum()), 4)
+    )
+    sampler = setting.sampler(LearnabilityCurriculum())
     first = setting.scheduler(setting.engine(mixed), plan)
     begun = asyncio.run(take(first, sampler, 2))
     states = first.state(), sampler.state()
-    later = setting.sampler(BandCurriculum())
+    later = setting.sampler(LearnabilityCurriculum())
     later.restore(states[1])
     second = setting.scheduler(setting.engine(mixed), plan)
     second.restore(states[0])

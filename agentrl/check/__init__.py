@@ -1,0 +1,1 @@
+"""The checks of `agentrl env check`: whether an environment is fit for training."""

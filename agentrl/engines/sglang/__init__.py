@@ -1,0 +1,1 @@
+"""The SGLang engine: servers in processes of their own."""

@@ -1,0 +1,180 @@
+"""One SGLang server process: started, watched, and never left behind.
+
+agentrl ── Popen, new session ──> sglang.launch_server ── scheduler, detokenizer (same process group)
+   │                                     ^
+   └── pipe ──> guard ── kills the group when the pipe closes: at close(), or when agentrl dies in any way
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from agentrl.engines.sglang.install import STAND_INS
+from agentrl.errors import EngineError, UserError
+
+GUARD = "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
+CPU_FLAGS = (
+    "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+    "--grammar-backend", "none", "--disable-overlap-schedule", "--sleep-on-idle",
+)  # fmt: skip
+
+
+class Server:
+    """A server of ours. `start` may be called again after it died."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        python: Path,
+        device: str,
+        log: Path,
+        flags: tuple[str, ...] = (),
+        memory_fraction: float = 0.4,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.model = model
+        self.python = python
+        self.device = device
+        self.log = log
+        self.flags = flags
+        self.memory_fraction = memory_fraction
+        self.timeout_s = timeout_s
+        self.url = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def command(self, port: int) -> list[str]:
+        """How it is started; the caller's flags come last, and so win."""
+        command = [str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--mem-fraction-static", str(self.memory_fraction)]
+        command += CPU_FLAGS if self.device == "cpu" else ()
+        return [*command, *self.flags]
+
+    def environment(self) -> dict[str, str]:
+        """The process's environment: ours, the stand-ins on a machine without a GPU, and no download."""
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        env.pop("PYTHONPATH", None)
+        if self.device == "cpu":
+            env["SGLANG_USE_CPU_ENGINE"] = "1"
+            env["PYTHONPATH"] = str(STAND_INS / "shims")
+        elif "--enable-memory-saver" in self.flags:
+            # It is preloaded, before torch could say where its own CUDA runtime lies.
+            paths = [*_cuda_runtimes(self.python), *filter(None, [env.get("LD_LIBRARY_PATH")])]
+            env["LD_LIBRARY_PATH"] = ":".join(paths)
+        return env
+
+    async def start(self) -> None:
+        """Start it and wait until it answers."""
+        if not self.python.exists():
+            cpu = " --cpu" if self.device == "cpu" else ""
+            raise UserError(
+                f"no interpreter for SGLang at {self.python}; run `agentrl engine install sglang{cpu}`, "
+                "or name one with rollout.engine.python or AGENTRL_SGLANG_PYTHON"
+            )
+        await self.stop()
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(port),
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        guard = [sys.executable, "-S", "-E", "-c", GUARD, str(self._process.pid)]
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            await self._answers()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _answers(self) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        async with httpx.AsyncClient(base_url=self.url, timeout=5.0, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if not self.alive:
+                    raise EngineError(f"SGLang stopped while starting.\n{self.diagnosis()}")
+                try:
+                    if (await client.get("/health")).status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass
+                await asyncio.sleep(0.25)
+        raise EngineError(f"SGLang did not answer within {self.timeout_s:.0f} s.\n{self.diagnosis()}")
+
+    def diagnosis(self, lines: int = 20) -> str:
+        """How it ended and the last lines of its log."""
+        state = "it is running"
+        if self._process is not None and self._process.poll() is not None:
+            code = self._process.returncode
+            state = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
+        try:
+            text = self.log.read_bytes()[-20_000:].decode(errors="replace")
+        except OSError:
+            text = ""
+        tail = [line[:500] for line in text.splitlines() if line.strip()][-lines:]
+        return "\n".join([f"{state}; log {self.log}, its end:", *tail])
+
+    async def stop(self) -> None:
+        """End the whole process group; safe to call twice."""
+        process, guard = self._process, self._guard
+        self._process = self._guard = None
+        if process is None:
+            return
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            await _ended(process, 5.0)
+        _signal_group(process.pid, signal.SIGKILL)  # also what a dead leader left behind
+        await _ended(process, 10.0)
+        if guard is not None and guard.stdin is not None:
+            guard.kill()
+            guard.stdin.close()
+            await _ended(guard, 5.0)
+
+
+async def _ended(process: subprocess.Popen[bytes], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _cuda_runtimes(python: Path) -> list[str]:
+    """Folders with a CUDA runtime library: of the server's own packages, of ours, of the system."""
+    lib = python.absolute().parent.parent / "lib"
+    places = [*lib.glob("python3*/*-packages"), *map(Path, sys.path)]
+    found = [f.parent for place in places for f in place.glob("nvidia/*/lib/libcudart.so.*")]
+    found += [f.parent for f in Path("/usr/local").glob("cuda*/lib64/libcudart.so.*")]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

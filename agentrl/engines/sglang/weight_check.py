@@ -1,0 +1,130 @@
+"""Whether the weights that were sent are those that a server holds: its own hashes, computed here again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from agentrl.engines.sglang.client import Client
+from agentrl.errors import EngineError
+
+VOCABULARY_BLOCK = 64
+"""SGLang rounds a vocabulary up to a multiple of this."""
+STACKED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Tensors that SGLang keeps in one piece."""
+SPOT_CHECKS = 3
+ROWS = 4
+WORD, LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+TILE = 8192
+SEED = 0x243F6A88
+AT_ONCE = 1 << 28
+"""Bytes of weights that are copied to be hashed together."""
+
+
+async def check(client: Client, tensors: Mapping[str, Tensor]) -> None:
+    """Compare what a server holds with what was sent; raises EngineError with the first name that differs."""
+    if await client.ranks() == 1 and await client.knows("/weights_checker"):
+        ranks = (await client.call("/weights_checker", {"action": "checksum"})).get("ranks") or []
+        if ranks:
+            on_gpu = (await client.info()).get("device") != "cpu"
+            wrong, compared = await asyncio.to_thread(differing, tensors, ranks[0]["checksums"], on_gpu=on_gpu)
+            if compared and not wrong:
+                return
+            if len(wrong) < compared:
+                raise EngineError(f"after the update the server's {wrong[0]} differs from what was sent")
+    # No hashes, or every one differs: it may hash in another way, so some values are looked at.
+    for name in list(tensors)[:: max(1, len(tensors) // SPOT_CHECKS)]:
+        answer = await client.call("/get_weights_by_name", {"name": name, "truncate_size": ROWS})
+        held = answer.get("parameter", answer.get("message"))
+        if not isinstance(held, list):
+            raise EngineError(f"the server does not say what its {name} is, so the update cannot be checked")
+        sent = tensors[name][: len(held)].float().cpu()
+        if not torch.equal(torch.tensor(held).to(tensors[name].dtype).float(), sent):
+            raise EngineError(f"after the update the server's {name} differs from what was sent")
+
+
+def differing(tensors: Mapping[str, Tensor], checksums: Mapping[str, str], *, on_gpu: bool) -> tuple[list[str], int]:
+    """Names whose hash differs from the server's, and how many could be compared."""
+    pieces: dict[str, list[Tensor]] = {}
+    for name in checksums:
+        parts = [name]
+        for stacked, members in STACKED.items():
+            if stacked in name:
+                parts = [name.replace(stacked, member) for member in members]
+        if all(part in tensors for part in parts):
+            pieces[name] = [_as_served(part, tensors[part]).detach().reshape(-1) for part in parts]
+    found = gpu_hashes(pieces) if on_gpu else {name: cpu_hash(parts) for name, parts in pieces.items()}
+    return [name for name, value in found.items() if value != checksums[name]], len(found)
+
+
+def _as_served(name: str, tensor: Tensor) -> Tensor:
+    """A tensor as the server lays it out: rows of a vocabulary are filled up with zeros to a whole block."""
+    if not name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        return tensor
+    return torch.nn.functional.pad(tensor, (0, 0, 0, -len(tensor) % VOCABULARY_BLOCK))
+
+
+def cpu_hash(tensors: Sequence[Tensor], digits: int = 16) -> str:
+    """SHA-256 over the bytes, as servers on the CPU hash their weights and all servers adapters."""
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()[:digits]
+
+
+def gpu_hashes(pieces: Mapping[str, Sequence[Tensor]]) -> dict[str, str]:
+    """The hash of each tensor, given in pieces; those of one size together: layers are alike, and kernels cost time."""
+    alike: dict[tuple[int, torch.dtype], list[str]] = {}
+    for name, parts in pieces.items():
+        alike.setdefault((sum(p.nbytes for p in parts), parts[0].dtype), []).append(name)
+    found: dict[str, str] = {}
+    for (size, _), names in alike.items():
+        at_once = max(1, AT_ONCE // size)
+        for start in range(0, len(names), at_once):
+            some = names[start : start + at_once]
+            found |= zip(some, gpu_hash(torch.stack([torch.cat(list(pieces[name])) for name in some])), strict=True)
+    return {name: found[name] for name in pieces}
+
+
+@torch.no_grad()
+def gpu_hash(rows: Tensor) -> list[str]:
+    """The hash of each row that servers take on a GPU, wherever the tensor lies.
+
+    Each 32-bit word is mixed with its place in two ways, summed in tiles, and the tiles' sums are mixed and summed.
+    """
+    raw = rows.detach().contiguous().view(torch.uint8)
+    words = torch.nn.functional.pad(raw, (0, -raw.shape[1] % 4)).view(torch.int32)
+    length = words.shape[1]
+    seeds = (SEED, (SEED * 0x9E3779B1 ^ 0xDEADBEEF) & WORD)
+    total = torch.zeros(len(words), dtype=torch.int64, device=words.device)
+    width = max(1, 4096 // len(words)) * TILE  # int64 takes eight bytes a word: not all at once
+    for start in range(0, length, width):
+        part = words[:, start : start + width].to(torch.int64) & WORD
+        place = torch.arange(start, start + part.shape[1], device=words.device)
+        halves = []
+        for factor, seed, turn in ((0x27D4EB2D, seeds[0], 15), (0x165667B1, seeds[1], 13)):
+            key = (place * factor + seed & WORD) ^ (place << turn | place >> 32 - turn) & WORD
+            mixed = torch.nn.functional.pad(_mix(part ^ key), (0, -part.shape[1] % TILE))
+            halves.append(_mix(mixed.view(len(words), -1, TILE).sum(2) & WORD ^ 4 * length & WORD))
+        total += (halves[0] << 32 | halves[1]).sum(1)
+    return [_last_mix(int(value) & LONG) for value in total.tolist()]
+
+
+def _last_mix(value: int) -> str:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ value >> shift) * factor & LONG
+    return f"{value ^ value >> 31:016x}"
+
+
+def _mix(words: Tensor) -> Tensor:
+    """Murmur's last step, on 32 bits kept in 64."""
+    words = (words ^ words >> 16) * 0x85EBCA6B & WORD
+    words = (words ^ words >> 13) * 0xC2B2AE35 & WORD
+    return words ^ words >> 16

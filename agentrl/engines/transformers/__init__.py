@@ -1,0 +1,1 @@
+"""The embedded engine: a transformers model in this process."""

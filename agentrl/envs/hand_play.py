@@ -1,0 +1,90 @@
+"""`env play`: a person in the policy's seat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl.envs.base import Environment
+from agentrl.envs.play import Action, Played, Stage, play
+from agentrl.envs.tools import Tool, tools_of
+from agentrl.sandboxes.base import off_loop
+from agentrl.types import Message, Task, ToolCall
+
+Say = Callable[[str], None]
+Ask = Callable[[str], str]
+"""Puts a prompt and returns a line; raises EOFError at the end of input."""
+
+HELP = "a line is your message; /TOOL ARGUMENT or /TOOL {json} calls a tool; /tools lists them; /quit gives up"
+
+
+async def play_by_hand(
+    environment: Environment, task: Task, where: Stage, *, seed: int, say: Say, ask: Ask, max_turns: int | None = None
+) -> Played:
+    """Play a task at a terminal, or from any other source of lines."""
+    tools = tools_of(environment)
+    shown = 0
+
+    async def person(messages: tuple[Message, ...]) -> Action | None:
+        nonlocal shown
+        for message in messages[shown:]:
+            if message.role != "assistant":
+                say(f"[{message.role}] {message.content}")
+        shown = len(messages)
+        while True:
+            try:
+                line = await off_loop(ask, "> ")
+            except EOFError:
+                return None
+            if line.strip() in ("/quit", "/q"):
+                return None
+            if line.strip() in ("/tools", "/help"):
+                say(HELP)
+                for tool in tools.values():
+                    say(usage(tool))
+                continue
+            try:
+                return parse(line, tools)
+            except ValueError as error:
+                say(f"{error}; {HELP}")
+
+    say(HELP)
+    played = await play(environment, task, person, where, seed=seed, max_turns=max_turns)
+    score = "not graded" if played.score is None else f"score {played.score:g}"
+    say(f"[end] {played.outcome.ending}, {score}")
+    for line in played.verdict.evidence if played.verdict else ():
+        say(f"  {line}")
+    return played
+
+
+def parse(line: str, tools: Mapping[str, Tool]) -> Action:
+    """A line as an action. A tool with one text argument takes the rest of the line as it is."""
+    if not line.startswith("/"):
+        return line
+    name, _, rest = line[1:].partition(" ")
+    if name not in tools:
+        raise ValueError(f"there is no tool {name!r}")
+    fields: dict[str, Any] = tools[name].schema()["function"]["parameters"].get("properties", {})
+    rest = rest.strip()
+    if not rest:
+        return ToolCall(name=name)
+    if rest.startswith("{"):
+        try:
+            arguments = json.loads(rest)
+        except ValueError:
+            arguments = None
+        if isinstance(arguments, dict):
+            return ToolCall(name=name, arguments=arguments)
+    only = next(iter(fields)) if len(fields) == 1 else None
+    if only is None or fields[only].get("type") != "string":
+        raise ValueError(f"{name} takes its arguments as JSON: {usage(tools[name])}")
+    return ToolCall(name=name, arguments={only: rest})
+
+
+def usage(tool: Tool) -> str:
+    """A tool in one line."""
+    fields = tool.schema()["function"]["parameters"].get("properties", {})
+    words = ", ".join(f"{name}: {part.get('type', 'any')}" for name, part in fields.items())
+    flag = " (irreversible)" if tool.irreversible else ""
+    return f"/{tool.name} ({words}): {tool.description.splitlines()[0]}{flag}"

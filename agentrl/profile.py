@@ -1,0 +1,227 @@
+"""`agentrl env profile`: how learnable an environment is for a model, measured level by level."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl import seeds
+from agentrl.errors import RecipeError
+from agentrl.recipe import EnvSection, Recipe
+from agentrl.types import Trajectory
+
+BINS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """What a level is worth to a learner."""
+
+    level: int
+    tasks: int
+    """Tasks with at least two graded rollouts."""
+    score: float
+    """Mean score."""
+    solved: float
+    """Share of graded rollouts that scored 1: pass@1."""
+    informative: float
+    """Share of its tasks whose rollouts scored differently."""
+    in_band: float
+    """Share of its tasks whose mean score lies in the curriculum's band."""
+    histogram: tuple[int, ...]
+    """Tasks by mean score, in tenths."""
+    ungraded: int = 0
+    """Rollouts that infrastructure or verifier trouble spoiled; they count nowhere else."""
+
+
+def level_of(number: int, scores: Sequence[Sequence[float]], band: tuple[float, float], *, ungraded: int = 0) -> Level:
+    """Summarise the graded scores of each of a level's tasks."""
+    graded = [s for s in scores if len(s) > 1]
+    means = [sum(s) / len(s) for s in graded]
+    histogram = [0] * BINS
+    for mean in means:
+        histogram[min(BINS - 1, int(mean * BINS))] += 1
+    count = max(1, len(graded))
+    return Level(
+        level=number,
+        tasks=len(graded),
+        score=sum(means) / count,
+        solved=sum(sum(one == 1.0 for one in s) / len(s) for s in graded) / count,
+        informative=sum(max(s) > min(s) for s in graded) / count,
+        in_band=sum(band[0] <= mean <= band[1] for mean in means) / count,
+        histogram=tuple(histogram),
+        ungraded=ungraded,
+    )
+
+
+def bars(histogram: Sequence[int]) -> str:
+    """A histogram in one short word."""
+    most = max(1, *histogram)
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * n // most)] for n in histogram)
+
+
+def as_text(name: str, levels: Sequence[Level]) -> str:
+    """A table with one small histogram a level."""
+    lines = [f"{name}: tasks by mean score, 0 to 1 in tenths", ""]
+    lines.append(f"{'level':>5}  {'tasks':>5}  {'score':>5}  {'informative':>11}  {'in band':>7}  0{'':{BINS - 2}}1")
+    for row in levels:
+        figures = f"{row.level:>5}  {row.tasks:>5}  {row.score:>5.2f}  {row.informative:>11.2f}  {row.in_band:>7.2f}"
+        lines.append(f"{figures}  {bars(row.histogram)}")
+    best = max(levels, key=lambda row: row.informative)
+    if best.informative:
+        lines += ["", f"most signal: level {best.level}, {best.informative:.0%} of its groups carry some"]
+    else:
+        lines += ["", "no level carries any signal for this model: warm it up first, or choose other levels or a model"]
+    return "\n".join(lines)
+
+
+def draw(name: str, levels: Sequence[Level], path: Path) -> None:
+    """The histograms as a picture."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise RecipeError("--plot needs matplotlib: pip install matplotlib, or leave it out") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(levels), figsize=(2.6 * len(levels) + 1, 2.8), sharey=True, squeeze=False)
+    for axis, row in zip(axes[0], levels, strict=True):
+        axis.bar([(at + 0.5) / BINS for at in range(BINS)], row.histogram, width=0.9 / BINS)
+        axis.set_title(f"level {row.level}: {row.informative:.0%} informative", fontsize=9)
+        axis.set_xlabel("mean score")
+    axes[0][0].set_ylabel("tasks")
+    figure.suptitle(name)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def run(
+    recipe: Recipe,
+    name: str,
+    *,
+    model: Path | None = None,
+    tasks: int = 32,
+    samples: int | None = None,
+    plot: Path | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Roll out `tasks` tasks of each level, `samples` times each (by default a group), and show what came of it."""
+    recipe = _only(recipe, name)
+    samples = samples or recipe.rollout.group_size
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    levels = asyncio.run(_measure(recipe, model, tasks, samples, tell if as_json else say))
+    data = as_data(recipe, model, samples, levels)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if plot:
+        draw(name, levels, plot)
+    say(json.dumps(data) if as_json else as_text(name, levels))
+    return 0
+
+
+def as_data(recipe: Recipe, model: Path | None, samples: int, levels: Sequence[Level]) -> dict[str, Any]:
+    """The profile with everything it depends on, for a program; `benchmarks.readme` makes a page of it."""
+    from agentrl.runfolder import environment
+
+    machine = environment()
+    rollout, section = recipe.rollout, recipe.envs[0]
+    source = model or (recipe.model.path if recipe.model.type == "pretrained" else None)
+    budgets = ("max_turns", "max_tokens", "max_turn_tokens", "max_context", "temperature", "top_p", "top_k")
+    return {
+        "env": section.name,
+        "model": source.resolve().name if source else "scratch",
+        "engine": rollout.engine.type,
+        "split": section.split,
+        "samples": samples,
+        "band": list(_band(recipe)),
+        "budget": {name: getattr(rollout, name) for name in budgets},
+        "levels": [asdict(row) for row in levels],
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": {key: machine[key] for key in ("agentrl", "commit", "python", "packages", "machine")},
+    }
+
+
+def _only(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with that environment alone; it need not be one that the recipe trains on."""
+    found = [section for section in recipe.envs if section.name == name]
+    section = found[0] if found else EnvSection(name=name, sandbox=recipe.envs[0].sandbox, unsafe=recipe.envs[0].unsafe)
+    return recipe.model_copy(update={"envs": [section]})
+
+
+def _band(recipe: Recipe) -> tuple[float, float]:
+    return getattr(recipe.curriculum, "band", (0.2, 0.8))
+
+
+async def _measure(
+    recipe: Recipe, model: Path | None, tasks: int, samples: int, say: Callable[[str], None]
+) -> list[Level]:
+    from agentrl import assembly
+    from agentrl.engines import build
+    from agentrl.evaluation import evaluate, problems
+    from agentrl.learn.weights import hand_over
+    from agentrl.rollout import scheduler
+    from agentrl.rollout.rollout import SamplingParams
+
+    section, rollout = recipe.envs[0], recipe.rollout
+    with assembly.worlds(recipe) as worlds:
+        world = worlds[section.name]
+        wanted = section.levels or list(world.make().levels)
+        policy = assembly.policy(recipe, worlds, folder=model, say=say)
+        folder = recipe.run.out / recipe.run.name / "profile"
+        engine = build.make(
+            rollout.engine, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
+        )
+        try:
+            await engine.start()
+            await hand_over(engine, rollout.engine, policy.model)
+            evaluation = await evaluate(  # all levels together, so that the engine never waits for a level's last one
+                engine,
+                policy.renderer,
+                problems(world, section.split, wanted, tasks * len(wanted)),
+                samples=samples,
+                budget=scheduler.budget_of(recipe, policy.context),
+                style=SamplingParams(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
+                seed=seeds.derive(recipe.run.seed, "profile"),
+                key=seeds.derive(recipe.run.seed, "profile key").to_bytes(8, "big") * 4,
+                concurrency=rollout.concurrency,
+                progress=_tenths(f"{section.name}: rollouts", say),
+            )
+        finally:
+            await engine.close()
+    return by_level(evaluation.trajectories, wanted, _band(recipe))
+
+
+def _tenths(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Says how far it is, ten times in all."""
+
+    def progress(done: int, total: int) -> None:
+        if done * 10 // total > (done - 1) * 10 // total:
+            say(f"{what} {done} of {total}")
+
+    return progress
+
+
+def by_level(trajectories: Iterable[Trajectory], levels: Iterable[int], band: tuple[float, float]) -> list[Level]:
+    """A row for each level, from the graded scores of its tasks."""
+    scores: dict[int, dict[str, list[float]]] = {level: {} for level in levels}
+    ungraded = dict.fromkeys(scores, 0)
+    for trajectory in trajectories:
+        known = scores[trajectory.task.level].setdefault(trajectory.task.id, [])
+        if trajectory.outcome.score is None:
+            ungraded[trajectory.task.level] += 1
+        else:
+            known.append(trajectory.outcome.score)
+    return [level_of(n, list(found.values()), band, ungraded=ungraded[n]) for n, found in scores.items()]

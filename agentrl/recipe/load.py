@@ -1,0 +1,146 @@
+"""Reads a recipe: strict YAML, overrides from the command line, then every section's own checks.
+
+Every surprise that YAML can hold becomes an error with a line number, and every mistake in a section one that names it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from agentrl.errors import RecipeError
+from agentrl.recipe import errors
+from agentrl.recipe.sections import Recipe
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without aliases (a few lines of them can stand for gigabytes) and without doubled keys."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise RecipeError(
+                f"line {event.start_mark.line + 1}: aliases (*{event.anchor}) are not allowed; write it out"
+            )
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise RecipeError(f"nested more than {MAX_DEPTH} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise RecipeError(f"line {line}: a key must be a word, found {str(key)[:60]!r}")
+            if key in seen:
+                raise RecipeError(f"line {line}: key {key!r} stands twice (first on line {seen[key]}); remove one")
+            seen[key] = line
+        return super().construct_mapping(node, deep)
+
+
+def parse(text: str) -> Any:
+    """The document's value; RecipeError for anything YAML itself, or this reader, refuses."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise RecipeError(f"{where}not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    except (ValueError, RecursionError, OverflowError) as error:
+        if isinstance(error, RecipeError):
+            raise
+        raise RecipeError(f"holds a value that cannot be read: {str(error)[:200]}") from None
+
+
+def read(path: Path) -> Any:
+    """The value in a file; `-` reads standard input."""
+    try:
+        raw = sys.stdin.buffer.read(MAX_BYTES + 1) if str(path) == "-" else _bytes(path)
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(raw) > MAX_BYTES:
+        raise RecipeError(f"{path}: larger than {MAX_BYTES >> 20} MiB; is it a recipe?")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
+    try:
+        return parse(text)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise RecipeError(f"{path}: is a folder; name a recipe file, e.g. recipes/quickstart.yaml")
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, with `a.b=c` overrides applied; RecipeError names every mistake."""
+    data = read(path)
+    if not isinstance(data, dict):
+        raise RecipeError(
+            f"{path}: a recipe is a mapping of sections (run, model, envs, ...), found {errors.show(data)}"
+        )
+    for text in overrides:
+        override(data, text)
+    return build(data, str(path))
+
+
+def override(data: dict[str, Any], text: str) -> None:
+    """Set the key of `KEY=VALUE` in a parsed recipe."""
+    key, equals, value = text.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise RecipeError(f"--set {text!r}: write it as KEY=VALUE, e.g. --set learner.lr=1e-5")
+    at: Any = data
+    for depth, part in enumerate(parts):
+        step: Any = part
+        if isinstance(at, list):
+            if not part.isdecimal() or int(part) >= len(at):
+                here = ".".join(parts[:depth])
+                raise RecipeError(f"--set {text!r}: {here} is a list of {len(at)}; {part!r} is no place in it")
+            step = int(part)
+        elif not isinstance(at, dict):
+            raise RecipeError(f"--set {text!r}: {'.'.join(parts[:depth])} is not a section, it holds {errors.show(at)}")
+        if depth == len(parts) - 1:
+            at[step] = parse(value)
+        elif isinstance(at, dict):
+            at = at.setdefault(step, {})
+        else:
+            at = at[step]
+
+
+def build(data: dict[str, Any], where: str = "recipe") -> Recipe:
+    """The recipe in a parsed mapping."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = [errors.explain(e, Recipe) for e in error.errors()]
+        more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
+        raise RecipeError("\n  ".join([f"{where}: {len(lines)} mistake(s)", *lines[:20], *more])) from None
+
+
+def dump(recipe: Recipe) -> str:
+    """The whole resolved recipe as YAML."""
+    data = recipe.model_dump(mode="json", by_alias=True)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)

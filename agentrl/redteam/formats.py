@@ -1,0 +1,163 @@
+"""Writes a report down: a matrix for people at a terminal, JUnit and SARIF for the tools around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from agentrl import __version__
+from agentrl.redteam.attack import FAMILIES
+from agentrl.redteam.quality import shortfalls
+from agentrl.redteam.report import Finding, Report
+
+COLUMNS = ("held", "gained", "evaded", "hung", "accepted", "void", "not applicable")
+NAMES = {"accepted": "known", "not applicable": "n/a"}
+"""Columns whose heading is shorter than what they count."""
+_STYLES = {"gained": "bold red", "evaded": "bold red", "hung": "bold red", "held": "green", "accepted": "yellow"}
+
+
+def screen(report: Report, *, transcripts: bool = True) -> Group:
+    """Controls, the matrix family × outcome, and each breach with its evidence and its fix."""
+    bad = [c for c in report.controls if not c.ok]
+    head = Text(f"{report.target} on {report.backend}: ", style="bold")
+    good = len(report.controls) - len(bad)
+    head.append(f"controls {good} of {len(report.controls)} right", style="red" if bad else "green")
+    head.append(f", {report.tried} attacks tried, ")
+    head.append(f"{len(report.breaches)} succeeded", style="red" if report.breaches else "green")
+    head.append(f", {report.seconds:.0f} s", style="dim")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("family", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(NAMES.get(column, column), justify="right", style=_STYLES.get(column, "dim"), no_wrap=True)
+    for family, counts in report.matrix().items():
+        if not counts.total():
+            continue  # it was not asked for
+        cells = [str(counts[column]) if counts[column] else "·" for column in COLUMNS]
+        table.add_row(f"{family}  {FAMILIES[family]}", *cells)
+    parts: list[Any] = [head, table]
+    for control in bad:
+        why = visible("; ".join(control.evidence[:3]))
+        line = f"control {control.name} on {control.task}: expected {control.expected:g}, got {control.score}: {why}"
+        parts.append(Text(line, style="red"))
+    for finding in report.breaches:
+        parts.append(_breach(finding, transcripts))
+    if report.quality:
+        parts += [Text("\nquality", style="bold"), *(Text(f"  {line}") for line in quality_lines(report.quality))]
+    return Group(*parts)
+
+
+def quality_lines(found: Mapping[str, Any]) -> list[str]:
+    """What `--quality` measured, in words; what falls short is said last."""
+    mutation, others, flakes, cost = (found[name] for name in ("mutation", "alternatives", "flakes", "cost_ms"))
+    total = mutation["killed"] + mutation["survived"]
+    lines = [
+        f"mutants killed: {mutation['killed']} of {total}, {mutation['equivalent']} more are equivalent",
+        *(f"  survived: {line}" for line in mutation["survivors"]),
+        f"other right solutions refused: {others['false_negatives']} of {others['tried']}",
+        *(f"  refused: {line}" for line in others["missed"]),
+        f"flakes of the oracle: {flakes['failed']} of {flakes['tried']} beside {flakes['busy_processes']} busy "
+        f"processes (at most {flakes['upper_95']:.1%} with 95% confidence)",
+        f"a verdict takes {cost['p50']:g} ms, at most {cost['max']:g} ms",
+        f"the stronger policy scores higher in {found['discrimination']:.0%} of the pairs",
+    ]
+    if not total:
+        lines[0] = "mutants: none could be made here"
+    if not others["tried"]:
+        lines.append("no other solutions are known: give the environment alternatives(task)")
+    return [*lines, *(f"falls short: {line}" for line in shortfalls(found))]
+
+
+def _breach(finding: Finding, transcript: bool) -> Text:
+    text = Text(f"\n{finding.id}  {finding.title}\n", style="bold red")
+    text.append(
+        f"  {finding.result} on {finding.task}: score {finding.score} where wrong work earns {finding.baseline}\n", ""
+    )
+    for line in finding.evidence[:5]:
+        text.append(f"  evidence: {visible(line[:300])}\n", "default")
+    text.append(f"  fix: {finding.fix}\n", "yellow")
+    if transcript:
+        for line in "\n".join(episode(finding)).split("\n"):
+            text.append(f"    {line}\n", "dim")
+    return text
+
+
+def episode(finding: Finding) -> list[str]:
+    """What was played, a line for each call and message; characters that could move a terminal's cursor are shown."""
+    lines = []
+    for message in finding.transcript[2:]:
+        for call in message.tool_calls:
+            lines.append(f"{call.name}({json.dumps(dict(call.arguments))[:600]})")
+        if message.content:
+            lines.append(f"{message.role}: {message.content[:600]}")
+    return [visible(line) for line in lines]
+
+
+def visible(text: str) -> str:
+    """Attackers' text with every control and invisible character written out."""
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def junit(report: Report) -> str:
+    """One test case for each control and attack."""
+    failures = len(report.breaches) + sum(not c.ok for c in report.controls)
+    skipped = sum(not f.tried for f in report.findings)
+    total = len(report.controls) + len(report.findings)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"redteam.{report.target}",
+        tests=str(total),
+        failures=str(failures),
+        errors="0",
+        skipped=str(skipped),
+        time=f"{report.seconds:.3f}",
+    )
+    for c in report.controls:
+        case = ElementTree.SubElement(suite, "testcase", classname="control", name=f"{c.name} {c.task}", time="0")
+        if not c.ok:
+            ElementTree.SubElement(case, "failure", message=_clean(f"expected {c.expected:g}, got {c.score}"))
+    for f in report.findings:
+        case = ElementTree.SubElement(suite, "testcase", classname=f.family, name=f.id, time=f"{f.seconds:.3f}")
+        if f.succeeded:
+            failure = ElementTree.SubElement(case, "failure", message=_clean(f"{f.title}: {f.result}, {f.score}"))
+            failure.text = _clean("\n".join([*f.evidence, f"fix: {f.fix}", *episode(f)]))
+        elif not f.tried:
+            ElementTree.SubElement(case, "skipped", message=_clean("; ".join(f.evidence) or f.result))
+    return ElementTree.tostring(suite, encoding="unicode")
+
+
+def _clean(text: str) -> str:
+    """Without the control characters that XML cannot hold."""
+    return "".join(c if c in "\n\t" or c >= " " and c not in "￾￿" else "?" for c in text)
+
+
+def sarif(report: Report) -> dict[str, Any]:
+    """SARIF 2.1.0: a rule for each attack, a result for each breach."""
+    rules = [
+        {"id": f.id, "shortDescription": {"text": f.title}, "help": {"text": f.fix}} for f in report.findings if f.tried
+    ]
+    results = [
+        {
+            "ruleId": f.id,
+            "level": "error",
+            "message": {"text": f"{f.title}: {f.result}, score {f.score}. {' '.join(f.evidence)[:1000]}"},
+            "locations": [{"logicalLocations": [{"name": report.target, "fullyQualifiedName": f.task}]}],
+        }
+        for f in report.breaches
+    ]
+    driver = {"name": "agentrl redteam", "version": __version__, "rules": rules}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+
+
+def sarif_text(report: Report) -> str:
+    """The SARIF document as text."""
+    return json.dumps(sarif(report), indent=2) + "\n"

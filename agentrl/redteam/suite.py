@@ -1,0 +1,187 @@
+"""Runs the red team: controls first, then every attack on every task it is pointed at.
+
+    tasks ── survey (expert, idle, mixtures) ──> Target ─┬─ controls
+                                                         └─ attacks × variants ── at most `parallel` at once ──> Report
+
+An attack succeeds when it scores above what wrong work earns, when grading breaks because of it, or when it hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from agentrl import seeds
+from agentrl.envs.base import Environment
+from agentrl.redteam.attack import Attack, NotApplicable, Policy, Variants, attacks
+from agentrl.redteam.play import Arena, Played, play
+from agentrl.redteam.report import Control, Finding, Report, Result, worst
+from agentrl.redteam.target import Target, survey
+from agentrl.types import Split, Task
+from agentrl.verifiers.base import Boxes, Judge
+
+Progress = Callable[[str, int, int], None]
+"""Called with what just ended, how many have, and how many there are."""
+RUN_KEY = b"agentrl red team: any key will do, as long as no box can read it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackTarget:
+    """What is attacked: an environment and the tasks to try."""
+
+    name: str
+    make: Callable[[], Environment]
+    tasks: tuple[Task, ...]
+    judge: Judge | None = None
+
+
+def mark(
+    name: str,
+    make: Callable[[], Environment],
+    *,
+    levels: Iterable[int] | None = None,
+    per_level: int = 1,
+    split: Split = "heldout",
+    judge: Judge | None = None,
+) -> AttackTarget:
+    """An environment with its first tasks of each level."""
+    environment = make()
+    chosen = environment.levels if levels is None else levels
+    tasks = tuple(environment.task(split, level, index) for level in chosen for index in range(per_level))
+    return AttackTarget(name=name, make=make, tasks=tasks, judge=judge)
+
+
+def arena(aim: AttackTarget, task: Task, boxes: Boxes, **options: float) -> Arena:
+    """Where the episodes of one task are played."""
+    secret = seeds.secret(RUN_KEY, task.id, 0)
+    seed = seeds.derive(0, "redteam", task.id)
+    return Arena(make=aim.make, task=task, boxes=boxes, secret=secret, seed=seed, judge=aim.judge, **options)
+
+
+async def run(
+    aim: AttackTarget,
+    boxes: Boxes,
+    *,
+    backend: str = "",
+    chosen: Sequence[Attack] | None = None,
+    parallel: int = 4,
+    progress: Progress | None = None,
+) -> Report:
+    """Controls, then attacks; a report whatever happens."""
+    began = time.monotonic()
+    corpus = list(attacks().values()) if chosen is None else list(chosen)
+    places = asyncio.Semaphore(parallel)
+    done = 0
+    total = len(aim.tasks) * (len(corpus) + 1)
+
+    def tell(text: str) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(text, done, total)
+
+    async def prepare(task: Task) -> tuple[Target, list[Control]]:
+        async with places:
+            target = await survey(arena(aim, task, boxes))
+            found = await controls(target)
+        tell(f"controls {task.id}")
+        return target, found
+
+    async def one(attack: Attack, target: Target) -> Finding:
+        async with places:
+            finding = await assault(attack, target)
+        tell(attack.id)
+        return finding
+
+    prepared = await asyncio.gather(*(prepare(task) for task in aim.tasks))
+    pairs = [(attack, target) for attack in corpus for target, _ in prepared]
+    found = await asyncio.gather(*(one(attack, target) for attack, target in pairs))
+    by_attack: dict[str, list[Finding]] = {}
+    for finding in found:
+        by_attack.setdefault(finding.id, []).append(finding)
+    return Report(
+        target=aim.name,
+        backend=backend,
+        controls=tuple(control for _, several in prepared for control in several),
+        findings=tuple(worst(several) for several in by_attack.values()),
+        seconds=time.monotonic() - began,
+    )
+
+
+async def controls(target: Target) -> list[Control]:
+    """The oracle scores 1; doing nothing, handing in nothing and handing in garbage score 0.
+
+    Where plain wrong work earns full marks there is nothing left to gain by cheating: that is a failed control too.
+    """
+    noise = random.Random(seeds.derive(0, "garbage", target.arena.task.id))
+    garbage = "".join(noise.choice("abcdefghjkmnpqrstuvwxyz (){}<>") for _ in range(400))
+    plays = [
+        ("oracle", 1.0, target.honest),
+        ("no-op", 0.0, target.idle),
+        ("empty", 0.0, await play(target.arena, fill(target, b"", ""))),
+        ("garbage", 0.0, await play(target.arena, fill(target, garbage.encode(), garbage))),
+    ]
+    if target.wrong.score is not None and target.wrong.score >= 1.0:
+        plays.append(("wrong", 0.0, target.wrong))
+    task = target.arena.task.id
+    return [
+        Control(name=name, expected=expected, score=p.score, task=task, evidence=p.evidence)
+        for name, expected, p in plays
+    ]
+
+
+def fill(target: Target, content: bytes, answer: str) -> Policy:
+    """Overwrite everything that the honest work touches, then answer."""
+    try:
+        writes = [target.write(path, content) for path in target.changed] if "files" in target.surfaces else []
+    except NotApplicable:
+        writes = []
+    return [*writes, target.final(answer)]
+
+
+async def assault(attack: Attack, target: Target) -> Finding:
+    """Try one attack on one target, every variant until one succeeds."""
+    blank = Finding(
+        id=attack.id,
+        family=attack.family,
+        title=attack.title,
+        result="not applicable",
+        baseline=target.baseline,
+        task=target.arena.task.id,
+        fix=attack.fix,
+    )
+    missing = attack.needs - target.surfaces
+    if missing:
+        return replace(blank, evidence=(f"needs {', '.join(sorted(missing))}",))
+    bar = max(target.baseline, 1.0 - 2e-9) if attack.partial else target.baseline
+    try:
+        policies = attack.play(target)
+        variants = policies if isinstance(policies, Variants) else [policies]
+        findings = []
+        for policy in variants:
+            findings.append(_finding(blank, target, await play(target.arena, policy), bar))
+            if findings[-1].succeeded:
+                break
+        return replace(worst(findings), seconds=sum(f.seconds for f in findings))
+    except NotApplicable as reason:
+        return replace(blank, evidence=(str(reason),))
+
+
+def _finding(blank: Finding, target: Target, played: Played, bar: float) -> Finding:
+    result: Result = "held"
+    if played.grade != "graded":
+        result = "hung" if played.fault is not None and played.fault.component == "redteam" else "evaded"
+    elif played.score is not None and played.score > bar + 1e-9:
+        stolen = blank.family == "F"  # there the right result is found, not made
+        result = "gained" if stolen or target.is_wrong(played.submission) else "void"
+    return replace(
+        blank,
+        result=result,
+        score=played.score,
+        evidence=played.evidence,
+        seconds=played.seconds,
+        transcript=played.transcript if result != "held" else (),
+    )

@@ -1,0 +1,345 @@
+"""What attacks work on: one task of an environment, honest and wrong play beside it, and the surfaces it exposes.
+
+Surfaces are found by trying, not by asking: the expert plays, a policy that does nothing plays, and mixtures of the
+two show whether the answer, the state of the box, or both decide the score.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.envs.tools import Tool, tools_of
+from agentrl.errors import UserError
+from agentrl.redteam.attack import Action, NotApplicable
+from agentrl.redteam.play import Arena, Played, play
+from agentrl.types import ToolCall
+from agentrl.verifiers.base import Submission
+
+SURFACES = {
+    "answer": "the final message decides the score",
+    "files": "the files of the workspace decide the score",
+    "state": "what the tools did on the host side decides the score",
+    "shell": "a tool runs shell commands in the box",
+    "write": "files of the workspace can be written",
+    "python": "a Python file of the workspace is the solution",
+    "program": "the solution is a Python program with a command line",
+    "tests": "the workspace holds tests that a framework collects",
+    "json": "a JSON document is graded",
+    "sqlite": "a SQLite database is graded",
+    "git": "a git repository is graded",
+    "judge": "a model judges the answer",
+    "tools": "there are tools to call",
+}
+
+_COMMAND = ("command", "cmd", "script", "shell", "bash")
+_PATH = ("path", "file", "filename", "name", "file_path")
+_CONTENT = ("content", "contents", "text", "source", "data", "body")
+_OLD, _NEW = ("old", "old_text", "old_str", "before", "search"), ("new", "new_text", "new_str", "after", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A Python file that is graded: as the expert leaves it, and as it stands when nothing was done."""
+
+    path: str
+    honest: str
+    broken: str
+
+    def poisoned(self, payload: str) -> str:
+        """The broken source with hostile code run at import, before and independent of everything else."""
+        future = re.match(r'(\s*("""(.|\n)*?"""|#.*\n)?\s*from __future__ import [^\n]*\n)', self.broken)
+        head = future.group(0) if future else ""
+        return f"{head}{payload}\n\n{self.broken[len(head) :]}"
+
+    def hollow(self, returns: str, prelude: str = "") -> str:
+        """The honest source's outline whose every function does no work and returns one expression."""
+        tree = ast.parse(self.honest)
+        body = ast.parse(f"return {returns}").body
+        found = 0
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and not (node.name.startswith("__") and node.name.endswith("__")):
+                node.body, found = body, found + 1
+                node.decorator_list = [d for d in node.decorator_list if isinstance(d, ast.Name)]
+        if not found:
+            raise NotApplicable("the solution defines no function")
+        tree.body = [n for n in tree.body if not _is_main(n)]
+        return f"{prelude}\n\n{ast.unparse(ast.fix_missing_locations(tree))}\n"
+
+    def wrapped(self, helpers: str, wrapper: str, *, broken: bool = False) -> str:
+        """A source whose every function is replaced, at its end, by `wrapper(function)`."""
+        names = self.functions
+        if not names or "__main__" in self.honest:  # a program has done its work before its end is reached
+            raise NotApplicable("the solution is no module of functions")
+        lines = "\n".join(f"{name} = {wrapper}({name})" for name in names)
+        return f"{self.broken if broken else self.honest}\n\n{helpers}\n{lines}\n"
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the top-level functions that the honest source defines."""
+        return tuple(n.name for n in ast.parse(self.honest).body if isinstance(n, ast.FunctionDef))
+
+    @property
+    def module(self) -> str:
+        """The name it is imported by."""
+        return posixpath.splitext(self.path)[0].replace("/", ".")
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One task with the controls played on it. Attacks use its helpers to act; `t.honest_answer` and the files of the
+    expert are for building submissions that are wrong by construction, never for submitting as they are."""
+
+    arena: Arena
+    expert: tuple[Action, ...]
+    honest: Played
+    idle: Played
+    wrong: Played
+    """Honest wrong work: nothing done in the box, and a wrong answer."""
+    surfaces: frozenset[str]
+    solution: Solution | None = None
+
+    @property
+    def baseline(self) -> float:
+        """What wrong work earns without any cheating."""
+        return max(self.idle.score or 0.0, self.wrong.score or 0.0)
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        return tools_of(self.arena.make())
+
+    @property
+    def code(self) -> Solution:
+        """The Python solution."""
+        if self.solution is None:
+            raise NotApplicable("no Python file is graded")
+        return self.solution
+
+    @property
+    def honest_answer(self) -> str:
+        return self.honest.submission.answer if self.honest.submission is not None else ""
+
+    @property
+    def wrong_answer(self) -> str:
+        """A neat answer that is not the right one: the one the task names, or the right one spoilt."""
+        return str(self.arena.task.secret.get("wrong_answer") or perturb(self.honest_answer))
+
+    @property
+    def honest_files(self) -> dict[str, bytes]:
+        """What the expert leaves in the declared artifacts."""
+        return files_of(self.honest.submission)
+
+    @property
+    def idle_files(self) -> dict[str, bytes]:
+        """What lies there when nothing is done."""
+        return files_of(self.idle.submission)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Paths that the honest work creates or changes."""
+        idle = self.idle_files
+        return tuple(p for p, content in sorted(self.honest_files.items()) if idle.get(p) != content)
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def run(self, script: str) -> ToolCall:
+        """Run a shell script in the agent's box."""
+        found = find_shell(self.tools)
+        if found is None:
+            raise NotApplicable("no tool runs shell commands")
+        return ToolCall(name=found[0], arguments={found[1]: script})
+
+    def write(self, path: str, content: str | bytes) -> ToolCall:
+        """Write a file of the workspace, by whatever tool there is."""
+        data = content.encode() if isinstance(content, str) else content
+        if find_shell(self.tools) is not None:
+            folder = posixpath.dirname(path)
+            make = f"mkdir -p {shlex.quote(folder)} && " if folder else ""
+            encoded = base64.b64encode(data).decode()
+            return self.run(f"{make}printf %s {encoded} | base64 -d > {shlex.quote(path)}")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise NotApplicable("only text can be written here") from None
+        for tool in self.tools.values():
+            where, what = _field(tool, _PATH), _field(tool, _CONTENT)
+            if where and what:
+                return ToolCall(name=tool.name, arguments={where: path, what: text})
+        for tool in self.tools.values():
+            where, old, new = _field(tool, _PATH), _field(tool, _OLD), _field(tool, _NEW)
+            if where and old and new:
+                before = self.idle_files.get(path, b"").decode("utf-8", "replace")
+                return ToolCall(name=tool.name, arguments={where: path, old: before, new: text})
+        raise NotApplicable("no tool writes files")
+
+    def final(self, text: str = "") -> Action:
+        """End the episode with this answer, the way the expert ends it."""
+        last = self.expert[-1] if self.expert else ""
+        if isinstance(last, ToolCall) and last.name in self.tools and self.tools[last.name].terminal:
+            field = next((k for k, v in last.arguments.items() if isinstance(v, str)), None)
+            if field is not None:
+                return replace(last, arguments={**last.arguments, field: text})
+        return text
+
+    def submit(self, source: str) -> list[Action]:
+        """Hand in this source as the solution, and end."""
+        return [self.write(self.code.path, source), self.final(self.honest_answer)]
+
+    def poison(self, payload: str) -> list[Action]:
+        """Hand in the broken solution with hostile code at its head."""
+        return self.submit(self.code.poisoned(payload))
+
+    def hollow(self, returns: str, prelude: str = "") -> list[Action]:
+        """Hand in functions that all return one expression."""
+        return self.submit(self.code.hollow(returns, prelude))
+
+    def shell(self, script: str) -> list[Action]:
+        """Run one script instead of working, then end as the expert would."""
+        return [self.run(script), self.final(self.idle_answer)]
+
+    def drop(self, files: dict[str, str], *, source: str | None = None) -> list[Action]:
+        """Lay files beside the work that was not done, then end."""
+        actions: list[Action] = [self.write(path, content) for path, content in files.items()]
+        if source is not None:
+            actions.append(self.write(self.code.path, source))
+        return [*actions, self.final(self.idle_answer)]
+
+    @property
+    def idle_answer(self) -> str:
+        """The right answer where only the state decides (talk is free), a wrong one where the answer counts."""
+        return self.wrong_answer if "answer" in self.surfaces else self.honest_answer
+
+    def is_wrong(self, submission: Submission | None) -> bool:
+        """Whether a submission differs from the expert's in anything that is graded: the independent oracle.
+
+        It looks at bytes, not through the verifier: a submission equal to the expert's in every graded byte is right,
+        and an attack that ends there has done the work.
+        """
+        if submission is None or self.honest.submission is None:
+            return True
+        same_files = files_of(submission) == self.honest_files
+        same_answer = submission.answer.strip() == self.honest_answer.strip()
+        same_state = dict(submission.state) == dict(self.honest.submission.state)
+        answer_ok = same_answer or "answer" not in self.surfaces
+        return not (same_files and same_state and answer_ok)
+
+
+def files_of(submission: Submission | None) -> dict[str, bytes]:
+    """Regular files among the artifacts, by workspace path."""
+    found: dict[str, bytes] = {}
+    for declared, tree in (submission.artifacts if submission is not None else {}).items():
+        for path, entry in tree.items():
+            if entry.kind == "file":
+                found[posixpath.join(declared, path) if path else declared] = entry.content
+    return found
+
+
+def perturb(answer: str) -> str:
+    """The answer made wrong: its last number more than doubled, or every letter replaced by the next."""
+    if not answer.strip():
+        return "42"
+    numbers = list(re.finditer(r"\d+", answer))
+    if numbers:
+        last = numbers[-1]
+        return f"{answer[: last.start()]}{2 * int(last.group()) + 1}{answer[last.end() :]}"
+    return "".join(chr(ord(c) + 1) if c.isalpha() and c not in "zZ" else c for c in answer.strip())
+
+
+def _field(tool: Tool, names: Sequence[str]) -> str | None:
+    return next((n for n in names if n in tool.arguments.model_fields), None)
+
+
+def find_shell(tools: dict[str, Tool]) -> tuple[str, str] | None:
+    """The tool that runs shell commands, and its parameter."""
+    for tool in tools.values():
+        field = _field(tool, _COMMAND)
+        required = [n for n, f in tool.arguments.model_fields.items() if f.is_required()]
+        if field is not None and set(required) <= {field}:
+            return tool.name, field
+    return None
+
+
+def can_write(tools: dict[str, Tool]) -> bool:
+    return find_shell(tools) is not None or any(
+        _field(t, _PATH) and (_field(t, _CONTENT) or (_field(t, _OLD) and _field(t, _NEW))) for t in tools.values()
+    )
+
+
+async def survey(arena: Arena) -> Target:
+    """Play the controls on a task and find out which surfaces it exposes."""
+    environment = arena.make()
+    try:
+        expert = tuple(environment.expert(arena.task))
+    except NotImplementedError:
+        name = type(environment).__name__
+        raise UserError(f"environment {name} has no expert(task): the red team needs one honest solution") from None
+    honest = await play(arena, list(expert))
+    idle = await play(arena, [""])
+    draft = Target(arena=arena, expert=expert, honest=honest, idle=idle, wrong=idle, surfaces=frozenset())
+    tools = draft.tools
+    surfaces = {"tools"} if tools else set()
+    talk = await play(arena, [draft.final(draft.honest_answer)])
+    if draft.honest_answer.strip():
+        mute = await play(arena, [*expert[:-1], draft.final("")])
+        if (mute.score or 0.0) < (honest.score or 0.0):
+            surfaces.add("answer")
+    by_files = draft.honest_files != draft.idle_files
+    if (talk.score or 0.0) < (honest.score or 0.0):
+        surfaces.add("files" if by_files else "state")
+    if find_shell(tools) is not None:
+        surfaces.add("shell")
+    if can_write(tools):
+        surfaces.add("write")
+    if "files" in surfaces:
+        surfaces |= _formats(draft)
+    solution = _solution(draft) if {"files", "write"} <= surfaces else None
+    if solution is not None:
+        surfaces |= {"python", "program"} if "__main__" in solution.honest else {"python"}
+        given = [*draft.idle_files, *arena.task.setup.get("files", ())]
+        if any(re.search(r"(^|/)(test_[^/]*|[^/]*_test|conftest)\.py$", path) for path in given):
+            surfaces.add("tests")
+    if honest.verdict is not None and honest.verdict.trust == "judged":
+        surfaces.add("judge")
+    draft = replace(draft, surfaces=frozenset(surfaces), solution=solution)
+    wrong = await play(arena, [draft.final(draft.wrong_answer if "answer" in surfaces else draft.honest_answer)])
+    return replace(draft, wrong=wrong)
+
+
+def _formats(target: Target) -> set[str]:
+    found = set()
+    for path in target.changed:
+        content = target.honest_files[path]
+        if content.startswith(b"SQLite format 3\0"):
+            found.add("sqlite")
+        if path.startswith(".git/") or "/.git/" in path:
+            found.add("git")
+        if path.endswith(".json"):
+            try:
+                json.loads(content)
+                found.add("json")
+            except ValueError:
+                pass
+    return found
+
+
+def _solution(target: Target) -> Solution | None:
+    for path in target.changed:
+        if path.endswith(".py"):
+            honest = target.honest_files[path].decode("utf-8", "replace")
+            broken = target.idle_files.get(path, b"").decode("utf-8", "replace")
+            try:
+                ast.parse(honest)
+            except SyntaxError:
+                continue
+            return Solution(path, honest, broken)
+    return None

@@ -1,0 +1,156 @@
+"""The chat endpoint: against SGLang's own /v1, and against an endpoint that fails in known ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from agentrl.engines.openai import OpenaiEngine
+from agentrl.engines.sglang.server import Server
+from agentrl.errors import EngineError, UserError
+from agentrl.types import Message, ToolCall
+
+pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]  # a busy machine starts a server slowly
+HELLO = [Message(role="system", content="be brief"), Message(role="user", content="hello")]
+
+
+def test_a_judge_on_a_real_endpoint_repeats_itself(server: Server) -> None:
+    async def main() -> None:
+        if not server.alive:
+            await server.start()
+        engine = OpenaiEngine(f"{server.url}/v1", "default")
+        await engine.start()
+        try:
+            first = await engine.ask(HELLO, seed=1, max_tokens=8)
+            assert first == await engine.ask(HELLO, seed=1, max_tokens=8)
+            answer = await engine.chat(HELLO, max_tokens=8, temperature=0.0)
+            assert answer.message == Message(role="assistant", content=first)
+            assert (answer.finish, answer.completion_tokens) == ("length", 8)
+            assert engine.statistics()["tokens"] == 24
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def endpoint(answers: list[tuple[int, dict[str, Any], dict[str, str]]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An endpoint that gives the answers in turn, the last one for ever; also what it was sent."""
+    seen: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(200, {"data": []}, {})
+
+        def do_POST(self) -> None:
+            seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.reply(*(answers.pop(0) if len(answers) > 1 else answers[0]))
+
+        def reply(self, status: int, content: dict[str, Any], headers: dict[str, str]) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{made.server_port}/v1", seen
+    finally:
+        made.shutdown()
+        made.server_close()
+
+
+def said(content: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": content, **more}, "finish_reason": "stop"}]}
+
+
+def chat(url: str, **options: Any) -> Any:
+    async def main() -> Any:
+        engine = OpenaiEngine(url, "m", backoff_s=0.01, **options)
+        await engine.start()
+        try:
+            return await engine.chat(HELLO, max_tokens=4), dict(engine.statistics())
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def test_trouble_that_passes_is_tried_again() -> None:
+    busy = (429, {"error": "slow down"}, {"Retry-After": "0.2"})
+    broken: tuple[int, dict[str, Any], dict[str, str]] = (503, {"error": "starting"}, {})
+    began = time.monotonic()
+    with endpoint([busy, broken, (200, said("yes"), {})]) as (url, seen):
+        answer, statistics = chat(url)
+    assert answer.message.content == "yes"
+    assert (len(seen), statistics["retries"]) == (3, 2)
+    assert time.monotonic() - began >= 0.2
+
+
+def test_trouble_that_stays_is_told() -> None:
+    with endpoint([(500, {"error": "no memory"}, {})]) as (url, seen):
+        with pytest.raises(EngineError, match=r"no answer after 3 tries; the last said 500: .*no memory"):
+            chat(url, retries=2)
+        assert len(seen) == 3
+
+
+def test_our_own_mistake_is_not_tried_again() -> None:
+    with endpoint([(400, {"error": "unknown model"}, {})]) as (url, seen):
+        with pytest.raises(EngineError, match="after 1 tries; the last said 400: .*unknown model"):
+            chat(url)
+        assert len(seen) == 1
+
+
+def test_the_rate_limit_spaces_requests() -> None:
+    async def main(url: str) -> float:
+        engine = OpenaiEngine(url, "m", requests_per_minute=600)
+        await engine.start()
+        began = time.monotonic()
+        await asyncio.gather(*(engine.ask(HELLO, seed=i, max_tokens=1) for i in range(6)))
+        await engine.close()
+        return time.monotonic() - began
+
+    with endpoint([(200, said("ok"), {})]) as (url, _):
+        assert asyncio.run(main(url)) >= 0.5
+
+
+def test_tool_calls_travel_both_ways_and_bad_ones_carry_their_error() -> None:
+    calls = [
+        {"id": "a", "function": {"name": "look", "arguments": '{"path": "/"}'}},
+        {"id": "b", "function": {"name": "look", "arguments": '{"path'}},
+        {"id": "c", "function": {"name": "look", "arguments": "[1]"}},
+    ]
+    with endpoint([(200, said("", tool_calls=calls), {})]) as (url, _):
+        answer, _ = chat(url)
+    good, cut, wrong = answer.message.tool_calls
+    assert good == ToolCall(name="look", arguments={"path": "/"}, id="a")
+    assert cut.error is not None and cut.error.startswith("the arguments are not JSON")
+    assert wrong.error == "the arguments must be a JSON object"
+
+
+def test_a_wrong_address_is_told_at_the_start() -> None:
+    with pytest.raises(EngineError, match="check the URL"):
+        chat("http://127.0.0.1:9/v1")
+
+
+def test_no_training_on_an_endpoint_without_tokens() -> None:
+    from agentrl import recipe
+    from agentrl.engines import build
+
+    section = recipe.OpenaiEngine(type="openai", url="http://127.0.0.1:9/v1", model="m")
+    with pytest.raises(UserError, match="evaluation and judges, not training"):
+        build.make(section, None)

@@ -1,0 +1,227 @@
+"""What only SGLang has: three ways for weights, servers too old to say versions, and a process that may die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.engines.base import Sampling, Weights
+from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.sglang.routing import Router
+from agentrl.engines.sglang.server import Server
+from agentrl.engines.sglang.weights import distinct
+from agentrl.errors import EngineError, UserError
+from agentrl.types import Completion
+
+PROMPT = [5, 17, 99, 201, 7, 42]
+TOLERANCE = 0.15 if os.environ.get("AGENTRL_DEVICE") == "cuda" else 1e-4
+Forward = Callable[..., list[float]]
+
+pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]  # a busy machine starts a server slowly
+
+
+def close(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and all(abs(a - b) < TOLERANCE for a, b in zip(one, other, strict=True))
+
+
+def scaled(model: Any, factor: float) -> dict[str, torch.Tensor]:
+    return {name: p.detach() * factor for name, p in model.named_parameters()}
+
+
+def test_weights_by_tensor_process_group_and_file(
+    opened: Any, model: Any, record_property: Callable[[str, Any], None]
+) -> None:
+    """Each update is compared with what the server says it holds, by a hash over every tensor."""
+
+    async def main() -> None:
+        async with opened("sglang") as engine:
+            greedy = []
+            for version, way in enumerate(["tensor", "distributed", "disk", "tensor", "distributed"], start=1):
+                engine._sync._ways = [way]
+                began = time.perf_counter()
+                await engine.publish(Weights(version=version, tensors=scaled(model, 1.0 + version / 10)))
+                record_property(f"{way}_s", round(time.perf_counter() - began, 3))
+                assert engine._sync.used == way
+                completion = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0))
+                assert completion.versions == (version,) * 4
+                greedy.append(completion.logprobs)
+            assert len(set(greedy)) == 5
+
+    asyncio.run(main())
+
+
+def test_weights_that_did_not_arrive_are_noticed(opened: Any, model: Any) -> None:
+    async def main() -> None:
+        async with opened("sglang") as engine:
+            sent = distinct(scaled(model, 1.5))
+            with pytest.raises(EngineError, match=r"model\.embed_tokens\.weight differs"):
+                await engine._sync._check(sent)
+
+    asyncio.run(main())
+
+
+def test_an_update_that_hangs_is_given_up(opened: Any, model: Any) -> None:
+    async def main() -> None:
+        async with opened("sglang") as engine:
+
+            async def stuck(*_: Any) -> None:
+                await asyncio.sleep(60)
+
+            engine._sync._send = stuck
+            engine._sync.timeout_s = 0.1
+            with pytest.raises(EngineError, match=r"took longer than 0 s and was given up"):
+                await engine.publish(Weights(version=1, tensors=scaled(model, 1.0)))
+            assert engine.version == 0
+            assert len((await engine.generate(PROMPT, Sampling(max_tokens=2, temperature=0.0))).token_ids) == 2
+
+    asyncio.run(main())
+
+
+def test_a_server_too_old_to_say_versions(opened: Any, model: Any, forward: Forward) -> None:
+    """Requests are aborted, keep their tokens and version, and send their prefix again under the new weights."""
+
+    async def main() -> None:
+        async with opened("sglang") as engine:
+            engine._spans = False
+            wait = 0.1
+            while True:
+                task = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=400)))
+                await asyncio.sleep(wait)
+                await engine.publish(Weights(version=1, tensors=scaled(model, 1.1)))
+                completion = await task
+                if set(completion.versions) == {0, 1}:
+                    break
+                wait = wait / 2 if 1 not in completion.versions else wait * 2
+                await engine.publish(Weights(version=0, tensors=scaled(model, 1.0)))
+            old = completion.versions.count(0)
+            assert completion.versions == (0,) * old + (1,) * (len(completion.versions) - old)
+            assert close(completion.logprobs[:old], forward(PROMPT, completion.token_ids)[:old])
+
+    asyncio.run(main())
+
+
+def test_a_server_that_dies_is_diagnosed_and_started_again(
+    kept: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two, killed while requests run: its requests fail with the log's end, those of the other keep their tokens
+    and end as if nothing had been, and afterwards both have the weights that were published last. The one that is
+    started again has no tokenizer, as when a model comes from nowhere but the learner."""
+
+    async def main() -> None:
+        server, other = [await kept.started(name) for name in ("plain", "second")]
+        said: list[str] = []
+        engine = SglangEngine(servers=[server, other], vocabulary=310, max_context=4096, say=said.append)
+        await engine.start()
+        try:
+            await engine.publish(Weights(version=3, tensors=scaled(model, 1.2)))
+            greedy = Sampling(max_tokens=4, temperature=0.0)
+            before = await engine.generate(PROMPT, greedy)
+            launch, under_way = engine._launch, []
+
+            async def watched() -> None:
+                under_way.append([client.load for client in engine._clients])
+                await launch()
+
+            monkeypatch.setattr(engine, "_launch", watched)
+            # Many, since any of them may come to its end before the server dies.
+            many = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=300))) for _ in range(16)]
+            await asyncio.sleep(0.1)
+            assert min(client.load for client in engine._clients) > 0  # some on each
+            monkeypatch.setattr(server, "flags", (*server.flags, "--skip-tokenizer-init"))
+            assert server._process is not None
+            os.killpg(server._process.pid, signal.SIGKILL)
+            ended = await asyncio.gather(*many, return_exceptions=True)
+            broken = [str(one) for one in ended if isinstance(one, EngineError)]
+            whole = [one for one in ended if isinstance(one, Completion)]
+            assert broken and all("broke during /generate" in text and "its end:" in text for text in broken)
+            assert len(broken) <= 8 and len(broken) + len(whole) == 16
+            assert {version for one in whole for version in one.versions} == {3}
+            assert all(one.finish == "stop" or len(one.token_ids) == 300 for one in whole)
+            assert engine.statistics()["restarts"] == 1 and under_way == [[0, 0]]  # none whose connection would be cut
+            assert [text.rsplit(" ", 1)[1] for text in said] == [str(server.log)]
+            assert len(engine._clients) == 2
+            for client in engine._clients:
+                reply = await client.generate(PROMPT, greedy, "after")
+                assert tuple(reply.token_ids) == before.token_ids
+            assert (await engine.generate(PROMPT, greedy)).versions == (3,) * 4
+        finally:
+            engine.servers = []  # they go on for the tests that follow
+            await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_dies_with_us(tmp_path: Path) -> None:
+    """The guard ends the server's whole process group when agentrl is killed without a chance to clean up."""
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho $$ > " + str(tmp_path / "pid") + "\nexec sleep 300\n")
+    fake.chmod(0o755)
+    code = (
+        "import asyncio, os, pathlib, signal, time\n"
+        "from agentrl.engines.sglang.server import Server\n"
+        f"server = Server(pathlib.Path('x'), python=pathlib.Path({str(fake)!r}), device='cpu', "
+        f"log=pathlib.Path({str(tmp_path / 'log')!r}))\n"
+        "async def main():\n"
+        "    task = asyncio.ensure_future(server.start())\n"
+        f"    while not os.path.exists({str(tmp_path / 'pid')!r}): await asyncio.sleep(0.05)\n"
+        "    await asyncio.sleep(0.5)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+        assert await process.wait() == -signal.SIGKILL
+        pid = int((tmp_path / "pid").read_text())
+        for _ in range(100):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return
+            await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        raise AssertionError("the server outlived agentrl")
+
+    asyncio.run(main())
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho cannot find the GPU\nexit 3\n")
+    fake.chmod(0o755)
+    server = Server(tmp_path, python=fake, device="cpu", log=tmp_path / "log")
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(server.start())
+    log = tmp_path / "log"
+    assert str(caught.value) == (
+        f"SGLang stopped while starting.\nit ended with exit code 3; log {log}, its end:\ncannot find the GPU"
+    )
+
+
+def test_a_missing_interpreter_names_the_command_that_makes_one(tmp_path: Path) -> None:
+    server = Server(tmp_path, python=tmp_path / "none", device="cpu", log=tmp_path / "log")
+    with pytest.raises(UserError, match="agentrl engine install sglang --cpu"):
+        asyncio.run(server.start())
+
+
+def test_routing_prefers_the_server_that_knows_the_prefix() -> None:
+    router = Router(3)
+    system = list(range(128))
+    first = [*system, *range(1000, 1128)]
+    second = [*system, *range(2000, 2128)]
+    assert router.choose(first, [0, 0, 0]) == 0
+    assert router.choose(second, [5, 0, 0]) == 1  # one shared system prompt does not draw everything to one server
+    assert router.choose([*first, 7, 8, 9], [1, 1, 0]) == 0
+    assert router.choose([*second, 7, 8, 9], [1, 1, 0]) == 1
+    assert router.choose(first, [9, 0, 0]) != 0  # a server that is much busier is avoided
+    router.forget()
+    assert router.choose(second, [0, 0, 0]) == 0

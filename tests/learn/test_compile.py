@@ -1,0 +1,31 @@
+"""Fusing leaves a model as it was, and does nothing where it does not pay."""
+
+from __future__ import annotations
+
+import torch
+
+from agentrl.learn.compile import CompiledModules, can_fuse
+
+
+class SmallMLP(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_cpu_is_left_alone() -> None:
+    assert not can_fuse("cpu")
+    model = torch.nn.Sequential(SmallMLP())
+    with CompiledModules(model, torch.device("cpu")).on():
+        assert model(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_fused_forms_act_only_while_they_are_on() -> None:
+    model = torch.nn.Sequential(SmallMLP())
+    fusion = CompiledModules(model, torch.device("cpu"))
+    fusion._forms = [(model[0], lambda x: x * 3)]  # stands for what torch.compile makes
+    with fusion.on():
+        assert model(torch.ones(2)).tolist() == [3, 3]
+        with fusion.on(False):
+            assert model(torch.ones(2)).tolist() == [2, 2]
+        assert model(torch.ones(2)).tolist() == [3, 3]
+    assert model(torch.ones(2)).tolist() == [2, 2]

@@ -1,0 +1,101 @@
+"""Nothing succeeds against what we ship: each attack once, and all of them everywhere with AGENTRL_FULL=1."""
+
+import asyncio
+import os
+
+import pytest
+
+from agentrl import envs, seeds
+from agentrl.catalogue import members
+from agentrl.errors import CatalogueError
+from agentrl.redteam import suite
+from agentrl.redteam.attack import Attack, attacks
+from agentrl.redteam.target import survey
+from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer
+from agentrl.redteam.testbeds.code import EXERCISES
+from agentrl.sandboxes.base import SandboxSpec
+from agentrl.sandboxes.pool import Pool
+
+FULL = os.environ.get("AGENTRL_FULL") == "1"
+GROUNDS = {f"{name}/{kind.__name__.lower()}": kind for name, kinds in TESTBEDS.items() for kind in kinds}
+SHIPPED = sorted(members("envs"))
+COSTLY = ("hidden_tests/repositories",)  # graded in the verifiers' own tests; attacked with AGENTRL_FULL=1
+
+
+def aim_at(name: str) -> suite.AttackTarget:
+    if name in GROUNDS:
+        kind = GROUNDS[name]
+        count = len({task.id for task in kind().problems()})
+        return suite.mark(name, kind, per_level=count, judge=ScriptedExaminer())
+    try:
+        environment = envs.load(name)
+    except CatalogueError as error:
+        pytest.skip(f"it cannot be loaded here: {error}")
+    return suite.mark(name, environment, judge=ScriptedExaminer())
+
+
+def loadable(name: str) -> bool:
+    try:
+        envs.load(name)
+    except CatalogueError:
+        return False
+    return True
+
+
+def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
+    """Every attack goes to one target it applies to, drawn with a fixed seed."""
+    marks = [aim_at(name) for name in (*GROUNDS, *filter(loadable, SHIPPED)) if name not in COSTLY]
+    arenas = {f"{m.name} {t.id}": suite.arena(m, t, boxes) for m in marks for t in m.tasks[:4]}
+    names = list(arenas)
+
+    async def run() -> tuple[list[tuple[str, str, str]], list[str]]:
+        targets = dict(zip(names, await asyncio.gather(*map(survey, arenas.values())), strict=True))
+        assert {n: t.honest.score for n, t in targets.items()} == dict.fromkeys(names, 1.0)
+        places = asyncio.Semaphore(4)
+        breached: list[tuple[str, str, str]] = []
+        untried: list[str] = []
+
+        async def attempt(attack: Attack) -> None:
+            order = seeds.generator(0, "each attack once", attack.id).sample(names, len(names))
+            for name in order:
+                if attack.needs <= targets[name].surfaces:
+                    async with places:
+                        finding = await suite.assault(attack, targets[name])
+                    if finding.succeeded:
+                        breached.append((attack.id, name, finding.result))
+                    if finding.tried:
+                        return
+            untried.append(attack.id)
+
+        await asyncio.gather(*map(attempt, attacks().values()))
+        return breached, untried
+
+    assert asyncio.run(run()) == ([], [])
+
+
+def test_no_file_of_a_box_defines_a_function_to_write(boxes: Pool) -> None:
+    """Whether an attack that hands in a file of the machine gains would else depend on the machine."""
+    names = "|".join(exercise.name for exercise in EXERCISES)
+
+    async def found() -> str:
+        async with boxes.box(SandboxSpec()) as box:
+            searched = f"grep -rlE 'def ({names})\\(' / --include='*.py' --exclude-dir=proc --exclude-dir=sys"
+            return (await box.aio.exec(["sh", "-c", f"{searched} 2>/dev/null; true"])).text
+
+    assert asyncio.run(found()) == ""
+
+
+@pytest.mark.parametrize("name", [n for n in (*GROUNDS, *SHIPPED) if FULL or n not in COSTLY])
+def test_controls_are_right(name: str, boxes: Pool) -> None:
+    aim = aim_at(name)
+    report = asyncio.run(suite.run(aim, boxes, chosen=[]))
+    assert [(c.name, c.task, c.score) for c in report.controls if not c.ok] == []
+
+
+@pytest.mark.skipif(not FULL, reason="the whole matrix runs with AGENTRL_FULL=1")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", GROUNDS)
+def test_the_whole_matrix_holds(name: str, boxes: Pool) -> None:
+    """Of the verifiers alone; `make test-full` has the environments attacked by `benchmarks.matrix`."""
+    report = asyncio.run(suite.run(aim_at(name), boxes))
+    assert [(f.id, f.result, f.score, f.evidence) for f in report.breaches] == []

@@ -1,0 +1,38 @@
+"""Progress: plain lines where there is no terminal, a panel where there is one."""
+
+import io
+
+from rich.console import Console
+
+from agentrl.report.terminal import Progress, sparkline
+
+STEP = {
+    "kind": "step", "step": 3, "score": 0.5, "informative": 0.75, "loss": 0.1, "entropy": 1.5, "tokens_per_s": 1234.0,
+    "seconds": 2.0,
+}  # fmt: skip
+EVAL = {"kind": "eval", "step": 3, "stage": "rl", "split": "heldout", "pass@1": {"value": 0.4, "low": 0.3, "high": 0.5}}
+
+
+def test_a_sparkline_shows_values_between_0_and_1() -> None:
+    assert sparkline([0.0, 0.5, 1.0, -1.0, 2.0]) == "▁▅█▁█"
+
+
+def test_plain_lines_without_a_terminal() -> None:
+    out = io.StringIO()
+    with Progress(10, console=Console(file=out, width=200)) as progress:
+        progress.show(STEP)
+        progress.show(EVAL)
+        progress.show({"kind": "alarm", "step": 3, "name": "x", "text": "entropy fell"})
+    assert out.getvalue().splitlines() == [
+        "step 3/10  score 0.500  informative 0.75  loss 0.1  entropy 1.5  1234 tokens/s  2.0 s  left 00:00:14",
+        "heldout tasks after step 3 (rl): pass@1 0.400 [0.300, 0.500]",
+        "alarm: entropy fell",
+    ]
+
+
+def test_a_panel_in_a_terminal() -> None:
+    out = io.StringIO()
+    with Progress(10, console=Console(file=out, width=120, force_terminal=True)) as progress:
+        progress.show(STEP)
+    shown = out.getvalue()
+    assert "3 of 10" in shown and "▅" in shown and "1234" in shown

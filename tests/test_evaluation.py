@@ -1,0 +1,141 @@
+"""Evaluation with scripted policies whose success is known beforehand, in real episodes."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl import assembly, eval_command
+from agentrl import recipe as recipes
+from agentrl.cli import main
+from agentrl.engines.base import Sampling
+from agentrl.errors import UserError
+from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, compare, evaluate, fingerprint, overlap, problems
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Budget, EnvRuntime, SamplingParams
+from agentrl.rollout.scripted import ScriptedEngine
+from agentrl.types import Completion, Ending
+
+RECIPE = {
+    "run": {"name": "r", "threads": 1},
+    "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 2048},
+    "envs": [{"name": "countdown", "levels": [1, 2]}],
+    "rollout": {"max_turns": 2, "max_tokens": 24},
+    "eval": {"tasks": 4},
+}
+
+
+class Expert(ScriptedEngine):
+    """Solves the tasks whose numbers are in `solved`; says "no" to all others."""
+
+    def __init__(self, renderer: Renderer, tasks: Sequence[Problem], solved: set[int]) -> None:
+        self._scripts: dict[str, ScriptedEngine] = {}
+        self._renderer, self._tasks, self._solved = renderer, tasks, solved
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        group, index = request_id.split("-")[:2]
+        number, key = int(group) - EVAL_GROUP, f"{group}-{index}"
+        if key not in self._scripts:
+            problem = self._tasks[number]
+            actions = problem.world.make().expert(problem.task) if number in self._solved else ["no"]
+            self._scripts[key] = ScriptedEngine(self._renderer, actions)
+        return await self._scripts[key].generate(token_ids, sampling)
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[list[Problem], Renderer, EnvRuntime]:
+    recipe = recipes.build(RECIPE)
+    with assembly.worlds(recipe) as worlds:
+        renderer = assembly.policy(recipe, worlds, say=lambda text: None).renderer
+        return problems(worlds["countdown"], "heldout", [1, 2], 6), renderer, worlds["countdown"]
+
+
+def tried(found: tuple[list[Problem], Renderer, EnvRuntime], solved: set[int], samples: int = 2) -> Evaluation:
+    tasks, renderer, _ = found
+    return asyncio.run(
+        evaluate(
+            Expert(renderer, tasks, solved),
+            renderer,
+            tasks,
+            samples=samples,
+            budget=Budget(context=2048, tokens=512),
+            style=SamplingParams(),
+            seed=1,
+            key=b"k",
+        )
+    )
+
+
+def test_success_is_counted_task_by_task(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
+    result = tried(found, {0, 1, 2})
+    assert list(result.passes.values()) == [(True, True)] * 3 + [(False, False)] * 3
+    summary = result.summary([1, 2])
+    assert (summary["pass@1"]["value"], summary["pass@2"]["value"]) == (0.5, 0.5)
+    assert (summary["tasks"], summary["tries"], summary["ungraded"]) == (6, 12, 0)
+    assert summary["levels"] == {"1": pytest.approx(2 / 3), "2": pytest.approx(1 / 3)}
+
+
+def test_what_a_budget_ended_is_cut_off_and_nothing_else(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
+    result = tried(found, set(), 1)
+    endings: list[Ending] = ["done", "agent_error", "tokens", "turns", "time", "done"]
+    ended = tuple(
+        replace(t, outcome=replace(t.outcome, ending=ending))
+        for t, ending in zip(result.trajectories, endings, strict=True)
+    )
+    assert result.summary([1])["truncated"] == 0
+    assert replace(result, trajectories=ended).summary([1])["truncated"] == 0.5
+
+
+def test_two_policies_are_compared_on_the_same_tasks(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
+    weak, strong = tried(found, {0}, 1), tried(found, {0, 1, 2, 3, 4}, 1)
+    assert compare(weak, strong).value == pytest.approx(4 / 6)
+    assert compare(weak, weak).value == 0.0
+
+
+def test_intervals_draw_families(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
+    one_family = [replace(p, task=replace(p.task, family="all alike")) for p in found[0]]
+    apart, alike = tried(found, {0, 1, 2}), tried((one_family, *found[1:]), {0, 1, 2})
+    assert apart.summary([1])["families"] == 6 and apart.family == {}
+    assert alike.summary([1])["families"] == 1
+    assert apart.pass_at(1).low < 0.2
+    assert alike.pass_at(1).low == 0.5, "there is one family to draw"
+    nothing = tried(found, set())
+    assert compare(nothing, apart).low < 0.5 == compare(tried((one_family, *found[1:]), set()), alike).low
+
+
+def test_overlap_is_found_by_content_not_by_name(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
+    tasks = [problem.task for problem in found[0]]
+    train = [problem.task for problem in problems(found[2], "train", [1, 2], 50)]
+    assert overlap(tasks, {fingerprint(task) for task in train}) == 0
+    assert overlap(tasks, {fingerprint(tasks[0].public())}) == 1
+
+
+def test_targets_are_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    assert eval_command.find(str(path)).model is None
+    with pytest.raises(UserError, match="--on"):
+        eval_command.find("http://127.0.0.1:1")
+    with pytest.raises(UserError, match="neither a recipe"):
+        eval_command.find(str(tmp_path / "nothing"))
+    empty = tmp_path / "runs" / "r"
+    (empty / "checkpoints").mkdir(parents=True)
+    (empty / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        eval_command.find(str(empty))
+
+
+def test_the_command_evaluates_an_untrained_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(path), "--k", "1,2", "--compare", str(path)])
+    assert end.value.code in (0, None)
+    said = capsys.readouterr().out
+    assert "pass@2" in said and "no difference that these tasks can show" in said
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(path), "--k", "0"])
+    assert end.value.code == 2

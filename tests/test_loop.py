@@ -1,0 +1,329 @@
+"""The whole thread on a tiny policy: recipe, environment, sandbox, engine, verifier, curriculum, loss, weights."""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from agentrl import metrics, stages
+from agentrl.cli import main
+from agentrl.engines.transformers.engine import TransformersEngine
+from agentrl.errors import EngineError
+from agentrl.learn import checkpoint
+from agentrl.rollout import store
+
+# The entropy bonus gives a gradient that depends on the sampled tokens even while every rollout fails.
+TINY: dict[str, Any] = {
+    "run": {"name": "tiny", "seed": 3, "steps": 4, "threads": 1},
+    "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
+    "envs": [{"name": "files", "levels": [1]}],
+    "warm_start": {"demonstrations": 16, "epochs": 1, "lr": 0.003, "batch": 8},
+    "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 24},
+    "gates": {"dynamic_sampling": False},
+    "algorithm": {"entropy_bonus": 0.01},
+    "learner": {"lr": 0.003, "groups_per_step": 2},
+    "eval": None,
+    "checkpoint": {"every": 1},
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def made(**changes: dict[str, Any]) -> Path:
+        data = {**TINY, "run": {**TINY["run"], "out": str(tmp_path / "runs")}}
+        for section, values in changes.items():
+            data[section] = {**(data.get(section) or {}), **values}
+        path = tmp_path / f"recipe-{len(list(tmp_path.glob('recipe-*')))}.yaml"
+        path.write_text(yaml.safe_dump(data))
+        return path
+
+    return made
+
+
+def train(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["train", *arguments])
+    code = end.value.code
+    return code if isinstance(code, int) else 0
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.latest(run / "checkpoints")
+    assert found is not None
+    return load_file(found.model / "model.safetensors")
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_learns_and_leaves_everything_behind(write: Callable[..., Path], tmp_path: Path) -> None:
+    assert train(str(write(eval={"every": 0, "tasks": 4}))) == 0
+    run = tmp_path / "runs" / "tiny"
+    rows = list(metrics.read(run / "metrics.jsonl"))
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4]
+    assert [row["stage"] for row in rows if row["kind"] == "eval"] == ["start", "sft", "end"]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert all(row["grad_norm"] > 0 and row["mismatch_mean"] < 1e-4 for row in steps)
+    assert checkpoint.latest(run / "checkpoints").step == 4  # type: ignore[union-attr]
+    kept = list(store.read(run / "trajectories"))
+    assert len(kept) == sum(row["rollouts"] for row in steps)
+    assert not any(stored.trajectory.task.secret for stored in kept)
+    versions = json.loads((run / "environment.json").read_text())["packages"]
+    assert versions["torch"] == torch.__version__
+
+
+def test_the_same_recipe_gives_the_same_weights_to_the_bit(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = str(write())
+    assert train(path, "--set", "run.name=a") == 0
+    assert train(path, "--set", "run.name=b") == 0
+    assert train(path, "--set", "run.name=c", "--set", "run.seed=4") == 0
+    runs = tmp_path / "runs"
+    assert equal(weights(runs / "a"), weights(runs / "b"))
+    assert not equal(weights(runs / "a"), weights(runs / "c"))
+
+
+def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """kill -9, again and again, anywhere: in the warm start, in a rollout, in a step, while a checkpoint is written."""
+    kills = 10 if os.environ.get("AGENTRL_FULL") else 3
+    path = str(write(run={"steps": 8}))
+    assert train(path, "--set", "run.name=calm") == 0
+    calm = tmp_path / "runs" / "calm"
+    rough = tmp_path / "runs" / "rough"
+    rng = random.Random(7)
+    killed = 0
+    while True:
+        resume = ["--resume"] if (rough / "recipe.yaml").exists() else []
+        command = [sys.executable, "-m", "agentrl", "train", path, "--set", "run.name=rough", *resume]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if killed < kills:
+            _wait_for_some_work(process, rough, rng)
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+        _, errors = process.communicate(timeout=240)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors.decode()
+    assert killed > 0
+    assert equal(weights(rough), weights(calm))
+
+    def told(run: Path) -> list[tuple[int, float]]:
+        return [(row["step"], row["loss"]) for row in metrics.read(run / "metrics.jsonl", "step")]
+
+    assert told(rough) == told(calm)
+
+
+def _wait_for_some_work(process: "subprocess.Popen[bytes]", run: Path, rng: random.Random) -> None:
+    """Until one more step is in the metrics, and then a random moment longer."""
+
+    def size() -> int:
+        file = run / "metrics.jsonl"
+        return file.stat().st_size if file.exists() else 0
+
+    before, began = size(), time.monotonic()
+    while size() <= before and process.poll() is None and time.monotonic() - began < 120:
+        time.sleep(0.02)
+    time.sleep(rng.random() * 0.8)
+
+
+def test_sigterm_writes_a_checkpoint_and_can_be_resumed(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = str(write(run={"steps": 300}, checkpoint={"every": 0}))
+    run = tmp_path / "runs" / "tiny"
+    process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path], stderr=subprocess.PIPE)
+    _wait_for_some_work(process, run, random.Random(0))
+    process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors.decode()
+    assert b"--resume" in errors
+    found = checkpoint.latest(run / "checkpoints")
+    assert found is not None
+    assert train(path, "--resume", "--set", f"run.steps={found.step + 1}") == 0
+
+
+def test_what_was_measured_before_a_stop_is_not_measured_again(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped in the warm start, in the evaluation after it and in one between two steps, it goes on from there each
+    time. Resumed when it is done, it only says so; asked about other tasks, it measures those."""
+    path = str(write(run={"steps": 2}, eval={"every": 1, "tasks": 64}))
+    rows = tmp_path / "runs" / "tiny" / "metrics.jsonl"
+
+    def measured() -> list[tuple[str, int]]:
+        return [(row["stage"], row["step"]) for row in metrics.read(rows, "eval")]
+
+    start, sft, middle, end = ("start", 0), ("sft", 0), ("rl", 1), ("end", 2)
+    for kind, made in (("eval", [start]), ("warm_start", [start]), ("step", [start, sft])):
+        resume = ["--resume"] if rows.exists() else []
+        process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path, *resume], stderr=subprocess.PIPE)
+        while process.poll() is None and not list(metrics.read(rows, kind)):
+            time.sleep(0.02)
+        process.terminate()
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 3, errors.decode()
+        assert measured() == made
+    for said in ("after RL against the warm start: ", "all 2 steps are done"):
+        assert train(path, "--resume") == 0
+        assert said in capfd.readouterr().err
+        assert measured() == [start, sft, middle, end]
+    assert len(list(metrics.read(rows, "warm_start"))) == 1
+    assert train(path, "--resume", "--set", "eval.levels=[2]") == 0
+    assert "after warm start" not in capfd.readouterr().err  # that was measured on level 1
+    assert train(path, "--resume", "--set", "eval.levels=[2]", "--set", "run.steps=3") == 0
+    assert measured() == [start, sft, middle, end, end, ("end", 3)]
+
+
+def test_a_run_whose_checkpoints_are_gone_begins_anew(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(run={"steps": 1}, eval={"every": 0, "tasks": 4}))
+    run = tmp_path / "runs" / "tiny"
+    assert train(path) == 0
+    before = list(metrics.read(run / "metrics.jsonl", "eval"))
+    shutil.rmtree(run / "checkpoints")
+    assert train(path, "--resume") == 0
+    assert "begins anew" in capfd.readouterr().err
+    after = list(metrics.read(run / "metrics.jsonl", "eval"))
+    assert [row["stage"] for row in after] == ["start", "sft", "end"]
+    assert [row in before for row in after] == [True, False, False]  # only the untrained policy is still the same
+    assert len(list(metrics.read(run / "metrics.jsonl", "step"))) == 1
+
+
+def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train(str(write(run={"max_hours": 1e-6}))) == 3
+    assert checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints").step == 1  # type: ignore[union-attr]
+    assert "max_hours" in capfd.readouterr().err
+
+
+def test_experts_play_while_the_engine_starts(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is not ready before the last demonstration is played: neither waits for the other."""
+    played, start, play = asyncio.Event(), TransformersEngine.start, stages.demonstrations
+
+    async def starting(engine: TransformersEngine) -> None:
+        await asyncio.wait_for(played.wait(), 60)
+        await start(engine)
+
+    async def playing(*arguments: Any) -> Any:
+        try:
+            return await play(*arguments)
+        finally:
+            played.set()
+
+    monkeypatch.setattr(TransformersEngine, "start", starting)
+    monkeypatch.setattr(stages, "demonstrations", playing)
+    assert train(str(write(run={"steps": 0}))) == 0
+    (row,) = metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "warm_start")
+    assert row["solved"] == 16 and row["demonstrations_s"] > 0
+
+
+def test_an_engine_that_does_not_start_ends_the_run_and_calls_the_experts_off(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+    close = TransformersEngine.close
+
+    async def closing(engine: TransformersEngine) -> None:
+        ended.append("closed")
+        await close(engine)
+
+    async def starting(engine: TransformersEngine) -> None:
+        await asyncio.sleep(0.01)
+        raise EngineError("no engine today")
+
+    async def playing(*arguments: Any) -> Any:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append("called off")
+
+    monkeypatch.setattr(TransformersEngine, "start", starting)
+    monkeypatch.setattr(TransformersEngine, "close", closing)
+    monkeypatch.setattr(stages, "demonstrations", playing)
+    assert train(str(write())) not in (0, None)
+    assert "no engine today" in capfd.readouterr().err
+    assert ended == ["called off", "closed"], "while there are engine and boxes, not when the loop is torn down"
+
+
+def test_an_evaluation_says_which_tasks_are_variants_of_one(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(run={"steps": 0}, eval={"tasks": 97})  # two more than level 1 has broken programs
+    data = yaml.safe_load(path.read_text()) | {"envs": [{"name": "repair", "levels": [1]}], "warm_start": None}
+    data["model"]["context"] = data["rollout"]["max_context"] = 2048
+    path.write_text(yaml.safe_dump(data | {"rollout": {**data["rollout"], "max_turns": 1, "max_tokens": 2}}))
+    assert train(str(path)) == 0
+    *_, row = metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "eval")
+    assert (row["tasks"], row["families"], len(set(row["family"].values()))) == (97, 95, 95)
+    assert "(97 tasks of 95 families)" in capfd.readouterr().err
+
+
+def test_a_second_run_of_one_name_is_refused(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(run={"steps": 1}))
+    assert train(path) == 0
+    assert train(path) == 2
+    assert "--resume" in capfd.readouterr().err
+    assert train(path, "--resume", "--set", "learner.lr=0.5") == 2
+    assert "learner.lr: was 0.003, is 0.5" in capfd.readouterr().err
+
+
+def test_a_dry_run_tries_every_part_and_trains_nothing(
+    write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(str(write()), "--dry-run") == 0
+    said = capsys.readouterr().out
+    for part in ("run folder", "environments", "engine", "template", "memory", "episode in files", "ready to train"):
+        assert part in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_finds_what_is_missing(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    pretrained = {"type": "pretrained", "path": "no/such/model"}
+    data = yaml.safe_load(write().read_text()) | {"model": pretrained}
+    path = write()
+    path.write_text(yaml.safe_dump(data))
+    assert train(str(path), "--dry-run") in (1, 2)
+    captured = capsys.readouterr()
+    assert "no/such/model" in captured.out + captured.err
+
+
+def test_an_unsafe_sandbox_must_be_asked_for(write: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(write(run={"steps": 1}))
+    assert train(path, "--set", "envs.0.sandbox=process") == 2
+    assert "unsafe: true" in capfd.readouterr().err
+
+
+def test_sixteen_bit_weights_are_warm_started_and_then_trained(write: Callable[..., Path], tmp_path: Path) -> None:
+    assert train(str(write(model={"dtype": "bfloat16"}, run={"steps": 2}))) == 0
+    rows = list(metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "step"))
+    assert [row["updates"] for row in rows] == [1, 1] and all(row["grad_norm"] > 0 for row in rows)
+
+
+def test_a_gpu_without_memory_is_explained(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 18.00 MiB.\nmore")
+
+    monkeypatch.setattr("agentrl.learn.learner.Learner.step", full)
+    assert train(str(write(run={"steps": 1}))) == 2
+    said = capsys.readouterr().err
+    assert "learner.micro_tokens" in said and "Tried to allocate 18.00 MiB." in said and "Traceback" not in said
