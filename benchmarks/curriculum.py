@@ -33,7 +33,7 @@ from agentrl.curriculum.sampler import Chooser
 from agentrl.curriculum.tasks import Source, Tasks
 from agentrl.envs.base import Environment
 from agentrl.learn.advantage import estimate
-from agentrl.recipe import LearnabilityCurriculum, GroupFilterSection, PoolsCurriculum
+from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum, PoolsCurriculum
 from agentrl.types import Split, Task
 
 Floats = NDArray[np.float64]

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import catalogue, seeds
-from agentrl.check import run  # noqa: F401 (registers the checks)
 from agentrl.check import context as checks
 from agentrl.check.run import check
 from agentrl.envs import load

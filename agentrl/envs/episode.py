@@ -21,9 +21,9 @@ from typing import Any, cast
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
-from agentrl.envs.tool_output import frame, harmless, text_of
 from agentrl.envs.permissions import Permissions
 from agentrl.envs.timed_box import TimedBox
+from agentrl.envs.tool_output import frame, harmless, text_of
 from agentrl.envs.tools import CallError, Tool, tools_of
 from agentrl.errors import AgentError, AgentRLError, AuthoringError
 from agentrl.sandboxes.base import Sandbox, off_loop
