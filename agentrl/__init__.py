@@ -1,13 +1,18 @@
 """agentrl: reinforcement learning for tool-using language-model agents.
 
-The SDK's public names are loaded when they are first used, so that importing agentrl costs next to nothing.
+The SDK's public names are loaded when they are first used, so that importing agentrl costs next to nothing. Modules
+that docs/api.md does not list may move at any time.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentrl import gymnasium_plugin
+
 if TYPE_CHECKING:
     from agentrl.envs import Environment, tool
+    from agentrl.eval_command import evaluate
+    from agentrl.loop import train
     from agentrl.sandboxes import Limits, Sandbox, SandboxSpec
     from agentrl.types import Done, Message, Observation, Task, ToolCall, Trajectory, Verdict
     from agentrl.verifiers import Verifier
@@ -15,19 +20,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Environment": "agentrl.envs",
-    "tool": "agentrl.envs",
-    "Limits": "agentrl.sandboxes",
-    "Sandbox": "agentrl.sandboxes",
-    "SandboxSpec": "agentrl.sandboxes",
-    "Done": "agentrl.types",
-    "Message": "agentrl.types",
-    "Observation": "agentrl.types",
-    "Task": "agentrl.types",
-    "ToolCall": "agentrl.types",
-    "Trajectory": "agentrl.types",
-    "Verdict": "agentrl.types",
+    **dict.fromkeys(("Environment", "tool"), "agentrl.envs"),
+    **dict.fromkeys(("Limits", "Sandbox", "SandboxSpec"), "agentrl.sandboxes"),
+    **dict.fromkeys(("Done", "Message", "Observation", "Task", "ToolCall", "Trajectory", "Verdict"), "agentrl.types"),
     "Verifier": "agentrl.verifiers",
+    "evaluate": "agentrl.eval_command",
+    "train": "agentrl.loop",
 }
 
 __all__ = [
@@ -43,7 +41,9 @@ __all__ = [
     "Trajectory",
     "Verdict",
     "Verifier",
+    "evaluate",
     "tool",
+    "train",
 ]
 
 
@@ -55,3 +55,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+gymnasium_plugin.register_when_imported()

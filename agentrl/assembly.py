@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl import envs, sandboxes, seeds
-from agentrl.curriculum import tasks as curriculum_tasks
+from agentrl.curriculum.group_filter import GroupFilter
+from agentrl.curriculum.sampler import Sampler
+from agentrl.curriculum.tasks import Source
+from agentrl.engines.base import Engine
+from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
 from agentrl.errors import AuthoringError, RecipeError
+from agentrl.evaluation import Evaluator
+from agentrl.metrics import Metrics
 from agentrl.recipe import EnvSection, Recipe
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.report.terminal import Progress
+from agentrl.report.trackers import TensorBoard
+from agentrl.rollout.inflight import Draw
+from agentrl.rollout.player import Player, RequestGate
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, TokenGenerator
+from agentrl.rollout.scheduler import Plan, Scheduler
+from agentrl.rollout.store import Store
 from agentrl.rollout.tool_formats import Hermes
+from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.sandboxes.pool import Pool
-from agentrl.types import Task, ToolCall
+from agentrl.types import Task, ToolCall, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.learn.checkpoint import Checkpoint
+    from agentrl.learn.learner import Learner
+    from agentrl.learn.pack import Batch
+    from agentrl.learn.step_report import StepReport
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PolicyModel:
     """A model with its tokenizer and renderer."""
 
     model: Any
@@ -35,20 +56,168 @@ class Policy:
     """Where a server can load these very weights from; None for a scratch model and for LoRA."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Every part of a training run, in the order in which the data goes through them."""
+
+    recipe: Recipe
+    folder: RunFolder
+    progress: Progress
+    runtimes: Mapping[str, EnvRuntime]
+    """The recipe's environments with their sandboxes, by name."""
+    sampler: Sampler
+    policy: PolicyModel
+    engine: Engine
+    """Not started yet: see `warm_start.bring_up`."""
+    player: Player
+    group_filter: GroupFilter
+    scheduler: Scheduler
+    learner: Learner
+    publish: Callable[[int], Awaitable[None]]
+    """Brings the learner's weights into the engine under a version, as `async.in_flight` says."""
+    metrics: Metrics
+    evaluator: Evaluator
+    checkpoint: Checkpoint | None
+    """What the run is resumed from."""
+    trained: set[str]
+    """Hashes of the tasks that were trained on, to be compared with the held-out ones."""
+
+    async def learn(self, batch: Batch) -> StepReport:
+        """Make one step of the learner. A server that shares its GPU gives its key-value memory back meanwhile."""
+        engine = self.recipe.rollout.engine
+        if engine.type != "sglang" or not engine.release_memory:
+            return await asyncio.to_thread(self.learner.step, batch)
+        await self.engine.pause()
+        try:
+            return await asyncio.to_thread(self.learner.step, batch)
+        finally:
+            self.learner.release()
+            await self.engine.resume()
+
+    def restore(self) -> None:
+        """Put every part back to where the checkpoint was written."""
+        from agentrl.learn import checkpoint
+
+        if self.checkpoint is None:
+            return
+        self.learner.load_state_dict(self.checkpoint.learner)
+        self.sampler.restore(self.checkpoint.sampler)
+        self.scheduler.restore(self.checkpoint.scheduler)
+        self.trained.update(self.checkpoint.metrics["trained"])
+        checkpoint.restore_generators(self.checkpoint.generators)
+
+    def save(self) -> None:
+        """Write a checkpoint that `restore` can continue from."""
+        from agentrl.learn import checkpoint
+
+        checkpoint.save(
+            self.folder.checkpoints,
+            self.learner,
+            self.sampler.state(),
+            self.scheduler.state(),
+            {"trained": sorted(self.trained)},
+            keep=self.recipe.checkpoint.keep,
+        )
+
+
+@asynccontextmanager
+async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
+    """Build every part of a training run; at the end of the block they are closed in the reverse order."""
+    from agentrl.learn import checkpoint
+    from agentrl.learn.learner import Learner
+    from agentrl.learn.weights import Publisher
+
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(open_run(recipe, resume=resume))
+        environments = stack.enter_context(runtimes(recipe))
+        progress = stack.enter_context(Progress(recipe.run.steps))
+        saved = checkpoint.latest(folder.checkpoints)
+        _tell(saved, folder, progress.say)
+        policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
+        learner = Learner(policy.model, policy.tokenizer, recipe)
+        metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
+        stack.callback(metrics.close)
+        if board := TensorBoard.open(folder.path / "tensorboard", metrics.rows):
+            stack.callback(board.close)
+            metrics.readers.append(board.add)
+        takes_turns = not recipe.asynchronous.enabled
+        engine = make_engine(
+            recipe.rollout.engine,
+            policy.model,
+            model_path=policy.folder,
+            folder=folder.path,
+            max_context=policy.context,
+            deterministic=recipe.run.deterministic,
+            share=takes_turns,
+            adapters=True,
+            version=saved.learner["version"] if saved else 0,
+            say=progress.say,
+        )
+        stack.push_async_callback(engine.close)
+        store = Store(folder.trajectories, disk_bytes=int(recipe.run.disk_gb * 2**30 * 0.5))
+        stack.push_async_callback(store.close)
+        shared = takes_turns and recipe.rollout.engine.type == "transformers"
+        publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
+        gate = RequestGate(engine)
+        player = make_player(recipe, gate, policy.renderer, policy.context, environments)
+
+        async def play(draw: Draw, index: int) -> Trajectory:
+            rollout_id = RolloutId(seed=recipe.run.seed, group=draw.group, index=index, key=folder.key)
+            trajectory = await player.play(draw.env, draw.task, rollout_id)
+            await store.add(trajectory, draw.env)
+            return trajectory
+
+        async def publish(version: int) -> None:
+            if recipe.asynchronous.in_flight:
+                await publisher.publish(version)
+                return
+            async with gate.closed():
+                await publisher.publish(version)
+
+        group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens)
+        yield Run(
+            recipe=recipe,
+            folder=folder,
+            progress=progress,
+            runtimes=environments,
+            sampler=Sampler(recipe.curriculum, sources(recipe, environments), recipe.run.seed),
+            policy=policy,
+            engine=engine,
+            player=player,
+            group_filter=group_filter,
+            scheduler=Scheduler(play, group_filter, plan_of(recipe), version=lambda: engine.version),
+            learner=learner,
+            publish=publish,
+            metrics=metrics,
+            evaluator=Evaluator(recipe, environments, player, metrics, folder.key),
+            checkpoint=saved,
+            trained=set(),
+        )
+
+
+def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:
+    for warning in saved.warnings if saved else ():
+        say(f"passed over: {warning}")
+    if saved:
+        say(f"resuming after step {saved.step}")
+    elif begun(folder.path):
+        say("there is no checkpoint to resume from: training begins again")
+
+
 @contextmanager
-def worlds(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRuntime]]:
-    """The recipe's environments with their sandboxes; everything they hold is let go at the end of the block."""
+def runtimes(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRuntime]]:
+    """Open the recipe's environments with their sandboxes; everything they hold is released after the block."""
     with ExitStack() as stack:
         pools: dict[str, Pool] = {}
-        found: dict[str, EnvRuntime] = {}
+        opened: dict[str, EnvRuntime] = {}
         for section in recipe.envs:
             if section.sandbox not in pools:
                 pools[section.sandbox] = _pool(section, recipe)
                 stack.callback(pools[section.sandbox].close)
-            found[section.name] = EnvRuntime(
+            opened[section.name] = EnvRuntime(
                 name=section.name, make=_maker(section), boxes=pools[section.sandbox], judge=judge
             )
-        yield found
+        yield opened
 
 
 def _pool(section: EnvSection, recipe: Recipe) -> Pool:
@@ -77,12 +246,12 @@ def _maker(section: EnvSection) -> Callable[[], Environment]:
     return lambda: kind(**section.options)
 
 
-def sources(recipe: Recipe, found: Mapping[str, EnvRuntime]) -> list[curriculum_tasks.Source]:
-    """What the curriculum draws from."""
+def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Source]:
+    """Return what the curriculum draws from."""
     return [
-        curriculum_tasks.Source(
+        Source(
             name=section.name,
-            environment=found[section.name].make(),
+            environment=environments[section.name].make(),
             weight=section.weight,
             split=section.split,
             levels=tuple(section.levels) if section.levels is not None else None,
@@ -92,16 +261,84 @@ def sources(recipe: Recipe, found: Mapping[str, EnvRuntime]) -> list[curriculum_
     ]
 
 
-def policy(recipe: Recipe, found: Mapping[str, EnvRuntime], *, folder: Path | None = None, say: Say = print) -> Policy:
-    """The model a recipe starts from, or the one in `folder`."""
+def plan_of(recipe: Recipe) -> Plan:
+    """Return how many rollouts and groups the scheduler keeps under way, and in which mode."""
+    return Plan(
+        group_size=recipe.rollout.group_size,
+        groups=recipe.learner.groups_per_step,
+        tokens=recipe.learner.tokens_per_step,
+        concurrency=recipe.rollout.concurrency,
+        asynchronous=recipe.asynchronous.enabled,
+        max_staleness=recipe.asynchronous.max_staleness,
+    )
+
+
+def make_player(
+    recipe: Recipe,
+    engine: TokenGenerator,
+    renderer: Renderer,
+    context: int,
+    environments: Mapping[str, EnvRuntime],
+) -> Player:
+    """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
+    section = recipe.rollout
+    budget = Budget(
+        context=min(section.max_context or context, context),
+        tokens=section.max_tokens,
+        turn_tokens=section.max_turn_tokens,
+        turns=section.max_turns,
+        tool_seconds=section.tool_seconds,
+        wall_seconds=section.episode_seconds,
+        verify_seconds=section.verify_seconds,
+        retries=section.retries,
+    )
+    sampling = SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
+    return Player(engine=engine, renderer=renderer, runtimes=environments, budget=budget, sampling=sampling)
+
+
+@asynccontextmanager
+async def open_player(
+    recipe: Recipe,
+    environments: Mapping[str, EnvRuntime],
+    *,
+    model: Path | None = None,
+    url: str | None = None,
+    folder: Path,
+    say: Say,
+) -> AsyncIterator[Player]:
+    """Start an engine that serves a policy without training it, and open its player.
+
+    The policy is the model in `model`, else the one the recipe starts from; `url` names a server that has it already.
+    """
+    from agentrl.learn.weights import hand_over
+    from agentrl.recipe import SglangEngine
+
+    policy = load_policy(recipe, environments, folder=model, say=lambda text: None)
+    section = SglangEngine(type="sglang", launch=False, urls=[url]) if url else recipe.rollout.engine
+    engine = make_engine(
+        section, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
+    )
+    try:
+        await engine.start()
+        if url is None:
+            await hand_over(engine, section, policy.model)
+        yield make_player(recipe, engine, policy.renderer, policy.context, environments)
+    finally:
+        await engine.close()
+
+
+def load_policy(
+    recipe: Recipe, environments: Mapping[str, EnvRuntime], *, folder: Path | None = None, say: Say = print
+) -> PolicyModel:
+    """Load the model a recipe starts from, or the one in `folder`."""
     import torch
 
     from agentrl.learn.model import load_model
-    from agentrl.rollout.render import Renderer
 
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
-    texts = list(_texts(recipe, found)) if recipe.model.type == "scratch" and folder is None else []
+    torch.manual_seed(seeds.derive(recipe.run.seed, "torch"))
+    texts = list(_texts(recipe, environments)) if recipe.model.type == "scratch" and folder is None else []
     model, tokenizer = load_model(
         recipe.model, texts=texts, seed=recipe.run.seed, folder=folder, device=recipe.learner.device
     )
@@ -112,34 +349,36 @@ def policy(recipe: Recipe, found: Mapping[str, EnvRuntime], *, folder: Path | No
     adapted = recipe.model.type == "pretrained" and recipe.model.lora is not None
     source = folder or (recipe.model.path if recipe.model.type == "pretrained" else None)
     served = None if adapted else source
-    return Policy(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context), served)
+    return PolicyModel(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context), served)
 
 
-def demonstration_tasks(recipe: Recipe, found: Mapping[str, EnvRuntime], count: int) -> list[tuple[EnvRuntime, Task]]:
-    """Training tasks for demonstrations: `count` in all, shared among environments by weight, then among levels.
+def demonstration_tasks(
+    recipe: Recipe, environments: Mapping[str, EnvRuntime], count: int
+) -> list[tuple[EnvRuntime, Task]]:
+    """Choose training tasks for demonstrations: `count` in all, shared among environments by weight, then among levels.
 
     They come from the far end of the training split where it has one, so that RL meets tasks it was not shown.
     """
     total = sum(section.weight for section in recipe.envs)
     chosen: list[tuple[EnvRuntime, Task]] = []
     for section in recipe.envs:
-        environment = found[section.name].make()
+        environment = environments[section.name].make()
         allowed = recipe.warm_start.levels if recipe.warm_start else None
         levels = allowed or section.levels or list(environment.levels)
         share = round(count * section.weight / total)
         for number in range(share):
             level, place = levels[number % len(levels)], number // len(levels)
             index = place if environment.size is None else environment.size - 1 - place % environment.size
-            chosen.append((found[section.name], environment.task(section.split, level, index)))
+            chosen.append((environments[section.name], environment.task(section.split, level, index)))
     random.Random(seeds.derive(recipe.run.seed, "demonstrations")).shuffle(chosen)
     return chosen
 
 
-def _texts(recipe: Recipe, found: Mapping[str, EnvRuntime], count: int = 512) -> Iterator[str]:
-    """What a tokenizer of our own should know: prompts, system messages and what experts write."""
+def _texts(recipe: Recipe, environments: Mapping[str, EnvRuntime], count: int = 512) -> Iterator[str]:
+    """Yield what a tokenizer of our own should know: prompts, system messages and what experts write."""
     hermes = Hermes()
-    for world, task in demonstration_tasks(recipe, found, count):
-        environment = world.make()
+    for runtime, task in demonstration_tasks(recipe, environments, count):
+        environment = runtime.make()
         yield environment.system
         yield task.prompt
         actions: Sequence[ToolCall | str] = environment.expert(task)

@@ -1,6 +1,7 @@
-"""The command line: one small function a command, no logic. Heavy imports wait inside the functions.
+"""The command line: one small function per command, no logic. Heavy imports wait inside the functions.
 
-Exit codes: 0 well; 1 a check failed or the work could not be done; 2 wrong input; 130 interrupted.
+Exit codes: 0 success; 1 a check failed or the work could not be done; 2 wrong input; 3 training stopped early, with a
+checkpoint to resume from; 130 interrupted.
 """
 
 import sys
@@ -22,6 +23,7 @@ app = typer.Typer(
 env_app = typer.Typer(help="Write, list, check, play and replay environments.", no_args_is_help=True)
 model_app = typer.Typer(help="Get and export models.", no_args_is_help=True)
 engine_app = typer.Typer(help="Install inference engines.", no_args_is_help=True)
+recipe_app = typer.Typer(help="Look at what recipes may hold.", no_args_is_help=True)
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
 
@@ -37,7 +39,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/quickstart.yaml.")],
     set_: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
     print_recipe: Annotated[bool, typer.Option("--print-recipe", help="Print the resolved recipe and stop.")] = False,
 ) -> None:
@@ -52,9 +54,9 @@ def train(
         from agentrl.preflight import preflight
 
         raise typer.Exit(preflight(resolved))
-    from agentrl.loop import run
+    from agentrl import loop
 
-    raise typer.Exit(run(resolved, resume=resume))
+    raise typer.Exit(loop.train(resolved, resume=resume))
 
 
 @app.command("eval")
@@ -69,17 +71,20 @@ def evaluate(
     temperature: Annotated[float | None, typer.Option(help="By default the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Try a policy on held-out tasks: pass@k with intervals, alone or against another."""
+    """Evaluate a policy on held-out tasks: pass@k with intervals, alone or against another."""
     from agentrl import eval_command
 
     ks = eval_command.parse_ks(k)
-    base = eval_command.find(on).recipe if on else None
-    first = eval_command.find(target, recipe=base)
-    second = eval_command.find(compare, recipe=first.recipe) if compare else None
-    found = eval_command.run(
-        first, second, ks=ks, tasks=tasks, temperature=temperature, say=lambda text: typer.echo(text, err=True)
+    report = eval_command.evaluate(
+        target,
+        compare=compare,
+        on=on,
+        k=ks,
+        tasks=tasks,
+        temperature=temperature,
+        say=lambda text: typer.echo(text, err=True),
     )
-    typer.echo(eval_command.dump(found) if as_json else eval_command.table(found, ks))
+    typer.echo(eval_command.dump(report) if as_json else eval_command.table(report, ks))
 
 
 @model_app.command("get")
@@ -129,7 +134,7 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="For programs.
 @env_app.command("check")
 def env_check(
     name: Annotated[str, typer.Argument(help="The environment.")],
-    sandbox: Annotated[str, typer.Option(help="The backend its boxes come from.")] = "namespace",
+    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
     levels: Annotated[str | None, typer.Option(help="E.g. 1,3-5; all by default.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level that are played.")] = 2,
     only: Annotated[list[str] | None, typer.Option(help="Only this check; may be given again.")] = None,
@@ -140,10 +145,10 @@ def env_check(
     from agentrl.check import command
     from agentrl.envs import commands
 
-    found = commands.parsed(option or [])
+    options = commands.parsed(option or [])
     chosen = commands.numbers(levels)
     code = command.check(
-        name, sandbox=sandbox, levels=chosen, tasks=tasks, only=only or None, options=found, as_json=as_json
+        name, sandbox=sandbox, levels=chosen, tasks=tasks, only=only or None, options=options, as_json=as_json
     )
     raise typer.Exit(code)
 
@@ -155,16 +160,16 @@ def env_play(
     index: Annotated[int, typer.Option(min=0, help="Which task of the level.")] = 0,
     split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="Which tasks.")] = "train",
     seed: Annotated[int, typer.Option(help="Decides the episode.")] = 0,
-    sandbox: Annotated[str, typer.Option(help="The backend its box comes from.")] = "namespace",
+    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
     irreversible: Annotated[
         Literal["allow", "deny", "dry_run", "ask"], typer.Option(help="What becomes of irreversible tools.")
     ] = "allow",
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
 ) -> None:
-    """Take the policy's seat."""
+    """Play an environment by hand."""
     from agentrl.envs import commands
 
-    found = commands.parsed(option or [])
+    options = commands.parsed(option or [])
     code = commands.play(
         name,
         split=split,
@@ -173,7 +178,7 @@ def env_play(
         seed=seed,
         sandbox=sandbox,
         permission=irreversible,
-        options=found,
+        options=options,
     )
     raise typer.Exit(code)
 
@@ -183,15 +188,17 @@ def env_replay(
     trajectory: Annotated[Path, typer.Argument(help="A run's folder, or a .jsonl or .jsonl.gz file.")],
     group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
     index: Annotated[int | None, typer.Option(help="Only this rollout of a group.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many episodes.")] = 1,
-    sandbox: Annotated[str, typer.Option(help="The backend the boxes come from.")] = "namespace",
+    limit: Annotated[int, typer.Option(min=1, help="At most this many episodes.")] = 1,
+    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
 ) -> None:
     """Run recorded episodes again and show the first difference; exits with 1 when there is one."""
     from agentrl.envs import commands
 
-    found = commands.parsed(option or [])
-    raise typer.Exit(commands.replay(trajectory, group=group, index=index, limit=limit, sandbox=sandbox, options=found))
+    options = commands.parsed(option or [])
+    raise typer.Exit(
+        commands.replay(trajectory, group=group, index=index, limit=limit, sandbox=sandbox, options=options)
+    )
 
 
 @env_app.command("profile")
@@ -200,7 +207,7 @@ def env_profile(
     recipe: Annotated[Path, typer.Option(help="Model, budgets and group size come from here.")],
     model: Annotated[Path | None, typer.Option(help="A model folder instead of the recipe's model.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 32,
-    samples: Annotated[int | None, typer.Option(min=2, help="Rollouts a task; by default the group size.")] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="Rollouts per task; by default the group size.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the histograms to this picture.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this file, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -215,13 +222,21 @@ def env_profile(
     raise typer.Exit(code)
 
 
+@recipe_app.command("schema")
+def recipe_schema() -> None:
+    """Print the JSON Schema of recipes, from which editors complete and check them."""
+    from agentrl.recipe import schema
+
+    typer.echo(schema.as_text(), nl=False)
+
+
 @engine_app.command("install")
 def engine_install(
     engine: Annotated[str, typer.Argument(help="Which engine: sglang.")],
     cpu: Annotated[bool, typer.Option("--cpu", help="For a machine without a GPU.")] = False,
     to: Annotated[Path | None, typer.Option(help="Another folder than the cache.")] = None,
 ) -> None:
-    """Build an inference server's own environment; a finished one is kept."""
+    """Build an inference server's own environment; one that exists is kept."""
     from agentrl.engines.sglang import install
     from agentrl.errors import UserError
 
@@ -234,7 +249,7 @@ def engine_install(
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
-    """Say what works on this machine, what is missing, and the command that gets it."""
+    """Report what works on this machine, what is missing, and how to get it."""
     import json
 
     from agentrl import doctor as examination
@@ -245,17 +260,19 @@ def doctor(
 
 @app.command()
 def redteam(
-    target: Annotated[str, typer.Argument(help="An environment, a verifier, a foil, or a Harbor task folder.")] = "",
+    target: Annotated[
+        str, typer.Argument(help="An environment, a verifier, a naive grader, or a Harbor task folder.")
+    ] = "",
     family: Annotated[list[str] | None, typer.Option(help="Only this family, A to J; may be given again.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
-    backend: Annotated[str, typer.Option(help="The backend the boxes come from.")] = "namespace",
+    backend: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
     level: Annotated[list[int] | None, typer.Option(help="Only this level; may be given again.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 1,
     scorer: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="A plain scoring function instead.")] = "",
     honest: Annotated[str, typer.Option(help="For --scorer: a right submission, as text or @file.")] = "",
     wrong: Annotated[str, typer.Option(help="For --scorer: a wrong submission, as text or @file.")] = "",
     quality: Annotated[bool, typer.Option("--quality", help="Also mutations, flakes, alternatives, cost.")] = False,
-    search: Annotated[float, typer.Option(metavar="SECONDS", help="Also search for new attacks so long.")] = 0.0,
+    search: Annotated[float, typer.Option(metavar="SECONDS", help="Also search for new attacks, for this long.")] = 0.0,
     baseline: Annotated[Path | None, typer.Option(help="A file of known, accepted findings.")] = None,
     update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Accept what was found.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
@@ -293,7 +310,7 @@ def redteam(
     raise typer.Exit(command.run(request, as_json=as_json, update_baseline=update_baseline, **saved))
 
 
-for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app)):
+for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app), ("recipe", recipe_app)):
     app.add_typer(group, name=name)
 
 

@@ -1,4 +1,4 @@
-"""Says what works on this machine, what is missing, and the command that gets it."""
+"""Finds out what works on this machine, what is missing, and which command installs it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     works: bool
     gives: tuple[str, ...] = ()
-    """What it offers here; for a sandbox, what it keeps apart."""
+    """What it offers here; for a sandbox, what it isolates."""
     missing: tuple[str, ...] = ()
     """What is missing, in words."""
     fix: str = ""
@@ -22,53 +22,49 @@ class Finding:
 
 
 def sandboxes() -> list[Finding]:
-    """Every sandbox backend that can be found, tried for real."""
+    """Try every sandbox backend."""
     from agentrl import catalogue
     from agentrl.errors import AgentRLError
     from agentrl.sandboxes import load
 
-    found = []
+    findings = []
     for name in catalogue.members("sandboxes"):
         try:
             backend = load(name)()
             try:
-                seen = backend.available()
+                state = backend.available()
             finally:
                 backend.close()
         except AgentRLError as error:
-            found.append(Finding(name=name, works=False, missing=(str(error),)))
+            findings.append(Finding(name=name, works=False, missing=(str(error),)))
             continue
-        gives = seen.isolates or (("nothing is isolated",) if seen.works else ())
-        found.append(Finding(name=name, works=seen.works, gives=gives, missing=seen.missing, fix=seen.fix))
-    return found
+        gives = state.isolates or (("nothing is isolated",) if state.works else ())
+        findings.append(Finding(name=name, works=state.works, gives=gives, missing=state.missing, fix=state.fix))
+    return findings
 
 
 def engines() -> list[Finding]:
-    """What can sample: the embedded engine's packages, and SGLang's environments."""
+    """Look for the engines: the packages of the embedded one, and SGLang's environments."""
     from importlib.util import find_spec
 
     from agentrl.engines.sglang import install
 
     absent = tuple(name for name in ("torch", "transformers") if find_spec(name) is None)
     fix = "pip install 'agentrl[train]'" if absent else ""
-    found = [Finding(name="transformers", works=not absent, missing=absent, fix=fix)]
+    findings = [Finding(name="transformers", works=not absent, missing=absent, fix=fix)]
     for cpu in (False, True):
         python, flag = install.python(cpu), " --cpu" if cpu else ""
-        there = python.exists()
-        found.append(
-            Finding(
-                name=f"sglang{' on the CPU' if cpu else ''}",
-                works=there,
-                gives=(str(python),) if there else (),
-                missing=() if there else ("its environment is not built",),
-                fix="" if there else f"agentrl engine install sglang{flag}",
-            )
-        )
-    return found
+        name = f"sglang{' on the CPU' if cpu else ''}"
+        if python.exists():
+            findings.append(Finding(name=name, works=True, gives=(str(python),)))
+        else:
+            fix = f"agentrl engine install sglang{flag}"
+            findings.append(Finding(name=name, works=False, missing=("its environment is not built",), fix=fix))
+    return findings
 
 
 def devices() -> list[Finding]:
-    """Accelerators that torch sees; without torch, nothing can be said."""
+    """List the devices that torch can use."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -88,21 +84,21 @@ def devices() -> list[Finding]:
 
 
 SECTIONS: dict[str, Callable[[], list[Finding]]] = {"sandboxes": sandboxes, "engines": engines, "devices": devices}
-"""What the doctor looks at, in order; each section finds things and never raises for one that is missing."""
+"""The checks, in order; none raises for something that is missing."""
 
 
 def examine() -> dict[str, list[Finding]]:
-    """All sections."""
-    return {name: look() for name, look in SECTIONS.items()}
+    """Run all checks."""
+    return {name: check() for name, check in SECTIONS.items()}
 
 
 def as_json(report: dict[str, list[Finding]]) -> dict[str, list[dict[str, Any]]]:
-    """The report as plain data."""
+    """Return the report as plain data."""
     return {name: [asdict(finding) for finding in findings] for name, findings in report.items()}
 
 
 def as_text(report: dict[str, list[Finding]]) -> str:
-    """The report for a person at a terminal."""
+    """Return the report for a terminal."""
     lines: list[str] = []
     for section, findings in report.items():
         lines += [section]

@@ -1,22 +1,18 @@
-"""One tree of errors, and the one boundary that turns an exception into data.
+"""One tree of errors, and `fault_of`, which turns an exception into data.
 
-    AgentRLError
-    ├── UserError (a ValueError)       the user can mend it: what was wrong, where, and the fix
-    │   ├── RecipeError                a recipe's key, value or file
-    │   ├── CatalogueError             a member that is missing, doubled or broken
-    │   └── AuthoringError             an environment, tool or verifier that breaks its contract
-    ├── AgentError                     the policy's own doing: graded, usually with score 0
-    │   └── SandboxDied                its box died of something inside it (memory, processes, kill)
-    ├── InfraError                     a cause seen outside the agent's box: retried, never scored
-    │   ├── SandboxError  EngineError  StorageError
-    └── VerifierError                  grading itself broke: retried on fresh boxes, never a silent 0
-
-Whoever drives many rollouts wraps each stage in `boundary(...)`: one bad rollout becomes a `Fault`, not a crash.
+AgentRLError
+├── UserError (a ValueError)       the user can fix it: what was wrong, where, and the fix
+│   ├── RecipeError                a recipe's key, value or file
+│   ├── CatalogueError             a member that is missing, doubled or broken
+│   └── AuthoringError             an environment, tool or verifier that breaks its contract
+├── AgentError                     the policy's own doing: graded, usually with score 0
+│   └── SandboxDied                its sandbox died of something inside it (memory, processes, kill)
+├── InfraError                     a cause seen outside the agent's sandbox: retried, never scored
+│   ├── SandboxError  EngineError  StorageError
+└── VerifierError                  grading itself broke: retried in fresh sandboxes, never a silent 0
 """
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,7 +24,7 @@ class AgentRLError(Exception):
 
 
 class UserError(AgentRLError, ValueError):
-    """Something the user can mend; the message says what was wrong, where, and the fix."""
+    """Something the user can fix; the message says what was wrong, where, and the fix."""
 
 
 class RecipeError(UserError):
@@ -44,19 +40,19 @@ class AuthoringError(UserError):
 
 
 class AgentError(AgentRLError):
-    """The policy brought this about: the episode ends as `agent_error` and is graded."""
+    """The policy caused this: the episode ends as `agent_error` and is graded."""
 
 
 class SandboxDied(AgentError):
-    """The agent's box is gone, through something that happened inside it."""
+    """The agent's sandbox died of something that happened inside it."""
 
 
 class InfraError(AgentRLError):
-    """The cause lies outside the agent's box: retried within a budget, never turned into a score."""
+    """The cause lies outside the agent's sandbox: retried within a budget, never turned into a score."""
 
 
 class SandboxError(InfraError):
-    """A sandbox could not be made, reached or read, through no doing of what runs in it."""
+    """A sandbox could not be made, reached or read, and nothing that runs in it caused that."""
 
 
 class EngineError(InfraError):
@@ -76,26 +72,17 @@ class Fault:
     """An exception as data: kept with the trajectory it spoiled."""
 
     component: str
-    """Which part of the house it came from: engine, sandbox, environment, verifier, ..."""
+    """The part of the system it came from: engine, sandbox, environment, verifier, ..."""
     blame: Blame
-    """Whose doing it is; decides between a graded 0, a retry, and an alarm."""
+    """Who caused it; decides between a graded 0, a retry, and an alarm."""
     cause: str
     """The exception's type and message, on one line."""
     trace: str = field(default="", repr=False)
-    """The traceback, for whoever must mend it."""
-
-
-class Caught:
-    """What `boundary` hands to its block: `fault` is set when the block raised."""
-
-    __slots__ = ("fault",)
-
-    def __init__(self) -> None:
-        self.fault: Fault | None = None
+    """The traceback, for debugging."""
 
 
 def fault_of(error: BaseException, component: str, default: Blame = "infra") -> Fault:
-    """The exception as a `Fault`; our own errors carry their blame, any other takes `default`."""
+    """Turn an exception into a `Fault`; agentrl's own errors carry their blame, any other takes `default`."""
     blame: Blame = default
     if isinstance(error, AgentError):
         blame = "agent"
@@ -106,18 +93,3 @@ def fault_of(error: BaseException, component: str, default: Blame = "infra") -> 
     message = " ".join(str(error).split())
     cause = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return Fault(component, blame, cause, "".join(traceback.format_exception(error)))
-
-
-@contextmanager
-def boundary(component: str, default: Blame = "infra") -> Iterator[Caught]:
-    """Run a block whose failure must not reach the batch: `Exception`s become `caught.fault`.
-
-    Cancellation and Ctrl-C (BaseException) pass through, and so does `UserError`, which no retry can mend.
-    """
-    caught = Caught()
-    try:
-        yield caught
-    except UserError:
-        raise
-    except Exception as error:
-        caught.fault = fault_of(error, component, default)

@@ -1,23 +1,21 @@
-"""`agentrl eval`: which policy a target names, tried on held-out tasks, alone or against another."""
+"""`agentrl eval`: finds the policy that a target names and tries it on held-out tasks, alone or against another."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl import assembly, seeds, statistics
+from agentrl import assembly, evaluation, seeds, statistics
 from agentrl import recipe as recipes
-from agentrl.engines import build
 from agentrl.errors import UserError
-from agentrl.evaluation import Evaluation, Problem, compare, evaluate, how_many, overlap, problems
-from agentrl.recipe import EvalSection, Recipe, SglangEngine
-from agentrl.rollout import scheduler
-from agentrl.rollout.rollout import EnvRuntime, SamplingParams
+from agentrl.evaluation import Evaluation, Problem, interval, overlap, problems_of, task_count
+from agentrl.recipe import EvalSection, Recipe
+from agentrl.rollout.rollout import EnvRuntime
+from agentrl.runfolder import check_format
 
 Say = Callable[[str], None]
 
@@ -33,11 +31,11 @@ class Target:
     url: str | None = None
     """A running SGLang server that serves the model."""
     trained: frozenset[str] = frozenset()
-    """Fingerprints of the tasks the policy was trained on, where that is known."""
+    """Hashes of the tasks the policy was trained on, where that is known."""
 
 
 def find(text: str, *, recipe: Recipe | None = None) -> Target:
-    """What the user means: a recipe, a run folder, a checkpoint, a transformers folder or a server's URL.
+    """Find what the user means: a recipe, a run folder, a checkpoint, a transformers folder or a server's URL.
 
     Folders and URLs that carry no recipe of their own take `recipe`.
     """
@@ -66,15 +64,16 @@ def _needed(text: str, recipe: Recipe | None) -> Recipe:
 def _run(path: Path, wanted: Path | None = None) -> Target:
     from agentrl.learn import checkpoint
 
-    found = checkpoint.load(wanted) if wanted else checkpoint.latest(path / "checkpoints")
-    if found is None:
+    saved = checkpoint.load(wanted) if wanted else checkpoint.latest(path / "checkpoints")
+    if saved is None:
         raise UserError(f"{path} has no checkpoint yet")
-    trained = frozenset(found.metrics["trained"]) if found.metrics else frozenset()
-    return Target(f"{path} after step {found.step}", recipes.load(path / "recipe.yaml"), found.model, None, trained)
+    check_format(path)
+    trained = frozenset(saved.metrics["trained"]) if saved.metrics else frozenset()
+    return Target(f"{path} after step {saved.step}", recipes.load(path / "recipe.yaml"), saved.model, None, trained)
 
 
 def parse_ks(text: str) -> list[int]:
-    """`1,8` as numbers."""
+    """Read `1,8` as numbers."""
     try:
         ks = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -82,6 +81,18 @@ def parse_ks(text: str) -> list[int]:
     if not ks or ks[0] < 1:
         raise UserError(f"--k {text!r}: write whole numbers from 1, e.g. --k 1,8")
     return ks
+
+
+def evaluate(
+    target: str, *, compare: str | None = None, on: str | None = None, k: Sequence[int] = (1,), **options: Any
+) -> dict[str, Any]:
+    """Evaluate a policy on held-out tasks, alone or against another; return the report as plain data.
+
+    `target` and `compare` name a recipe, a run folder, a checkpoint, a transformers folder or a server's URL. `on`
+    names the recipe or run whose tasks are tried, for a folder or URL. `options`: tasks, temperature, say.
+    """
+    first = find(target, recipe=find(on).recipe if on else None)
+    return run(first, find(compare, recipe=first.recipe) if compare else None, ks=k, **options)
 
 
 def run(
@@ -93,70 +104,50 @@ def run(
     temperature: float | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """Evaluate one policy, or two on the same tasks with the same seeds; everything found, as plain data."""
+    """Evaluate one policy, or two on the same tasks with the same seeds; return the report as plain data."""
     section = target.recipe.eval or EvalSection()
     if tasks is not None or temperature is not None:
         warmth = section.temperature if temperature is None else temperature
         section = section.model_copy(update={"tasks": tasks or section.tasks, "temperature": warmth})
-    with assembly.worlds(target.recipe) as worlds:
-        chosen = _problems(target.recipe, section, worlds)
-        results = [asyncio.run(_try(t, section, chosen, worlds, ks, say)) for t in (target, other) if t is not None]
+    with assembly.runtimes(target.recipe) as runtimes:
+        problems = problems_of(target.recipe, section, runtimes)
+        results = [asyncio.run(_try(t, section, problems, runtimes, ks, say)) for t in (target, other) if t is not None]
     report: dict[str, Any] = {
         "policies": [
-            {"name": t.name, **result.summary(ks), "trained_on": overlap([p.task for p in chosen], set(t.trained))}
+            {
+                "name": t.name,
+                "environments": {env: part.summary(ks) for env, part in result.by_environment().items()},
+                "trained_on": overlap([p.task for p in problems], set(t.trained)),
+            }
             for t, result in zip((target, other), results, strict=False)
             if t is not None
         ]
     }
     if len(results) == 2:
-        difference = compare(results[1], results[0])
+        difference = evaluation.compare(results[1], results[0])
         report["difference"] = difference.as_dict()
         report["verdict"] = statistics.verdict(difference)
     return report
 
 
-def _problems(recipe: Recipe, section: EvalSection, worlds: Mapping[str, EnvRuntime]) -> list[Problem]:
-    found: list[Problem] = []
-    for env in recipe.envs:
-        levels = section.levels or env.levels or list(worlds[env.name].make().levels)
-        found += problems(worlds[env.name], section.split, levels, section.tasks // len(recipe.envs))
-    return found
-
-
 async def _try(
     target: Target,
     section: EvalSection,
-    chosen: Sequence[Problem],
-    worlds: Mapping[str, EnvRuntime],
+    problems: Sequence[Problem],
+    runtimes: Mapping[str, EnvRuntime],
     ks: Sequence[int],
     say: Say,
 ) -> Evaluation:
-    from agentrl.learn.weights import hand_over
-
     recipe = target.recipe
-    say(f"evaluating {target.name}: {len(chosen)} tasks, {max(ks)} tries each")
-    policy = assembly.policy(recipe, worlds, folder=target.model, say=lambda text: None)
-    engine_section = recipe.rollout.engine
-    if target.url:
-        engine_section = SglangEngine(type="sglang", launch=False, urls=[target.url])
+    say(f"evaluating {target.name}: {len(problems)} tasks, {max(ks)} tries each")
     folder = recipe.run.out / recipe.run.name / "evaluation"
-    engine = build.make(
-        engine_section, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
-    )
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(engine.close)
-        await engine.start()
-        if not target.url:
-            await hand_over(engine, engine_section, policy.model)
-        return await evaluate(
-            engine,
-            policy.renderer,
-            chosen,
+    async with assembly.open_player(
+        recipe, runtimes, model=target.model, url=target.url, folder=folder, say=say
+    ) as player:
+        return await evaluation.evaluate(
+            player.at(section.temperature),
+            problems,
             samples=max(ks),
-            budget=scheduler.budget_of(recipe, policy.context),
-            style=SamplingParams(
-                temperature=section.temperature, top_p=recipe.rollout.top_p, top_k=recipe.rollout.top_k
-            ),
             seed=seeds.derive(recipe.run.seed, "eval"),
             key=b"evaluation",
             concurrency=recipe.rollout.concurrency,
@@ -164,26 +155,24 @@ async def _try(
 
 
 def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
-    """The report for people."""
+    """Write the report for people."""
     lines = []
     for policy in report["policies"]:
-        lines.append(policy["name"])
-        for k in ks:
-            score = policy[f"pass@{k}"]
-            lines.append(f"  pass@{k:<4} {score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]")
-        lines.append(f"  {how_many(policy)}, of them trained on: {policy['trained_on']}")
-        levels = "  ".join(f"{level}: {rate:.2f}" for level, rate in policy["levels"].items())
-        lines.append(f"  by level  {levels}")
-        lines.append(
-            f"  for each success {policy['tokens_per_success']:.0f} tokens, {policy['turns_per_success']:.1f} turns; "
-            f"tool errors {policy['tool_errors']:.2f} an episode; cut off {policy['truncated']:.0%}; "
-            f"ungraded {policy['ungraded']}"
-        )
+        lines.append(f"{policy['name']}, tasks that were trained on: {policy['trained_on']}")
+        for env, summary in policy["environments"].items():
+            lines.append(f"  {env}: {task_count(summary)}")
+            lines += [f"    pass@{k:<4} {interval(summary[f'pass@{k}'])}" for k in ks]
+            lines.append("    by level  " + "  ".join(f"{level}: {p:.2f}" for level, p in summary["levels"].items()))
+            lines.append(
+                f"    per success {summary['tokens_per_success']:.0f} tokens, {summary['turns_per_success']:.1f} turns"
+                f"; tool errors {summary['tool_errors']:.2f} per episode; cut off {summary['truncated']:.0%}; "
+                f"ungraded {summary['ungraded']}"
+            )
     if "verdict" in report:
         lines.append(f"first against second: {report['verdict']}")
     return "\n".join(lines)
 
 
 def dump(report: Mapping[str, Any]) -> str:
-    """The report for programs."""
+    """Write the report for programs."""
     return json.dumps(report, indent=1)

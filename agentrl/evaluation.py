@@ -1,21 +1,23 @@
-"""Evaluation: held-out tasks under one fixed budget, with intervals over tasks and nothing assumed about overlap."""
+"""Evaluation: held-out tasks under one fixed budget, with intervals over tasks, reported per environment."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl import statistics
-from agentrl.engines.base import Engine
-from agentrl.envs.base import Environment
-from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, rollout
+from agentrl import metrics, seeds, statistics
+from agentrl.hashing import task_hash
+from agentrl.metrics import Metrics, Row
+from agentrl.recipe import EvalSection, Recipe
+from agentrl.report import episode
+from agentrl.rollout.player import Player
+from agentrl.rollout.rollout import EnvRuntime, RolloutId
 from agentrl.statistics import Interval
-from agentrl.types import Split, Task, Trajectory
+from agentrl.types import Task, Trajectory
 
 EVAL_GROUP = 1 << 40
 """Groups of evaluations are counted from here, so that their secrets and seeds never meet those of training."""
@@ -23,39 +25,61 @@ EVAL_GROUP = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A task to be tried, and where."""
+    """A task to be tried, and its environment."""
 
-    world: EnvRuntime
+    env: str
     task: Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What came of it."""
+    """The results of one policy on some tasks."""
 
-    passes: Mapping[str, tuple[bool, ...]]
-    """For each task its graded tries, in order."""
+    problems: tuple[Problem, ...]
     trajectories: tuple[Trajectory, ...]
-    ungraded: int
-    """Tries that infrastructure or verifier trouble spoiled; they count nowhere else."""
+    """Every try, in the order of the problems."""
+
+    @property
+    def passes(self) -> dict[str, tuple[bool, ...]]:
+        """The graded tries of each task, in order."""
+        tries: dict[str, tuple[bool, ...]] = {problem.task.id: () for problem in self.problems}
+        for t in self.trajectories:
+            if t.outcome.score is not None:
+                tries[t.task.id] += (t.outcome.score == 1.0,)
+        return tries
+
+    @property
+    def ungraded(self) -> int:
+        """Tries that infrastructure or verifier trouble spoiled; they count nowhere else."""
+        return sum(t.outcome.score is None for t in self.trajectories)
 
     @property
     def family(self) -> dict[str, str]:
         """The family of each task that names one."""
-        return {t.task.id: t.task.family for t in self.trajectories if t.task.family}
+        return {problem.task.id: problem.task.family for problem in self.problems if problem.task.family}
 
     def pass_at(self, k: int) -> Interval:
-        """The unbiased pass@k over tasks with at least k graded tries."""
-        tried = {task: statistics.pass_at_k(len(p), sum(p), k) for task, p in self.passes.items() if len(p) >= k}
+        """Estimate pass@k without bias, over tasks with at least k graded tries."""
+        rates = {task: statistics.pass_at_k(len(p), sum(p), k) for task, p in self.passes.items() if len(p) >= k}
         family = self.family
-        return statistics.bootstrap(list(tried.values()), families=[family.get(task, "") for task in tried])
+        return statistics.bootstrap(list(rates.values()), families=[family.get(task, "") for task in rates])
 
     def per_task(self) -> dict[str, float]:
-        """Share of passes of each task: what paired comparisons are made of."""
+        """Return the share of passes of each task: what paired comparisons are made of."""
         return {task: sum(p) / len(p) for task, p in self.passes.items() if p}
 
+    def by_environment(self) -> dict[str, Evaluation]:
+        """Split the results by environment."""
+        parts = {}
+        for env in dict.fromkeys(problem.env for problem in self.problems):
+            problems = tuple(problem for problem in self.problems if problem.env == env)
+            ids = {problem.task.id for problem in problems}
+            trajectories = tuple(t for t in self.trajectories if t.task.id in ids)
+            parts[env] = Evaluation(problems=problems, trajectories=trajectories)
+        return parts
+
     def summary(self, ks: Sequence[int]) -> dict[str, Any]:
-        """Everything a metrics row or a table shows."""
+        """Return every figure that a metrics row or a table shows."""
         graded = [t for t in self.trajectories if t.outcome.score is not None]
         solved = [t for t in graded if t.outcome.score == 1.0]
         turns = [sum(m.role == "assistant" for m in t.messages) for t in solved]
@@ -67,106 +91,174 @@ class Evaluation:
             **{f"pass@{k}": self.pass_at(k).as_dict() for k in ks},
             "score": sum(t.outcome.score or 0.0 for t in graded) / max(1, len(graded)),
             "levels": {str(level): sum(p) / len(p) for level, p in sorted(by_level.items())},
-            "tasks": len(self.passes),
-            "families": len({family.get(task, task) for task in self.passes}),
+            "tasks": len(self.problems),
+            "families": len({family.get(problem.task.id, problem.task.id) for problem in self.problems}),
             "tries": len(self.trajectories),
             "ungraded": self.ungraded,
             "truncated": sum(t.outcome.cut_off for t in graded) / max(1, len(graded)),
             "turns_per_success": sum(turns) / max(1, len(turns)),
             "tokens_per_success": sum(t.sampled_tokens for t in graded) / max(1, len(solved)),
             "tool_errors": sum(_tool_errors(t) for t in graded) / max(1, len(graded)),
+            "passes": self.per_task(),
+            **({"family": family} if family else {}),
         }
 
 
-def problems(world: EnvRuntime, split: Split, levels: Iterable[int], count: int) -> list[Problem]:
-    """`count` tasks spread evenly over the levels, the first ones of each."""
-    environment: Environment = world.make()
-    wanted = list(levels)
+def problems_of(
+    recipe: Recipe, section: EvalSection, runtimes: Mapping[str, EnvRuntime], *, count: int | None = None
+) -> list[Problem]:
+    """Choose the tasks of an evaluation: `count` in all, shared evenly by the recipe's environments and their levels,
+    the first ones of each."""
+    chosen: list[Problem] = []
+    for env in recipe.envs:
+        levels = section.levels or env.levels or list(runtimes[env.name].make().levels)
+        share = (section.tasks if count is None else count) // len(recipe.envs)
+        chosen += problems(runtimes[env.name], section.split, levels, share)
+    return chosen
+
+
+def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int) -> list[Problem]:
+    """Choose `count` tasks of one environment, spread evenly over the levels, the first ones of each."""
+    environment = runtime.make()
+    per_level = list(levels)
     size = environment.size if environment.size is not None else count
-    found: list[Problem] = []
-    for index in range(size):
-        for level in wanted:
-            if len(found) == count:
-                return found
-            found.append(Problem(world, environment.task(split, level, index)))
-    return found
+    places = [(level, index) for index in range(size) for level in per_level][:count]
+    return [Problem(runtime.name, environment.task(split, level, index)) for level, index in places]
 
 
 async def evaluate(
-    engine: Engine,
-    renderer: Renderer,
+    player: Player,
     tasks: Sequence[Problem],
     *,
     samples: int,
-    budget: Budget,
-    style: SamplingParams,
     seed: int,
     key: bytes,
     concurrency: int = 256,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds."""
-    places = asyncio.Semaphore(concurrency)
-    done = 0
+    slots = asyncio.Semaphore(concurrency)
+    finished = 0
 
     async def one(number: int, index: int) -> Trajectory:
-        nonlocal done
-        async with places:
-            problem = tasks[number]
-            place = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
-            made = await rollout(engine, renderer, problem.world, problem.task, place=place, budget=budget, style=style)
-        done += 1
+        nonlocal finished
+        async with slots:
+            rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
+            trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+        finished += 1
         if progress:
-            progress(done, len(tasks) * samples)
-        return made
+            progress(finished, len(tasks) * samples)
+        return trajectory
 
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(one(n, i)) for n in range(len(tasks)) for i in range(samples)]
-    trajectories = tuple(task.result() for task in running)
-    passes: dict[str, tuple[bool, ...]] = {}
-    for t in trajectories:
-        known = passes.setdefault(t.task.id, ())
-        if t.outcome.score is not None:
-            passes[t.task.id] = (*known, t.outcome.score == 1.0)
-    ungraded = sum(t.outcome.score is None for t in trajectories)
-    return Evaluation(passes=passes, trajectories=trajectories, ungraded=ungraded)
+    return Evaluation(problems=tuple(tasks), trajectories=tuple(task.result() for task in running))
+
+
+class Evaluator:
+    """Evaluates the policy of a run, always with the same tasks, budget and seeds, and writes the metric rows."""
+
+    def __init__(
+        self, recipe: Recipe, runtimes: Mapping[str, EnvRuntime], player: Player, writer: Metrics, key: bytes
+    ) -> None:
+        self.section = recipe.eval or EvalSection()
+        self.tasks = problems_of(recipe, self.section, runtimes)
+        self.results: dict[str, Evaluation] = {}
+        """The newest evaluation of each stage that this process made."""
+        self._player = player.at(self.section.temperature)
+        self._metrics, self._key = writer, key
+        self._seed = seeds.derive(recipe.run.seed, "eval")
+        self._concurrency = recipe.rollout.concurrency
+
+    def rows(self) -> list[Row]:
+        """Return the run's evaluations on these very tasks; before a resume the recipe may have asked for others."""
+        count: dict[str, int] = Counter(problem.env for problem in self.tasks)
+        ids = {problem.task.id for problem in self.tasks}
+        return [
+            row
+            for row in self._metrics.of("eval")
+            if row["split"] == self.section.split
+            and {env: summary["tasks"] for env, summary in metrics.by_environment(row).items()} == count
+            and metrics.passes(row).keys() <= ids
+        ]
+
+    def done(self, step: int, *stages: str) -> bool:
+        """Tell whether the run has that evaluation already, at any of these stages."""
+        return any(
+            (row["step"], row["stage"]) == (step, stage)
+            and all(f"eval/{problem.env}/pass@{k}" in row for problem in self.tasks for k in self._ks(stage))
+            for row in self.rows()
+            for stage in stages
+        )
+
+    def _ks(self, stage: str) -> list[int]:
+        """In the middle of training each task is tried once: it is a point of a curve."""
+        return [1] if stage == "rl" else self.section.k
+
+    async def __call__(self, step: int, stage: str = "rl") -> Row:
+        """Evaluate now and write the row."""
+        ks = self._ks(stage)
+        began = time.monotonic()
+        evaluation = self.results[stage] = await evaluate(
+            self._player,
+            self.tasks,
+            samples=max(ks),
+            seed=self._seed,
+            key=self._key,
+            concurrency=self._concurrency,
+        )
+        summaries = {env: part.summary(ks) for env, part in evaluation.by_environment().items()}
+        row = metrics.eval_row(stage, self.section.split, time.monotonic() - began, summaries)
+        return self._metrics.log("eval", step, row)
+
+    def conclusion(self, trained: set[str]) -> list[str]:
+        """Say what the run achieved: success by stage, what RL changed, overlap, and one solved episode."""
+        rows = {row["stage"]: row for row in self.rows()}
+        lines = ["held-out pass@1 [95% interval], by stage:"]
+        for stage, name in {"start": "before", "sft": "after warm start", "end": "after RL"}.items():
+            for env, summary in metrics.by_environment(rows[stage]).items() if stage in rows else ():
+                label = f"{env}, {name}" if len({problem.env for problem in self.tasks}) > 1 else name
+                lines.append(f"  {label:<17} {interval(summary['pass@1'])}  ({task_count(summary)})")
+        if before := rows.get("sft") or rows.get("start"):
+            after = rows["end"]
+            difference = gain(metrics.passes(before), metrics.passes(after), metrics.families(after))
+            earlier = "the warm start" if "sft" in rows else "before"
+            lines.append(f"after RL against {earlier}: {statistics.verdict(difference)}")
+        shared = overlap([problem.task for problem in self.tasks], trained)
+        lines.append(f"held-out tasks that were trained on: {shared} of {len(self.tasks)}")
+        ended = self.results.get("end")
+        solved = [t for t in ended.trajectories if t.outcome.score == 1.0] if ended else []
+        if solved:
+            lines.append("one solved episode:\n" + episode.show(solved[0]))
+        return lines
 
 
 def compare(a: Evaluation, b: Evaluation) -> Interval:
-    """How much better `b` is than `a` on the tasks both were graded on: a paired interval of the mean pass rate."""
+    """Tell how much better `b` is than `a` on the tasks both were graded on: a paired interval of the pass rate."""
     return gain(a.per_task(), b.per_task(), a.family)
 
 
 def gain(before: Mapping[str, float], after: Mapping[str, float], family: Mapping[str, str] | None = None) -> Interval:
-    """The same from each task's share of passes, and the family of each task that has one."""
+    """Compare two policies by each task's share of passes, and the family of each task that has one."""
     shared = sorted(before.keys() & after.keys())
     families = [family.get(t, "") for t in shared] if family else None
     return statistics.paired([before[t] for t in shared], [after[t] for t in shared], families=families)
 
 
-def how_many(row: Mapping[str, Any]) -> str:
-    """The tasks of an evaluation's row, in words."""
-    families = row.get("families", row["tasks"])
-    return f"{row['tasks']} tasks" + (f" of {families} families" if families < row["tasks"] else "")
+def task_count(summary: Mapping[str, Any]) -> str:
+    """Say in words how many tasks a summary is about."""
+    families = summary["families"]
+    return f"{summary['tasks']} tasks" + (f" of {families} families" if families < summary["tasks"] else "")
 
 
-def fingerprint(task: Task) -> str:
-    """A hash of what a task says and lays out: two tasks that a policy could not tell apart share it."""
-    text = json.dumps([task.prompt, _canonical(task.setup)], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+def interval(score: Mapping[str, float]) -> str:
+    """Write a figure with its interval."""
+    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
-def overlap(tasks: Iterable[Task], seen: set[str]) -> int:
-    """How many of the tasks were trained on (`seen` holds the fingerprints of those that were)."""
-    return sum(fingerprint(task) in seen for task in tasks)
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _canonical(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_canonical(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+def overlap(tasks: Iterable[Task], trained: set[str]) -> int:
+    """Count the tasks that were trained on (`trained` holds the hashes of those that were)."""
+    return sum(task_hash(task) in trained for task in tasks)
 
 
 def _tool_errors(trajectory: Trajectory) -> int:

@@ -1,8 +1,8 @@
-"""The loop, on one screen: draw, roll out, verify, learn, publish, again.
+"""The training loop, on one screen: draw, roll out, verify, learn, publish, again.
 
-    open ─ build ─ [warm start] ─ evaluate ─┬─ round ─ observe ─ advantages ─ pack ─ step ─ publish ─ log ─┐
-                                            └── checkpoint, evaluate now and then <────────────────────────┘
-What follows a round's arrival is one piece: a signal waits until it is done, so that a checkpoint always stands
+    build ─ [warm start] ─┬─ round ─ observe ─ advantages ─ pack ─ learn ─ publish ─ log ─┐
+                          └── checkpoint and evaluate now and then <──────────────────────┘
+Everything after a round's arrival is one piece: a signal waits until it is done, so that a checkpoint always stands
 between two steps.
 """
 
@@ -11,194 +11,137 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import aclosing
+from pathlib import Path
 
-from agentrl import assembly, metrics, stages
+from agentrl import assembly, metrics, warm_start
+from agentrl import recipe as recipes
 from agentrl.alarms import alarms
-from agentrl.curriculum import group_filter
-from agentrl.curriculum import sampler as curriculum
-from agentrl.engines import build
+from agentrl.assembly import Run
+from agentrl.envs.play import uninterrupted
 from agentrl.errors import UserError
-from agentrl.evaluation import fingerprint
+from agentrl.hashing import task_hash
 from agentrl.recipe import Recipe
-from agentrl.report.terminal import Progress
-from agentrl.report.trackers import TensorBoard
-from agentrl.rollout import scheduler, store
-from agentrl.rollout.rollout import EnvRuntime, uninterrupted
-from agentrl.runfolder import RunFolder, open_run
-from agentrl.types import Round
+from agentrl.types import Round, TrainingSample
 
 NO_MEMORY = (
     "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction, or set "
-    "learner.checkpointing: true; then go on with --resume"
+    "learner.checkpointing: true; then resume with --resume"
 )
 
 
-def run(recipe: Recipe, *, resume: bool = False) -> int:
-    """Train as the recipe says. 0: done; 3: stopped early (signal or max_hours) with a checkpoint to resume from."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(open_run(recipe, resume=resume))
-        worlds = stack.enter_context(assembly.worlds(recipe))
-        progress = stack.enter_context(Progress(recipe.run.steps))
-        try:
-            return asyncio.run(Trainer(recipe, folder, worlds, progress).main())
-        except Exception as error:
-            if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-                raise UserError(f"{NO_MEMORY} ({str(error).splitlines()[0]})") from error
-            raise
+def train(recipe: Recipe | str | Path, *, resume: bool = False) -> int:
+    """Train as a recipe says. Return 0 when done, 3 when stopped early (signal or max_hours) with a checkpoint."""
+    recipe = recipe if isinstance(recipe, Recipe) else recipes.load(Path(recipe))
+    try:
+        return asyncio.run(_main(recipe, resume))
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            raise UserError(f"{NO_MEMORY} ({str(error).splitlines()[0]})") from error
+        raise
 
 
-class Trainer:
-    """One run: owns the parts, in the order in which the data goes through them."""
+async def _main(recipe: Recipe, resume: bool) -> int:
+    async with assembly.build(recipe, resume=resume) as run:
+        loop, running = asyncio.get_running_loop(), asyncio.ensure_future(_train(run))
+        stopped_by: list[str] = []
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, worlds: Mapping[str, EnvRuntime], progress: Progress) -> None:
-        self.recipe, self.folder, self.worlds, self.progress = recipe, folder, worlds, progress
-        self.began = time.monotonic()
-        self.last = self.began
-        """When the last step ended."""
-        self.stopping = ""
-        self.trained: set[str] = set()
-        """Fingerprints of the tasks that were trained on, to be held against the held-out ones."""
+        def stop(name: str) -> None:
+            stopped_by.append(name)
+            run.progress.say(f"{name}: stopping")
+            running.cancel()
 
-    async def main(self) -> int:
-        """Run to the end, or to the first signal; what was learnt by then is in a checkpoint."""
-        task = asyncio.ensure_future(self._train())
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop, task, signal.Signals(number).name)
+            loop.add_signal_handler(number, stop, signal.Signals(number).name)
         try:
-            return await task
+            return await running
         except asyncio.CancelledError:
-            self.progress.say(f"stopped by {self.stopping}; go on with --resume")
+            run.progress.say(f"stopped by {stopped_by[-1] if stopped_by else 'the caller'}; resume with --resume")
             return 3
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _stop(self, task: asyncio.Future[int], reason: str) -> None:
-        if not self.stopping:
-            self.progress.say(f"{reason}: stopping")
-        self.stopping = reason
-        task.cancel()
 
-    async def _train(self) -> int:
-        from agentrl.learn.weights import Publisher
+async def _train(run: Run) -> int:
+    await warm_start.prepare(run)
+    try:
+        finished = await _loop(run, began=time.monotonic())
+    except asyncio.CancelledError:
+        run.save()
+        raise
+    run.save()
+    if not finished:
+        run.progress.say(f"max_hours ({run.recipe.run.max_hours:g}) are over; resume with --resume")
+        return 3
+    if run.recipe.eval and not run.evaluator.done(run.learner.steps, "end"):
+        run.progress.show(await run.evaluator(run.learner.steps, "end"))
+    for line in run.evaluator.conclusion(run.trained) if run.recipe.eval else ():
+        run.progress.say(line)
+    folder = run.folder.path
+    run.progress.say(f"run folder: {folder} (recipe.yaml, metrics.jsonl, trajectories/, checkpoints/)")
+    run.progress.say(f"next: agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR · docs/authoring.md")
+    return 0
 
-        recipe, folder = self.recipe, self.folder
-        async with AsyncExitStack() as stack:
-            self.policy, self.learner, found = stages.begin(recipe, folder, self.worlds, self.progress.say)
-            self.metrics = metrics.Metrics(folder.metrics, resume_step=found.step if found else -1)
-            stack.callback(self.metrics.close)
-            if board := TensorBoard.open(folder.path / "tensorboard", self.metrics.rows):
-                stack.callback(board.close)
-                self.metrics.readers.append(board.add)
-            turns = not recipe.asynchronous.enabled
-            self.engine = build.make(
-                recipe.rollout.engine,
-                self.policy.model,
-                model_path=self.policy.folder,
-                folder=folder.path,
-                max_context=self.policy.context,
-                deterministic=recipe.run.deterministic,
-                share=turns,
-                adapters=True,
-                version=found.learner["version"] if found else 0,
-                say=self.progress.say,
-            )
-            stack.push_async_callback(self.engine.close)
-            self.demonstrations = await stages.bring_up(self, fresh=found is None)
-            shared = turns and recipe.rollout.engine.type == "transformers"
-            self.publisher = Publisher(
-                self.engine, lambda: self.learner.weights(), adapter=lambda: self.learner.adapter(), shared=shared
-            )
-            self.evaluation = stages.Evaluator(recipe, folder, self.worlds, self.policy, self.engine, self.metrics)
-            self.sampler = curriculum.make(recipe.curriculum, assembly.sources(recipe, self.worlds), recipe.run.seed)
-            self.gate = group_filter.make(recipe.gates, recipe.rollout.max_tokens)
-            self.trajectories = store.Store(folder.trajectories, disk_bytes=int(recipe.run.disk_gb * 2**30 * 0.5))
-            stack.push_async_callback(self.trajectories.close)
-            self.scheduler = scheduler.make(
-                recipe,
-                engine=self.engine,
-                renderer=self.policy.renderer,
-                worlds=self.worlds,
-                gate=self.gate,
-                key=folder.key,
-                context=self.policy.context,
-                sink=self.trajectories,
-            )
-            if found:
-                stages.restore(self, found)
-            await self.publisher.publish(self.learner.version)  # a server that was running may hold anything
-            if not found:
-                await stages.warm_start(self)
-                stages.save(self)
-            await stages.warmed(self)
-            try:
-                await self._loop()
-            except asyncio.CancelledError:
-                stages.save(self)
-                raise
-            stages.save(self)
-            if self.stopping:
-                return 3
-            await stages.finish(self)
-            return 0
 
-    async def _loop(self) -> None:
-        recipe, steps = self.recipe, self.recipe.run.steps
-        if self.learner.steps >= steps:
-            if steps:
-                self.progress.say(f"all {steps} steps are done; raise run.steps to train on")
-            return
-        await self._evaluate()
-        rounds = self.scheduler.rounds(self.sampler)
-        self.last = time.monotonic()
-        try:
-            async for round_ in rounds:
-                await uninterrupted(self._learn(round_))
-                step = self.learner.steps
-                await self._evaluate()
-                if recipe.checkpoint.every and step % recipe.checkpoint.every == 0:
-                    stages.save(self)
-                if step >= steps or self._out_of_time():
-                    return
-        finally:
-            await rounds.aclose()
-
-    async def _evaluate(self) -> None:
-        """A point of the curve where one is due; after a resume, the one that was lost."""
-        step, section = self.learner.steps, self.recipe.eval
-        if section is None or not section.every or step % section.every or not 0 < step < self.recipe.run.steps:
-            return
-        if not any(self.evaluation.done(step, stage) for stage in ("rl", "end")):
-            self.progress.show(await self.evaluation(step))
-            self.last = time.monotonic()
-
-    async def _learn(self, round_: Round) -> None:
-        """One step: from a round of groups to new weights in the engine and a row in the metrics."""
-        began, version = time.monotonic(), self.learner.version
-        groups = sorted((*round_.kept, *round_.dropped), key=lambda group: group.number)
-        self.sampler.observe(groups)
-        self.trained |= {fingerprint(group.task) for group in round_.kept}
-        batch = self.learner.pack(stages.samples(round_, self.recipe, self.gate, self.learner.steps))
-        report = await stages.learn(self, batch)
-        learnt = time.monotonic()
-        await self.scheduler.update(lambda: self.publisher.publish(report.version))
-        row = metrics.step_row(round_, report.metrics(), version) | self.sampler.metrics() | stages.traffic(self)
-        now = time.monotonic()
-        row |= {"learn_s": learnt - began, "sync_s": now - learnt, "seconds": now - self.last}
-        row["tokens_per_s"] = row["sampled_tokens"] / row["seconds"]
-        self.last = now
-        self.progress.show(self.metrics.log("step", self.learner.steps, row))
-        for name, text in alarms(self.metrics.of("step"), self.metrics.of("eval")).items():
-            if name not in {said["name"] for said in self.metrics.of("alarm")}:
-                self.progress.show(self.metrics.log("alarm", self.learner.steps, {"name": name, "text": text}))
-
-    def _out_of_time(self) -> bool:
-        hours = self.recipe.run.max_hours
-        if hours is None or time.monotonic() - self.began < hours * 3600:
-            return False
-        self.stopping = "max_hours"
-        self.progress.say(f"max_hours ({hours:g}) are over; go on with --resume")
+async def _loop(run: Run, began: float) -> bool:
+    """Train until the steps are done (True) or the time is up (False)."""
+    steps, hours, every = run.recipe.run.steps, run.recipe.run.max_hours, run.recipe.checkpoint.every
+    if run.learner.steps >= steps:
+        if steps:
+            run.progress.say(f"all {steps} steps are done; raise run.steps to train on")
         return True
+    await _evaluate_if_due(run)
+    async with aclosing(run.scheduler.rounds(run.sampler)) as rounds:
+        last = time.monotonic()
+        async for round_ in rounds:
+            await uninterrupted(_step(run, round_, last))
+            last = time.monotonic()
+            if await _evaluate_if_due(run):
+                last = time.monotonic()
+            if every and run.learner.steps % every == 0:
+                run.save()
+            if run.learner.steps >= steps:
+                return True
+            if hours is not None and time.monotonic() - began >= hours * 3600:
+                return False
+    raise AssertionError("the scheduler ran out of rounds")
+
+
+async def _step(run: Run, round_: Round, last: float) -> None:
+    """Make one step: from a round of groups to new weights in the engine and a row in the metrics."""
+    began, version = time.monotonic(), run.learner.version
+    run.sampler.observe(sorted((*round_.kept, *round_.dropped), key=lambda group: group.number))
+    run.trained.update(task_hash(group.task) for group in round_.kept)
+    report = await run.learn(run.learner.pack(_samples(run, round_)))
+    learnt = time.monotonic()
+    await run.publish(report.version)
+    published = time.monotonic()
+    row = metrics.step_row(round_, report.metrics(), version) | run.sampler.metrics()
+    row |= metrics.traffic_row(run.scheduler.statistics(), run.engine.statistics())
+    row |= {"learn/seconds": learnt - began, "learn/publish_seconds": published - learnt, "seconds": published - last}
+    row["rollout/tokens_per_second"] = row["rollout/tokens"] / row["seconds"]
+    run.progress.show(run.metrics.log("step", run.learner.steps, row))
+    known = {alarm["name"] for alarm in run.metrics.of("alarm")}
+    for name, text in alarms(run.metrics.of("step"), run.metrics.of("eval")).items():
+        if name not in known:
+            run.progress.show(run.metrics.log("alarm", run.learner.steps, {"name": name, "text": text}))
+
+
+def _samples(run: Run, round_: Round) -> list[TrainingSample]:
+    """Turn the kept groups into training samples: scores shaped, advantages computed, weights set."""
+    from agentrl.learn.advantage import advantages
+
+    scores, weights = run.group_filter.scores(round_.kept), run.group_filter.weights(round_.kept)
+    return advantages(round_.kept, run.recipe.algorithm, scores=scores, weights=weights)
+
+
+async def _evaluate_if_due(run: Run) -> bool:
+    """Add a point to the curve where one is due; after a resume, the one that was lost."""
+    step, section = run.learner.steps, run.recipe.eval
+    if section is None or not section.every or step % section.every or not 0 < step < run.recipe.run.steps:
+        return False
+    if run.evaluator.done(step, "rl", "end"):
+        return False
+    run.progress.show(await run.evaluator(step))
+    return True

@@ -1,12 +1,19 @@
-"""The sole writer of a run's numbers: JSONL; progress, alarms and pictures all read from here."""
+"""Writes a run's figures to metrics.jsonl, from which progress, alarms and reports all read.
+
+A row has a `kind` (step, eval, warm_start, alarm), a `step` and a `time`. Its figures are grouped: `rollout/score`,
+`learn/loss`, `curriculum/level`, `eval/<environment>/pass@1`. METRICS declares each of them; docs/metrics.md shows it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +25,163 @@ from agentrl.types import Round
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The declaration of one figure."""
+
+    name: str
+    """Its key. `<environment>` stands for the name of an environment, `<k>` for a number."""
+    unit: str
+    """What it is counted in; `share` is a number from 0 to 1."""
+    meaning: str
+    """What it says, in one sentence."""
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("kind", "text", "What the row is about: step, eval, warm_start or alarm."),
+    Metric("step", "steps", "Learner steps done when the row was written."),
+    Metric("time", "seconds", "Time of day, since 1970."),
+    Metric("seconds", "seconds", "Wall time of the step, evaluation or warm start; a step's excludes evaluations."),
+    Metric("stage", "text", "eval: start (untrained), sft (after the warm start), rl (during RL) or end."),
+    Metric("split", "text", "eval: the split that the tasks come from."),
+    Metric("name", "text", "alarm: its name; each is raised once per run."),
+    Metric("text", "text", "alarm: what was seen, and what to do."),
+    Metric("rollout/score", "score", "Mean score of the round's graded episodes, dropped groups included."),
+    Metric("rollout/score_std", "score", "Standard deviation of the scores within a group, mean over groups."),
+    Metric("rollout/informative", "share", "Groups whose scores differ: those that carry a signal."),
+    Metric("rollout/all_pass", "share", "Groups in which every episode scored 1."),
+    Metric("rollout/all_fail", "share", "Groups in which every episode scored 0."),
+    Metric("rollout/groups_kept", "groups", "Groups that the learner trained on."),
+    Metric("rollout/groups_dropped", "groups", "Groups that the group filter dropped, or that were too old."),
+    Metric("rollout/groups_stopped", "groups", "Groups that were stopped early."),
+    Metric("rollout/groups_ready", "groups", "Finished groups that wait for the learner when the step ends."),
+    Metric("rollout/groups_in_flight", "groups", "Groups under way when the step ends."),
+    Metric("rollout/groups_stale", "groups", "Groups dropped because they were too old, over the run so far."),
+    Metric("rollout/episodes", "episodes", "Episodes of the round, dropped groups included."),
+    Metric("rollout/episodes_spared", "episodes", "Episodes that never began because half a group agreed, so far."),
+    Metric("rollout/ungraded", "episodes", "Episodes without a score: infrastructure or the verifier failed."),
+    Metric("rollout/grading_alarms", "episodes", "Submissions that broke grading twice on fresh sandboxes: score 0."),
+    Metric("rollout/truncated", "share", "Graded episodes that a budget ended."),
+    Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
+    Metric("rollout/tokens", "tokens", "Tokens sampled for the round, dropped groups included."),
+    Metric("rollout/tokens_dropped", "tokens", "Tokens sampled for groups that were dropped."),
+    Metric("rollout/tokens_mean", "tokens", "Sampled tokens per graded episode, mean."),
+    Metric("rollout/tokens_max", "tokens", "Sampled tokens of the longest graded episode."),
+    Metric("rollout/tokens_per_second", "tokens/s", "`rollout/tokens` over the wall time of the whole step."),
+    Metric("rollout/staleness_mean", "versions", "Age of the kept episodes' oldest token when trained on, mean."),
+    Metric("rollout/staleness_max", "versions", "The same, of the oldest episode."),
+    Metric("rollout/engine_seconds", "seconds", "Time that episodes waited for the engine, summed over episodes."),
+    Metric("rollout/tool_seconds", "seconds", "Time that episodes spent in tools, summed over episodes."),
+    Metric("rollout/verifier_seconds", "seconds", "Time that grading took, summed over episodes."),
+    Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
+    Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
+    Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("learn/version", "versions", "Policy version after the step."),
+    Metric("learn/updates", "updates", "Optimizer steps applied."),
+    Metric("learn/skipped", "updates", "Optimizer steps left out because loss or gradient was not finite."),
+    Metric("learn/loss", "", "Loss, mean over the optimizer steps."),
+    Metric("learn/grad_norm", "", "Norm of the gradient before clipping, mean over the optimizer steps."),
+    Metric("learn/lr", "", "Learning rate."),
+    Metric("learn/entropy", "nats/token", "Entropy of the policy, mean over sampled tokens."),
+    Metric("learn/kl", "nats/token", "Divergence (k3) of the new policy from the one that the step started with."),
+    Metric("learn/reference_kl", "nats/token", "Divergence from the reference model, where the loss has one."),
+    Metric("learn/clip_fraction", "share", "Sampled tokens whose gradient the algorithm clipped."),
+    Metric("learn/ratio_p01", "", "1st percentile of the ratio of new to old probability."),
+    Metric("learn/ratio_p99", "", "99th percentile of that ratio."),
+    Metric("learn/ratio_max", "", "Largest ratio."),
+    Metric("learn/correction", "", "Mean factor of the off-policy correction; 1 without one."),
+    Metric("learn/mismatch_mean", "nats/token", "Mean difference between the learner's and the engine's logprobs, over "
+           "tokens of the learner's own version where there are any."),
+    Metric("learn/mismatch_max", "nats/token", "Largest such difference."),
+    Metric("learn/mismatch_judged", "nats/token", "What `learner.max_mismatch` is compared with: that mean, or the one "
+           "over all tokens where fewer than a hundred are of the learner's own version."),
+    Metric("learn/mismatch_ess", "share", "Effective sample size of learner over engine probabilities; 1: they agree."),
+    Metric("learn/mismatch_histogram", "tokens", "Tokens by log π_learner − log π_engine, with borders at "
+           "±0.01, 0.03, 0.1, 0.3 and 1."),
+    Metric("learn/on_policy", "share", "Sampled tokens that the learner's own version sampled."),
+    Metric("learn/tokens", "tokens", "Tokens of one pass over the batch, prompts and observations included."),
+    Metric("learn/tokens_computed", "tokens", "Tokens that went through the model, shared prefixes once."),
+    Metric("learn/tokens_sampled", "tokens", "Sampled tokens among them: those in the loss."),
+    Metric("learn/tokens_per_second", "tokens/s", "`learn/tokens` over the time that the learner worked on them."),
+    Metric("learn/micro_batches", "batches", "Micro-batches of one pass."),
+    Metric("learn/memory_gib", "GiB", "Peak memory in use on the accelerator; 0 on a CPU."),
+    Metric("learn/memory_reserved_gib", "GiB", "Peak memory that the process reserved there."),
+    Metric("learn/seconds", "seconds", "Wall time from the round to new weights: advantages, packing and updates."),
+    Metric("learn/publish_seconds", "seconds", "Wall time until the engine had the new weights."),
+    Metric("learn/publish_hold_seconds", "seconds", "Of it: until requests stood still."),
+    Metric("learn/publish_send_seconds", "seconds", "Of it: sending."),
+    Metric("learn/publish_check_seconds", "seconds", "Of it: comparing checksums."),
+    Metric("curriculum/level", "level", "Mean level of the round's groups."),
+    Metric("curriculum/score_histogram", "groups", "The round's groups by mean score, in ten bins from 0 to 1."),
+    Metric("curriculum/calibration_error", "score", "Mean distance of predicted and realised scores; old ones fade."),
+    Metric("curriculum/calibration_predicted", "score", "Mean prediction per tenth of predicted p; -1: none."),
+    Metric("curriculum/calibration_realised", "score", "Mean score per tenth of predicted p; -1: none."),
+    Metric("curriculum/<environment>/tasks_seen", "tasks", "Tasks drawn at least once."),
+    Metric("curriculum/<environment>/coverage", "share", "Tasks drawn at least once, where their number is finite."),
+    Metric("curriculum/<environment>/in_band", "share", "learnability: seen tasks believed to be in the band."),
+    Metric("curriculum/<environment>/solved", "share", "learnability: seen tasks believed to be above the band."),
+    Metric("curriculum/<environment>/hopeless", "share", "learnability: seen tasks believed to be below the band."),
+    Metric("curriculum/<environment>/believed_histogram", "tasks", "learnability: seen tasks by believed pass rate, in "
+           "ten bins from 0 to 1."),
+    Metric("curriculum/<environment>/level_p", "score", "learnability: believed pass rate of each level, where there "
+           "are several."),
+    Metric("curriculum/<environment>/strata", "strata", "learnability: combinations of level and tags seen so far."),
+    Metric("curriculum/<environment>/longest_wait", "draws", "learnability: draws since the stratum that has waited "
+           "longest was drawn."),
+    Metric("curriculum/<environment>/most_lost", "logits", "learnability: largest believed fall of a level below its "
+           "best."),
+    Metric("curriculum/<environment>/tasks_apart", "logits", "learnability: how far tasks of one stratum lie apart."),
+    Metric("curriculum/<environment>/fresh", "share", "learnability: draws of tasks that were never drawn before."),
+    Metric("curriculum/<environment>/stage", "level", "staged: the newest level that is open."),
+    Metric("curriculum/<environment>/stage_score", "score", "staged: recent mean score on that level."),
+    Metric("curriculum/<environment>/pool_easy", "tasks", "pools: tasks in the easy pool."),
+    Metric("curriculum/<environment>/pool_normal", "tasks", "pools: tasks in the normal pool."),
+    Metric("curriculum/<environment>/pool_hard", "tasks", "pools: tasks in the hard pool."),
+    Metric("eval/<environment>/pass@<k>", "share", "Unbiased pass@k: value, low and high of the 95 % interval."),
+    Metric("eval/<environment>/score", "score", "Mean score of the graded episodes."),
+    Metric("eval/<environment>/levels", "share", "Episodes that scored 1, by level."),
+    Metric("eval/<environment>/tasks", "tasks", "Tasks tried."),
+    Metric("eval/<environment>/families", "families", "Families among them: variants of one task count once."),
+    Metric("eval/<environment>/tries", "episodes", "Episodes played."),
+    Metric("eval/<environment>/ungraded", "episodes", "Episodes without a score."),
+    Metric("eval/<environment>/truncated", "share", "Graded episodes that a budget ended."),
+    Metric("eval/<environment>/turns_per_success", "turns", "Turns of the episodes that scored 1, mean."),
+    Metric("eval/<environment>/tokens_per_success", "tokens", "Sampled tokens of all graded episodes over successes."),
+    Metric("eval/<environment>/tool_errors", "calls", "Tool calls answered with an error, per graded episode."),
+    Metric("eval/<environment>/passes", "share", "Passed tries of each task, by task id."),
+    Metric("eval/<environment>/family", "text", "Family of each task that has one, by task id."),
+    Metric("warm_start/demonstrations", "episodes", "Episodes that the expert played."),
+    Metric("warm_start/solved", "episodes", "Those that scored 1, which were trained on."),
+    Metric("warm_start/loss", "nats/token", "Loss at the end."),
+    Metric("warm_start/demonstration_seconds", "seconds", "Wall time of playing them, before `seconds`."),
+)  # fmt: skip
+"""Every figure that a row may hold."""
+
+
+def undeclared(row: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a row that METRICS does not declare."""
+    return [key for key in row if not _pattern().fullmatch(key)]
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    names = (re.escape(metric.name).replace("<environment>", "[^/]+").replace("<k>", r"\d+") for metric in METRICS)
+    return re.compile("|".join(names))
+
+
 class Metrics:
     """Appends rows to metrics.jsonl; each row has a `kind` and a `step`, and is on disk when `log` returns."""
 
     def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
-        """With `resume_step`, rows that a lost attempt wrote after that step are taken out first. -1: it left no
-        checkpoint, so that only what was measured before all training stays."""
+        """Open the file. With `resume_step`, rows that a lost attempt wrote after that step are removed first; -1 means
+        that it left no checkpoint, so that only the evaluation of the untrained policy stays."""
         self.path = path
         if resume_step is not None and path.exists():
             _truncate(path, resume_step)
         self.rows: list[Row] = list(read(path))
-        """All rows of the run, for alarms and reports."""
+        """All rows of the run."""
         self.readers: list[Callable[[Row], None]] = []
-        """Told of each new row once it is written."""
+        """Called with each new row once it is written."""
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -44,14 +195,14 @@ class Metrics:
             self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
-            raise StorageError(f"{self.path}: {error.strerror}; free some space, then --resume") from error
+            raise StorageError(f"{self.path}: {error.strerror}; free some space, then resume with --resume") from error
         self.rows.append(row)
         for reader in self.readers:
             reader(row)
         return row
 
     def of(self, kind: str) -> list[Row]:
-        """The rows of one kind."""
+        """Return the rows of one kind."""
         return [row for row in self.rows if row["kind"] == kind]
 
     def close(self) -> None:
@@ -59,7 +210,7 @@ class Metrics:
 
 
 def read(path: Path, kind: str | None = None) -> Iterator[Row]:
-    """The rows of a run, in order; a torn last line (a crash while writing) is left out."""
+    """Yield the rows of a run in order; a torn last line (a crash while writing) is left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
@@ -72,39 +223,84 @@ def read(path: Path, kind: str | None = None) -> Iterator[Row]:
                 yield row
 
 
-def step_row(round_: Round, report: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """A round and the learner's report as one row. `version` is the policy's when the round was trained on."""
+def step_row(round_: Round, learn: Mapping[str, Any], version: int) -> Row:
+    """Return the figures of a round (`rollout/...`) with those of the learner's report.
+
+    `version` is the policy's version when the round was trained on.
+    """
     groups = [*round_.kept, *round_.dropped]
-    rollouts = [t for group in groups for t in group.trajectories]
-    graded = [t for t in rollouts if t.outcome.score is not None]
-    scores = [t.outcome.score for t in graded if t.outcome.score is not None]
+    episodes = [t for group in groups for t in group.trajectories]
+    graded = [t for t in episodes if t.outcome.score is not None]
     lengths = [t.sampled_tokens for t in graded]
     compared = [group.scores for group in groups if len(group.scores) > 1]
     ages = [version - t.oldest_version for group in round_.kept for t in group.trajectories if t.oldest_version >= 0]
-    seconds = {name: sum(t.timings.get(name, 0.0) for t in rollouts) for name in ("engine", "tools", "verifier")}
+    seconds = {name: sum(t.timings.get(name, 0.0) for t in episodes) for name in ("engine", "tools", "verifier")}
     return {
-        "score": _mean(scores),
-        "groups": len(round_.kept),
-        "dropped": len(round_.dropped),
-        "informative": _mean([max(s) > min(s) for s in compared]),
-        "all_pass": _mean([min(s) == 1.0 for s in compared]),
-        "all_fail": _mean([max(s) == 0.0 for s in compared]),
-        "group_std": _mean([float(np.std(s)) for s in compared]),
-        "rollouts": len(rollouts),
-        "infra_errors": len(rollouts) - len(graded),
-        "grading_alarms": sum(t.outcome.alarm for t in graded),
-        "truncated": _mean([t.outcome.cut_off for t in graded]),
-        "agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
-        "sampled_mean": _mean(lengths),
-        "sampled_max": max(lengths, default=0),
-        "sampled_tokens": sum(lengths),
-        "wasted_tokens": sum(t.sampled_tokens for group in round_.dropped for t in group.trajectories),
-        "staleness_mean": _mean(ages),
-        "staleness_max": max(ages, default=0),
-        **{f"rollout_{name}_s": value for name, value in seconds.items()},
-        **{f"wait_{name}_s": value for name, value in round_.timings.items()},
-        **report,
+        "rollout/score": _mean([t.outcome.score for t in graded if t.outcome.score is not None]),
+        "rollout/score_std": _mean([float(np.std(scores)) for scores in compared]),
+        "rollout/informative": _mean([max(scores) > min(scores) for scores in compared]),
+        "rollout/all_pass": _mean([min(scores) == 1.0 for scores in compared]),
+        "rollout/all_fail": _mean([max(scores) == 0.0 for scores in compared]),
+        "rollout/groups_kept": len(round_.kept),
+        "rollout/groups_dropped": len(round_.dropped),
+        "rollout/groups_stopped": sum(group.censored for group in groups),
+        "rollout/episodes": len(episodes),
+        "rollout/ungraded": len(episodes) - len(graded),
+        "rollout/grading_alarms": sum(t.outcome.alarm for t in graded),
+        "rollout/truncated": _mean([t.outcome.cut_off for t in graded]),
+        "rollout/agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
+        "rollout/tokens": sum(t.sampled_tokens for t in episodes),
+        "rollout/tokens_dropped": sum(t.sampled_tokens for group in round_.dropped for t in group.trajectories),
+        "rollout/tokens_mean": _mean(lengths),
+        "rollout/tokens_max": max(lengths, default=0),
+        "rollout/staleness_mean": _mean(ages),
+        "rollout/staleness_max": max(ages, default=0),
+        "rollout/engine_seconds": seconds["engine"],
+        "rollout/tool_seconds": seconds["tools"],
+        "rollout/verifier_seconds": seconds["verifier"],
+        "rollout/round_seconds": round_.timings.get("rollout", 0.0),
+        "rollout/pause_seconds": round_.timings.get("learner", 0.0),
+        **learn,
     }
+
+
+def traffic_row(scheduler: Mapping[str, float], engine: Mapping[str, float]) -> Row:
+    """Return what is under way and waiting, the engine's use of its cache, and the parts of the last weight update."""
+    publish = {part: engine[f"{part}_s"] for part in ("hold", "send", "check") if f"{part}_s" in engine}
+    return {
+        "rollout/groups_ready": scheduler["ready_groups"],
+        "rollout/groups_in_flight": scheduler["running_groups"],
+        "rollout/groups_stale": scheduler["stale_groups"],
+        "rollout/episodes_spared": scheduler["spared_rollouts"],
+        "rollout/prompt_cache": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
+        **{f"learn/publish_{part}_seconds": seconds for part, seconds in publish.items()},
+    }
+
+
+def eval_row(stage: str, split: str, seconds: float, summaries: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Return the row of an evaluation from a summary per environment."""
+    figures = {f"eval/{env}/{name}": value for env, summary in summaries.items() for name, value in summary.items()}
+    return {"stage": stage, "split": split, "seconds": seconds, **figures}
+
+
+def by_environment(row: Mapping[str, Any]) -> dict[str, Row]:
+    """Return the figures of an evaluation's row per environment, under their short names."""
+    summaries: dict[str, Row] = {}
+    for key, value in row.items():
+        if key.startswith("eval/"):
+            _, env, name = key.split("/", 2)
+            summaries.setdefault(env, {})[name] = value
+    return summaries
+
+
+def passes(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of passed tries of each task of an evaluation's row, over all environments."""
+    return {task: share for part in by_environment(row).values() for task, share in part["passes"].items()}
+
+
+def families(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the family of each task of an evaluation's row that has one, over all environments."""
+    return {task: name for part in by_environment(row).values() for task, name in part.get("family", {}).items()}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -123,7 +319,7 @@ def _truncate(path: Path, step: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON can hold; NaN and infinities become null, so that every reader can read the file."""
+    """Return a value that JSON can hold; NaN and infinities become null, so that every reader can read the file."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""`agentrl train --dry-run`: everything a run will need, tried for real before it costs time. Trains nothing."""
+"""`agentrl train --dry-run`: tries everything a run will need, before it costs time. Trains nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZER_BYTES = 12
 
 
 def preflight(recipe: Recipe, say: Callable[[str], None] = print) -> int:
-    """Check each part in the order in which a run meets it; 0 when all are well, 1 at the first that is not."""
+    """Check each part in the order in which a run meets it; return 0 when all are well, 1 at the first that is not."""
     with ExitStack() as stack:
         steps = _steps(recipe, stack)
         while True:
@@ -41,14 +41,14 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free / 2**30
     yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}; {free:.0f} GiB of disk left"
-    worlds = stack.enter_context(assembly.worlds(recipe))
+    runtimes = stack.enter_context(assembly.runtimes(recipe))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
-    policy = assembly.policy(recipe, worlds, say=lambda text: None)
+    policy = assembly.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
     yield "memory", _memory(recipe, policy.model)
-    for name, world in worlds.items():
-        yield f"episode in {name}", _episode(recipe, world, policy)
+    for name, runtime in runtimes.items():
+        yield f"episode in {name}", _episode(recipe, runtime, policy)
 
 
 def _engine(recipe: Recipe) -> str:
@@ -74,7 +74,7 @@ def _engine(recipe: Recipe) -> str:
 
 
 def _memory(recipe: Recipe, model: Any) -> str:
-    """What weights, gradients and optimizer will take, against what the device has."""
+    """Compare what weights, gradients and optimizer will take with what the device has."""
     import torch
 
     parameters = list(model.parameters())
@@ -105,10 +105,10 @@ def _available_memory() -> float:
     return int(fields["MemAvailable"].split()[0]) / 2**20
 
 
-def _episode(recipe: Recipe, world: EnvRuntime, policy: Any) -> str:
-    """The expert's solution of one task, played through renderer, sandbox and verifier."""
-    section = next(s for s in recipe.envs if s.name == world.name)
-    environment = world.make()
+def _episode(recipe: Recipe, runtime: EnvRuntime, policy: Any) -> str:
+    """Play the expert's solution of one task through renderer, sandbox and verifier."""
+    section = next(s for s in recipe.envs if s.name == runtime.name)
+    environment = runtime.make()
     levels = section.levels or list(environment.levels)
     task = environment.task(section.split, levels[0], 0)
     try:
@@ -117,11 +117,11 @@ def _episode(recipe: Recipe, world: EnvRuntime, policy: Any) -> str:
         return "not tried: the environment has no expert()"
     script = ScriptedEngine(policy.renderer, actions)
     budget = Budget(context=policy.context, tokens=policy.context)
-    place = RolloutId(seed=recipe.run.seed, group=0, index=0)
-    made = asyncio.run(rollout(script, policy.renderer, world, task, place=place, budget=budget))
-    if made.outcome.score != 1.0:
-        fault = f" ({made.outcome.fault.cause})" if made.outcome.fault else ""
-        raise AgentRLError(f"{world.name}: the expert's episode did not score 1{fault}:\n{episode.show(made)}")
+    rollout_id = RolloutId(seed=recipe.run.seed, group=0, index=0)
+    played = asyncio.run(rollout(script, policy.renderer, runtime, task, rollout_id=rollout_id, budget=budget))
+    if played.outcome.score != 1.0:
+        fault = f" ({played.outcome.fault.cause})" if played.outcome.fault else ""
+        raise AgentRLError(f"{runtime.name}: the expert's episode did not score 1{fault}:\n{episode.show(played)}")
     limit = recipe.rollout.max_tokens
-    note = f"; rollout.max_tokens ({limit}) is less than the expert needs" if made.sampled_tokens > limit else ""
-    return f"the expert scores 1 in {made.tokens} tokens, {made.sampled_tokens} of them sampled{note}"
+    note = f"; rollout.max_tokens ({limit}) is less than the expert needs" if played.sampled_tokens > limit else ""
+    return f"the expert scores 1 in {played.tokens} tokens, {played.sampled_tokens} of them sampled{note}"

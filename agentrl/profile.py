@@ -21,7 +21,7 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """What a level is worth to a learner."""
+    """How much a model could learn from a level."""
 
     level: int
     tasks: int
@@ -61,13 +61,13 @@ def level_of(number: int, scores: Sequence[Sequence[float]], band: tuple[float, 
 
 
 def bars(histogram: Sequence[int]) -> str:
-    """A histogram in one short word."""
+    """Draw a histogram with block characters."""
     most = max(1, *histogram)
     return "".join(" ▁▂▃▄▅▆▇█"[-(-8 * n // most)] for n in histogram)
 
 
 def as_text(name: str, levels: Sequence[Level]) -> str:
-    """A table with one small histogram a level."""
+    """Write a table with one small histogram per level."""
     lines = [f"{name}: tasks by mean score, 0 to 1 in tenths", ""]
     lines.append(f"{'level':>5}  {'tasks':>5}  {'score':>5}  {'informative':>11}  {'in band':>7}  0{'':{BINS - 2}}1")
     for row in levels:
@@ -82,7 +82,7 @@ def as_text(name: str, levels: Sequence[Level]) -> str:
 
 
 def draw(name: str, levels: Sequence[Level], path: Path) -> None:
-    """The histograms as a picture."""
+    """Draw the histograms as a picture."""
     try:
         import matplotlib
     except ImportError as error:
@@ -133,7 +133,7 @@ def run(
 
 
 def as_data(recipe: Recipe, model: Path | None, samples: int, levels: Sequence[Level]) -> dict[str, Any]:
-    """The profile with everything it depends on, for a program; `benchmarks.readme` makes a page of it."""
+    """Return the profile with everything it depends on, for a program; `benchmarks.readme` makes a page of it."""
     from agentrl.runfolder import environment
 
     machine = environment()
@@ -155,9 +155,9 @@ def as_data(recipe: Recipe, model: Path | None, samples: int, levels: Sequence[L
 
 
 def _only(recipe: Recipe, name: str) -> Recipe:
-    """The recipe with that environment alone; it need not be one that the recipe trains on."""
-    found = [section for section in recipe.envs if section.name == name]
-    section = found[0] if found else EnvSection(name=name, sandbox=recipe.envs[0].sandbox, unsafe=recipe.envs[0].unsafe)
+    """Return the recipe with that environment alone; it need not be one that the recipe trains on."""
+    own = [section for section in recipe.envs if section.name == name]
+    section = own[0] if own else EnvSection(name=name, sandbox=recipe.envs[0].sandbox, unsafe=recipe.envs[0].unsafe)
     return recipe.model_copy(update={"envs": [section]})
 
 
@@ -169,43 +169,28 @@ async def _measure(
     recipe: Recipe, model: Path | None, tasks: int, samples: int, say: Callable[[str], None]
 ) -> list[Level]:
     from agentrl import assembly
-    from agentrl.engines import build
     from agentrl.evaluation import evaluate, problems
-    from agentrl.learn.weights import hand_over
-    from agentrl.rollout import scheduler
-    from agentrl.rollout.rollout import SamplingParams
 
-    section, rollout = recipe.envs[0], recipe.rollout
-    with assembly.worlds(recipe) as worlds:
-        world = worlds[section.name]
-        wanted = section.levels or list(world.make().levels)
-        policy = assembly.policy(recipe, worlds, folder=model, say=say)
-        folder = recipe.run.out / recipe.run.name / "profile"
-        engine = build.make(
-            rollout.engine, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
-        )
-        try:
-            await engine.start()
-            await hand_over(engine, rollout.engine, policy.model)
+    section = recipe.envs[0]
+    folder = recipe.run.out / recipe.run.name / "profile"
+    with assembly.runtimes(recipe) as runtimes:
+        levels = section.levels or list(runtimes[section.name].make().levels)
+        tried = problems(runtimes[section.name], section.split, levels, tasks * len(levels))
+        async with assembly.open_player(recipe, runtimes, model=model, folder=folder, say=say) as player:
             evaluation = await evaluate(  # all levels together, so that the engine never waits for a level's last one
-                engine,
-                policy.renderer,
-                problems(world, section.split, wanted, tasks * len(wanted)),
+                player,
+                tried,
                 samples=samples,
-                budget=scheduler.budget_of(recipe, policy.context),
-                style=SamplingParams(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
                 seed=seeds.derive(recipe.run.seed, "profile"),
                 key=seeds.derive(recipe.run.seed, "profile key").to_bytes(8, "big") * 4,
-                concurrency=rollout.concurrency,
+                concurrency=recipe.rollout.concurrency,
                 progress=_tenths(f"{section.name}: rollouts", say),
             )
-        finally:
-            await engine.close()
-    return by_level(evaluation.trajectories, wanted, _band(recipe))
+    return by_level(evaluation.trajectories, levels, _band(recipe))
 
 
 def _tenths(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Says how far it is, ten times in all."""
+    """Make a callback that reports progress ten times in all."""
 
     def progress(done: int, total: int) -> None:
         if done * 10 // total > (done - 1) * 10 // total:
@@ -215,7 +200,7 @@ def _tenths(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]
 
 
 def by_level(trajectories: Iterable[Trajectory], levels: Iterable[int], band: tuple[float, float]) -> list[Level]:
-    """A row for each level, from the graded scores of its tasks."""
+    """Return a row per level, from the graded scores of its tasks."""
     scores: dict[int, dict[str, list[float]]] = {level: {} for level in levels}
     ungraded = dict.fromkeys(scores, 0)
     for trajectory in trajectories:
@@ -224,4 +209,4 @@ def by_level(trajectories: Iterable[Trajectory], levels: Iterable[int], band: tu
             ungraded[trajectory.task.level] += 1
         else:
             known.append(trajectory.outcome.score)
-    return [level_of(n, list(found.values()), band, ungraded=ungraded[n]) for n, found in scores.items()]
+    return [level_of(n, list(per_task.values()), band, ungraded=ungraded[n]) for n, per_task in scores.items()]

@@ -1,12 +1,13 @@
-"""A run's folder: what is in it, who may use it, and that nothing is ever overwritten by accident.
+"""Opens a run's folder: made once, locked while in use, never overwritten by accident.
 
 runs/<name>/
   recipe.yaml         the whole resolved recipe
-  environment.json    versions, machine, git commit
-  metrics.jsonl       one line a step; written by metrics.py alone
+  environment.json    the folder's format, versions, machine, git commit
+  metrics.jsonl       one line per step, evaluation and alarm; written by metrics.py alone
   trajectories/       what the policy did; written by rollout/store.py
   checkpoints/        written by learn/checkpoint.py
-  logs/               of servers
+  engine/             logs of the servers that the run started
+  tensorboard/        the metrics once more, where TensorBoard is installed
   key                 seeds the verifiers' secrets; readable by the owner alone, never copied anywhere
 """
 
@@ -31,10 +32,12 @@ from agentrl.errors import RecipeError, StorageError, UserError
 from agentrl.recipe import Recipe
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "gymnasium", "pydantic", "numpy", "httpx", "sglang", "docker")
+FORMAT = 2
+"""Format of run folders. Format 1, of version 0.1.0 and before, had no number and other metric and recipe keys."""
 MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes"}
-# A run that goes on elsewhere finds its servers elsewhere.
+# A run that is resumed elsewhere may use other servers.
 MAY_CHANGE |= {f"rollout.engine.{name}" for name in recipes.SglangEngine.model_fields if name != "type"}
-"""Keys that may differ between a run and its resumption: they do not change what a step computes."""
+"""Keys that may differ when a run is resumed: they do not change what a step computes."""
 
 
 class RunFolder:
@@ -51,7 +54,7 @@ class RunFolder:
 
     @property
     def key(self) -> bytes:
-        """The run's key, made once."""
+        """Return the run's key, which is made once."""
         path = self.path / "key"
         if not path.exists():
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -60,7 +63,7 @@ class RunFolder:
         return path.read_bytes()
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Unlock the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -73,24 +76,25 @@ class RunFolder:
 
 
 def open_run(recipe: Recipe, *, resume: bool) -> RunFolder:
-    """The folder of a run: a new one, or with `resume` the one that is there. Never overwrites what a run has made."""
+    """Make the folder of a run, or with `resume` open it again. Never overwrites what a run has made."""
     path = recipe.run.out / recipe.run.name
     exists = (path / "recipe.yaml").is_file()
     if begun(path) and not resume:
-        raise UserError(f"{path} holds a run already; add --resume to go on with it, or --set run.name=ANOTHER")
+        raise UserError(f"{path} already holds a run; add --resume to continue it, or --set run.name=ANOTHER")
     if resume and not exists:
         raise UserError(f"{path} holds no run to resume; leave out --resume to start one")
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
         if resume:
+            check_format(path)
             _same_recipe(path, recipe)
         else:
             free = shutil.disk_usage(path).free
             if free < 64 << 20:
                 raise StorageError(f"{path}: only {free >> 20} MiB are free on this disk; a run needs at least 64")
-            _write(path / "environment.json", json.dumps(environment(), indent=2) + "\n")
-            _write(path / "recipe.yaml", recipes.dump(recipe))  # last: its presence says that the folder is a run
+            _write(path / "environment.json", json.dumps({"format": FORMAT, **environment()}, indent=2) + "\n")
+            _write(path / "recipe.yaml", recipes.dump(recipe))  # last: its presence marks the folder as a run
     except OSError as error:
         raise StorageError(
             f"{path}: {error.strerror or error}; choose another folder with --set run.out=DIR"
@@ -98,15 +102,29 @@ def open_run(recipe: Recipe, *, resume: bool) -> RunFolder:
     return RunFolder(path, lock)
 
 
+def check_format(path: Path) -> None:
+    """Refuse a run folder that another version of agentrl made in a format that this one cannot read."""
+    try:
+        version = json.loads((path / "environment.json").read_text(encoding="utf-8")).get("format", 1)
+    except (OSError, ValueError, AttributeError):
+        version = 1
+    if version != FORMAT:
+        maker = "an earlier version" if version < FORMAT else "a later version"
+        raise UserError(
+            f"{path} was made by {maker} of agentrl (run folder format {version}, this version reads {FORMAT}); "
+            "continue it with that version, or start a new run with --set run.name=ANOTHER"
+        )
+
+
 def begun(path: Path) -> bool:
-    """Whether a run has anything to lose. One that failed before its first row may be started again as a new one."""
+    """Return whether a run has anything to lose. One that failed before its first row may be started again."""
     rows = path / "metrics.jsonl"
-    kept = (path / name for name in ("checkpoints", "trajectories"))
-    return (rows.is_file() and rows.stat().st_size > 0) or any(k.is_dir() and any(k.iterdir()) for k in kept)
+    folders = (path / name for name in ("checkpoints", "trajectories"))
+    return (rows.is_file() and rows.stat().st_size > 0) or any(f.is_dir() and any(f.iterdir()) for f in folders)
 
 
 def environment() -> dict[str, Any]:
-    """What a run depended on: versions, machine, commit."""
+    """Return what a run depends on: versions, machine, commit."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -136,7 +154,7 @@ def _lock(path: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise UserError(f"{path} is in use by another agentrl process; wait for it, or stop it") from None
+        raise UserError(f"{path} is in use by another agentrl process; wait until it ends, or stop it") from None
     return handle
 
 
@@ -147,7 +165,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _same_recipe(path: Path, recipe: Recipe) -> None:
-    """Refuse to resume with a recipe that would compute something else; say which keys differ."""
+    """Refuse to resume with a recipe that would compute something else, and name the keys that differ."""
     before = recipes.load(path / "recipe.yaml").model_dump(mode="json", by_alias=True)
     after = recipe.model_dump(mode="json", by_alias=True)
     differing = [
@@ -158,7 +176,7 @@ def _same_recipe(path: Path, recipe: Recipe) -> None:
     if differing:
         raise RecipeError(
             f"{path} was started with another recipe, so it cannot be resumed with this one; "
-            "put these back or choose another run.name:\n  " + "\n  ".join(differing)
+            "restore these keys or choose another run.name:\n  " + "\n  ".join(differing)
         )
 
 

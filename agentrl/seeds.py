@@ -3,7 +3,7 @@
 run seed ─┬─ task     (env, split, level, index)
           ├─ reset    (task, group)               shared by a group, kept by a retry
           ├─ sampling (task, group, rollout, turn) differs within a group
-          └─ secret   HMAC(run key, task, group)   verifiers only; never in a box, a log or a trajectory
+          └─ secret   HMAC(run key, task, group)   verifiers only; never in a sandbox, a log or a trajectory
 """
 
 import hashlib
@@ -14,7 +14,7 @@ Name = str | int
 
 
 def derive(seed: int, *names: Name) -> int:
-    """A 63-bit seed that depends on `seed` and on every name, in order.
+    """Return a 63-bit seed that depends on `seed` and on every name, in order.
 
     Each part is written with its type and length, so `("a", "bc")` and `("ab", "c")`, or `1` and `"1"`, differ.
     """
@@ -26,10 +26,10 @@ def derive(seed: int, *names: Name) -> int:
 
 
 def generator(seed: int, *names: Name) -> random.Random:
-    """A `random.Random` seeded by `derive`."""
+    """Return a `random.Random` seeded by `derive`."""
     return random.Random(derive(seed, *names))
 
 
 def secret(key: bytes, task_id: str, group: int) -> bytes:
-    """The verifier's secret for one group of one task; without the run's key it cannot be guessed."""
+    """Return the verifier's secret for one group of one task; without the run's key it cannot be guessed."""
     return hmac.new(key, f"{len(task_id)}:{task_id}:{group}".encode(), hashlib.sha256).digest()

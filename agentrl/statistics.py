@@ -1,4 +1,4 @@
-"""The few statistics that reports rest on: pass@k, bootstrap intervals, paired differences, Wilson bounds."""
+"""The statistics that reports rest on: pass@k, bootstrap intervals, paired differences, Wilson bounds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Interval:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that at least one of `k` draws without replacement from `samples` tries, `passed` of them right, is
-    right: the unbiased estimator 1 - C(n-c, k) / C(n, k)."""
+    """Return the unbiased estimate of pass@k from `samples` tries, `passed` of them right: 1 - C(n-c, k) / C(n, k)."""
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples a task, there are {samples}")
     if samples - passed < k:
@@ -38,7 +37,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 def bootstrap(
     values: Sequence[float], *, families: Sequence[str] | None = None, seed: int = 0, draws: int = 2000
 ) -> Interval:
-    """The mean over tasks, with a percentile bootstrap interval over tasks.
+    """Return the mean over tasks, with a percentile bootstrap interval over tasks.
 
     Tasks of the same family, where one is named, are drawn together: ten variants of a task tell little more than one.
     """
@@ -63,14 +62,14 @@ def paired(
     seed: int = 0,
     draws: int = 2000,
 ) -> Interval:
-    """The mean of b - a over the same tasks, with its interval: tasks are drawn once for both sides."""
+    """Return the mean of b - a over the same tasks, with its interval: tasks are drawn once for both sides."""
     if len(a) != len(b):
         raise ValueError(f"a paired comparison needs the same tasks on both sides, got {len(a)} and {len(b)}")
     return bootstrap([y - x for x, y in zip(a, b, strict=True)], families=families, seed=seed, draws=draws)
 
 
 def wilson(passed: int, tried: int, z: float = 1.959964) -> Interval:
-    """A proportion with its Wilson interval; honest at 0 and 1, where the normal interval has no width."""
+    """Return a proportion with its Wilson interval; honest at 0 and 1, where the normal interval has no width."""
     if not tried:
         return Interval(math.nan, 0.0, 1.0)
     p = passed / tried
@@ -80,7 +79,7 @@ def wilson(passed: int, tried: int, z: float = 1.959964) -> Interval:
 
 
 def verdict(difference: Interval) -> str:
-    """A paired interval in words."""
+    """Say a paired interval in words."""
     points = f"{100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
     if difference.low > 0:
         return f"better: {points}"
@@ -92,7 +91,7 @@ def verdict(difference: Interval) -> str:
 def _resampled_means(
     sums: NDArray[np.float64], counts: NDArray[np.int64], seed: int, draws: int
 ) -> NDArray[np.float64]:
-    """Means over as many families as there are, drawn with replacement; each brings the sum and count of its tasks."""
+    """Return means over as many families as there are, drawn with replacement, each with its tasks' sum and count."""
     random = np.random.default_rng(seed)
     drawn = (random.integers(0, len(sums), len(sums)) for _ in range(draws))
     means: NDArray[np.float64] = np.stack([sums[chosen].sum() / counts[chosen].sum() for chosen in drawn])

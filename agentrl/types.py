@@ -1,4 +1,4 @@
-"""What the rooms of the house hand to each other: one frozen type a stage, checked when it is built.
+"""What the parts of the system hand to each other: one frozen type per stage, checked when it is built.
 
     Task ─ Episode ─ Message/ToolCall/Observation ─ Completion ─ Trajectory ─ Verdict ─ Outcome
          ─ Group ─ Round ─ TrainingSample
@@ -22,7 +22,7 @@ from agentrl.errors import Fault
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Split = Literal["train", "heldout", "test"]
 Role = Literal["system", "user", "assistant", "tool"]
-Ending = Literal["done", "turns", "tokens", "time", "agent_error"]
+Ending = Literal["done", "max_turns", "max_tokens", "timeout", "agent_error"]
 Grade = Literal["graded", "infra_error", "verifier_error"]
 Finish = Literal["stop", "length", "abort"]
 Trust = Literal["sealed", "proxied", "shared", "judged"]
@@ -43,30 +43,30 @@ class Task:
     tags: tuple[str, ...] = ()
     """Features that tasks of similar difficulty share; the curriculum pools its evidence over them."""
     family: str = ""
-    """Tasks that are variants of one share it: whoever solves one mostly solves the others, so intervals count them as
-    one. Empty: a task of its own."""
+    """Variants of one task share it: a policy that solves one mostly solves the others, so intervals count them as one.
+    Empty: a task of its own."""
     prompt: str
     """What the policy is told."""
     setup: Mapping[str, Any] = field(default_factory=dict)
     """What `prepare` and the tools may use to build the episode; the policy may find out all of it."""
     secret: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """For the verifier alone: never in a box, a log or a trajectory file."""
+    """For the verifier alone: never in a sandbox, a log or a trajectory file."""
 
     def public(self) -> Task:
-        """The task as an episode sees it: without its secret."""
+        """Return the task as an episode sees it: without its secret."""
         return replace(self, secret={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call as the policy wrote it; arguments are validated only when the tool runs."""
+    """A call as the policy wrote it; its arguments are validated only when the tool runs."""
 
     name: str
     """The tool's name, perhaps one that does not exist."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments as parsed JSON."""
     id: str = ""
-    """The dialect's identifier, where it has one."""
+    """The tool format's identifier, where it has one."""
     error: str | None = None
     """Set when the call could not be parsed: it is answered with this text and never executed."""
 
@@ -102,7 +102,7 @@ class Observation:
     """The output was longer than its limit; the text says so."""
 
     def message(self) -> Message:
-        """The observation as a message of the conversation."""
+        """Return the observation as a message of the conversation."""
         return Message(role=self.role, content=self.content, tool_call_id=self.call_id, name=self.name)
 
 
@@ -123,7 +123,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine sampled for one request."""
+    """The tokens that an engine sampled for one request."""
 
     token_ids: tuple[int, ...]
     """The sampled tokens verbatim, the end-of-turn token included when it was sampled."""
@@ -184,7 +184,7 @@ class Segment:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Short: whoever prints a task or a round wants no thousand numbers, and numpy takes milliseconds for them."""
+        """Be short: nobody wants thousands of numbers printed, and numpy takes milliseconds for them."""
         return f"Segment({len(self)} tokens, {int(self.loss_mask.sum())} sampled)"
 
     @property
@@ -195,7 +195,7 @@ class Segment:
 
     @property
     def turns(self) -> NDArray[np.int32]:
-        """For each token the number of its turn within this segment; -1 for tokens that were not sampled.
+        """Return for each token the number of its turn within this segment; -1 for tokens that were not sampled.
 
         A turn is a run of sampled tokens: between two turns there is always a bridge.
         """
@@ -206,7 +206,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a verifier found."""
+    """A verifier's judgement of one submission."""
 
     score: float
     """A finite number in [0, 1]."""
@@ -218,7 +218,7 @@ class Verdict:
     """sealed: no agent code ran beside the comparison. proxied: agent code ran in another process. shared: it ran
     inside the test process. judged: a model's opinion."""
     turn_scores: tuple[float, ...] = ()
-    """Process rewards, one a turn, where the verifier gives them."""
+    """Process rewards, one per turn, where the verifier gives them."""
     cost_s: float = 0.0
     """Wall seconds that grading took."""
     verifier: str = ""
@@ -238,17 +238,17 @@ class Outcome:
     ending: Ending
     """done, or which budget ran out, or the agent broke its own episode. A truncated episode is still graded."""
     grade: Grade
-    """graded, or which part of the house failed; then there is no score."""
+    """graded, or which part of the system failed; then there is no score."""
     score: float | None
     fault: Fault | None = None
     """The cause of an infra_error, verifier_error or agent_error."""
     alarm: bool = False
-    """The submission broke grading twice on fresh boxes while the house was well: scored 0, and worth a look."""
+    """The submission broke grading twice in fresh sandboxes while the system was well: scored 0, and worth a look."""
 
     @property
     def cut_off(self) -> bool:
-        """Whether a budget ended it."""
-        return self.ending in ("tokens", "turns", "time")
+        """Whether a budget ended the episode."""
+        return self.ending in ("max_tokens", "max_turns", "timeout")
 
     def __post_init__(self) -> None:
         if (self.grade == "graded") != (self.score is not None):
@@ -272,13 +272,13 @@ class Trajectory:
     seed: int
     """The group's reset seed."""
     segments: tuple[Segment, ...]
-    """Usually one; one a turn where the chat template rewrites history."""
+    """Usually one; one per turn where the chat template rewrites history."""
     messages: tuple[Message, ...]
     """The conversation as text."""
     outcome: Outcome
     verdict: Verdict | None = None
     ledger: Mapping[str, Any] = field(default_factory=dict)
-    """What the episode did to its world: files, denied calls, timeouts, bytes."""
+    """What the episode did to its sandbox: files, denied calls, timeouts, bytes."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in engine, tools, verifier and overhead."""
     root: str = ""
@@ -292,12 +292,12 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """The number of tokens that the policy sampled."""
         return int(sum(s.loss_mask.sum() for s in self.segments))
 
     @property
     def tokens(self) -> int:
-        """All tokens, over all segments."""
+        """The number of all tokens, over all segments."""
         return sum(len(s) for s in self.segments)
 
     @property
@@ -323,7 +323,7 @@ class Group:
 
     @property
     def scores(self) -> tuple[float, ...]:
-        """Scores of the graded rollouts, in order."""
+        """The scores of the graded rollouts, in order."""
         return tuple(t.outcome.score for t in self.trajectories if t.outcome.score is not None)
 
     @property
@@ -334,7 +334,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """The groups that one learner step gets, and those the gates dropped on the way."""
+    """The groups that one learner step gets, and those that the group filter dropped on the way."""
 
     number: int
     kept: tuple[Group, ...]

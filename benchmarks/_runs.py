@@ -50,6 +50,13 @@ def finished(out: Path, name: str) -> bool:
     return any(row["stage"] == "end" for row in metrics.read(log_of(out, name), "eval"))
 
 
+def heldout(row: metrics.Row) -> dict[str, float]:
+    """Return the pass@1 of an evaluation, with its interval, where a run has one environment."""
+    (figures,) = metrics.by_environment(row).values()
+    score: dict[str, float] = figures["pass@1"]
+    return score
+
+
 def play(
     recipe: Path, runs: Mapping[str, Sequence[str]], out: Path, *, at_once: int, minutes: float | None
 ) -> dict[str, float]:

@@ -15,21 +15,23 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl import seeds
-from agentrl.curriculum import group_filter
-from agentrl.curriculum.sampler import Source, make
+from agentrl.curriculum.group_filter import GroupFilter
+from agentrl.curriculum.sampler import Sampler, Source
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.learn.model import scratch_tokenizer
 from agentrl.recipe import GroupFilterSection, UniformCurriculum
+from agentrl.rollout.inflight import Draw
+from agentrl.rollout.player import Player
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import Plan, Scheduler
-from agentrl.types import Completion, Message, Split, Task, ToolCall, Verdict
+from agentrl.types import Completion, Message, Split, Task, ToolCall, Trajectory, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
 CALL = Message(role="assistant", content="", tool_calls=(ToolCall(name="work", arguments={}),))
@@ -87,28 +89,30 @@ class Stand:
 async def measure(renderer: Renderer, rounds: int, learn_s: float, *, asynchronous: bool) -> tuple[float, list[float]]:
     """Seconds for so many rounds, and the staleness of what was trained on."""
     engine: Any = Stand(renderer.write(CALL))
-    sampler = make(UniformCurriculum(type="uniform"), [Source(name="slow", environment=Slow())], 0)
-    scheduler = Scheduler(
+    sampler = Sampler(UniformCurriculum(type="uniform"), [Source(name="slow", environment=Slow())], 0)
+    player = Player(
         engine=engine,
         renderer=renderer,
-        worlds={"slow": EnvRuntime(name="slow", make=Slow, boxes=NoBoxes())},
-        gate=group_filter.make(GroupFilterSection(dynamic_sampling=False), 1 << 20),
-        plan=Plan(group_size=4, groups=8, concurrency=64, asynchronous=asynchronous, max_staleness=2),
+        runtimes={"slow": EnvRuntime(name="slow", make=Slow, boxes=NoBoxes())},
         budget=Budget(context=1 << 20, tokens=1 << 20),
     )
-    ages: list[float] = []
 
-    async def publish() -> None:
-        engine.version += 1
+    def play(draw: Draw, index: int) -> Awaitable[Trajectory]:
+        return player.play(draw.env, draw.task, RolloutId(seed=0, group=draw.group, index=index))
+
+    plan = Plan(group_size=4, groups=8, concurrency=64, asynchronous=asynchronous, max_staleness=2)
+    keep_all = GroupFilter(GroupFilterSection(dynamic_sampling=False), 1 << 20)
+    scheduler = Scheduler(play, keep_all, plan, version=lambda: engine.version)
+    ages: list[float] = []
 
     began = time.perf_counter()
     source = scheduler.rounds(sampler)
     try:
-        async for found in source:
-            sampler.observe(sorted((*found.kept, *found.dropped), key=lambda group: group.number))
-            ages += [engine.version - t.oldest_version for g in found.kept for t in g.trajectories]
+        async for round_ in source:
+            sampler.observe(sorted((*round_.kept, *round_.dropped), key=lambda group: group.number))
+            ages += [engine.version - t.oldest_version for g in round_.kept for t in g.trajectories]
             await asyncio.sleep(learn_s)
-            await scheduler.update(publish)
+            engine.version += 1
             if engine.version == rounds:
                 return time.perf_counter() - began, ages
     finally:

@@ -6,7 +6,7 @@ The learner has one skill (a logit) for each cluster of tasks; a task is passed 
 sigmoid(skill of its cluster - its difficulty). Skills move by the policy gradient alone: sampled binary rewards,
 advantages from agentrl.learn.advantage, one plain gradient step a round with a constant divisor, so that no method
 gains a larger learning rate by dropping groups. Every rollout that begins counts as spent, whether or not a gate
-discards it; ours lets doubtful groups begin with half of theirs (`gates.probe`).
+discards it; ours lets doubtful groups begin with half of theirs (`group_filter.probe`).
 With --runs every run is kept in that file as it ends, and read instead of repeated the next time.
 """
 
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.curriculum import group_filter
 from agentrl.curriculum.baselines import Pools, Uniform
+from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.group_stats import Choice, GroupStats
 from agentrl.curriculum.learnability import Learnability
 from agentrl.curriculum.sampler import Chooser
@@ -185,7 +185,7 @@ class Method:
         elif name == "ours":
             self._chooser = Learnability(LearnabilityCurriculum(), tasks)
         dynamic = name in ("ours", "dynamic_sampling")
-        self.gate = group_filter.make(GroupFilterSection(dynamic_sampling=dynamic), max_tokens=1024)
+        self.group_filter = GroupFilter(GroupFilterSection(dynamic_sampling=dynamic), max_tokens=1024)
         self.dynamic = dynamic
         self._choices: list[Choice] = []
 
@@ -204,10 +204,10 @@ class Method:
             return groups
         score, count = groups.score.copy(), groups.count.copy()
         for at, choice in enumerate(self._choices):
-            first = self.gate.begin_with(GROUP, choice.belief)
+            first = self.group_filter.begin_with(GROUP, choice.belief)
             if first < GROUP:
                 passed = int(self._rng.hypergeometric(score[at], GROUP - score[at], first))
-                if self.gate.may_spare([1.0] * passed + [0.0] * (first - passed), GROUP - first, choice.belief):
+                if self.group_filter.may_spare([1.0] * passed + [0.0] * (first - passed), GROUP - first, choice.belief):
                     score[at], count[at] = passed, first
         return Rollouts(groups.tasks, score, groups.gradient, count)
 
@@ -266,7 +266,7 @@ def run(world: World, method: str, seed: int) -> Run:
         kept: list[Rollouts] = []
         number, drawn, informative = 0, 0, 0
         taken: list[int] = []
-        while number < ROUND and (drawn == 0 or chooser.gate.may_refill(ROUND, drawn)):
+        while number < ROUND and (drawn == 0 or chooser.group_filter.may_refill(ROUND, drawn)):
             groups = chooser.spare(learner.roll_out(chooser.draw(ROUND - number, taken)))
             chooser.observe(groups, version)
             drawn += len(groups.tasks)

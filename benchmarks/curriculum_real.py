@@ -5,7 +5,7 @@
                                          # no training: FOLDER/*/metrics.jsonl is read
 
 Every run starts from the same recipe and differs in its seed and its curriculum alone. Held-out success is read
-against the rollout tokens spent by then, groups that a gate dropped included. Runs that are finished in the output
+against the rollout tokens spent by then, dropped groups included. Runs that are finished in the output
 folder are read, not repeated, and those that were stopped go on, so the benchmark can be stopped and started again;
 what is reported meanwhile compares the seeds that both curricula have, up to the tokens that all of them have spent.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._runs import finished, log_of, options, play
+from benchmarks._runs import finished, heldout, log_of, options, play
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 KINDS = ("learnability", "uniform")
@@ -42,9 +42,9 @@ def curve(log: Path) -> Curve:
     spent, points = 0.0, dict[int, tuple[float, float]]()
     for row in metrics.read(log):
         if row["kind"] == "step":
-            spent += float(row["rollout_tokens"])
+            spent += float(row["rollout/tokens"])
         elif row["kind"] == "eval" and row["stage"] != "start":
-            points[int(row["step"])] = (spent, float(row["pass@1"]["value"]))
+            points[int(row["step"])] = (spent, heldout(row)["value"])
     return list(points.values())
 
 

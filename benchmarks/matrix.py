@@ -1,9 +1,9 @@
-"""`python -m benchmarks.matrix`: every environment, level and backend, checked and attacked; the evidence as JSON.
+"""`python -m benchmarks.matrix`: checks and attacks every environment, level and backend; writes the evidence as JSON.
 
     for each backend, environment, level ──> env check ──> controls, every attack ──> a row, written at once
 
-The file is written after every row. Rows that failed or are missing are what the next run begins with, so a run that
-was killed goes on where it stopped; once every row asked for is there and well, they are all run again.
+The file is written after every row. The next run begins with rows that failed or are missing, so a run that was killed
+resumes where it stopped; once every requested row is ok, all of them are run again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl import catalogue, seeds
-from agentrl.check import context as checks
-from agentrl.check.run import check
+from agentrl.check.run import ALL, check
 from agentrl.envs import load
 from agentrl.envs.play import stage
 from agentrl.errors import AgentRLError, UserError
@@ -38,9 +37,9 @@ from agentrl.types import Task
 
 BACKENDS = ("namespace", "docker")
 KINDS = 32
-"""Among how many tasks of a level kinds are looked for."""
-CHECKS = tuple(name for name in checks.ALL if name != "red_team")
-"""The check of that name tries a part of what each row tries whole."""
+"""How many tasks of a level are searched for kinds."""
+CHECKS = tuple(name for name in ALL if name != "red_team")
+"""The red_team check tries only a part of what each row tries."""
 Say = Callable[[str], None]
 Row = dict[str, Any]
 
@@ -58,11 +57,11 @@ class Cell:
 
 
 def cells(envs: Sequence[str] = (), backends: Sequence[str] = (), levels: Sequence[int] = ()) -> list[Cell]:
-    """All that was asked for, by default everything: backends in order, then environments, then levels."""
+    """Return the requested cells, by default all: backends in order, then environments, then levels."""
     known = catalogue.members("envs")
-    strange = [name for name in envs if name not in known]
-    if strange:
-        raise UserError(f"no environment {strange[0]!r}; there are: {', '.join(known)}")
+    unknown = [name for name in envs if name not in known]
+    if unknown:
+        raise UserError(f"no environment {unknown[0]!r}; there are: {', '.join(known)}")
     return [
         Cell(backend, env, level)
         for backend in backends or BACKENDS
@@ -73,29 +72,29 @@ def cells(envs: Sequence[str] = (), backends: Sequence[str] = (), levels: Sequen
 
 
 def dealt(corpus: Sequence[Attack], env: str, level: int) -> list[Attack]:
-    """A level's share of the attacks: over an environment's levels each attack comes once, by a fixed draw."""
+    """Return a level's share of the attacks: over an environment's levels each attack comes once, by a fixed draw."""
     levels = list(load(env).levels)
     order = seeds.generator(0, "matrix", env).sample(list(corpus), len(corpus))
     return order[levels.index(level) :: len(levels)]
 
 
 def attacked(env: str, level: int) -> tuple[Task, ...]:
-    """The tasks that attacks are tried on: the first held-out one of each kind, a kind being a task's first tag.
+    """Return the tasks to attack: the first held-out one of each kind, a kind being a task's first tag.
 
-    In boxes, where each costs minutes, of many kinds only the first: there they are the same to a verifier.
+    With sandboxes a task costs minutes: of more than two kinds, which are alike to a verifier, only the first is tried.
     """
     environment = load(env)()
-    found: dict[tuple[str, ...], Task] = {}
+    first: dict[tuple[str, ...], Task] = {}
     for index in range(min(KINDS, environment.size or KINDS)):
         task = environment.task("heldout", level, index)
-        found.setdefault(task.tags[:1], task)
-    tasks = tuple(found.values())
+        first.setdefault(task.tags[:1], task)
+    tasks = tuple(first.values())
     boxed = environment.prepare(tasks[0].public(), seeds.generator(0, "matrix")) is not None
     return tasks[:1] if boxed and len(tasks) > 2 else tasks
 
 
 async def examine(cell: Cell, corpus: Sequence[Attack], *, parallel: int = 4, checked: int = 2) -> Row:
-    """The checks and the red team at one level; whatever breaks is a failure of the row, never of the run."""
+    """Run the checks and the red team at one level; an exception fails the row, never the run."""
     began = time.monotonic()
     failed: dict[str, str] = {}
     passed = 0
@@ -108,9 +107,9 @@ async def examine(cell: Cell, corpus: Sequence[Attack], *, parallel: int = 4, ch
         failed = {result.name: result.evidence for result in results if not result.ok}
         middle = time.monotonic()
         tasks = attacked(cell.env, cell.level)
-        aim = suite.AttackTarget(name=cell.env, make=load(cell.env), tasks=tasks, judge=ScriptedExaminer())
+        target = suite.AttackTarget(name=cell.env, make=load(cell.env), tasks=tasks, judge=ScriptedExaminer())
         async with stage(cell.backend) as where:
-            report = await suite.run(aim, where.boxes, backend=cell.backend, chosen=corpus, parallel=parallel)
+            report = await suite.run(target, where.boxes, backend=cell.backend, chosen=corpus, parallel=parallel)
     except Exception as error:
         middle = time.monotonic()
         failed["run"] = f"{type(error).__name__}: {error}"
@@ -126,7 +125,7 @@ def row(
     check_s: float,
     redteam_s: float,
 ) -> Row:
-    """What was found at one place, as plain data."""
+    """Return a cell's results as plain data."""
     controls = report.data()["controls"] if report else {}
     tasks = dict.fromkeys(control.task for control in report.controls) if report else {}
     breaches = report.breaches if report else ()
@@ -136,7 +135,7 @@ def row(
         "backend": cell.backend,
         "ok": not failed and report is not None and report.ok,
         "checks": {"passed": passed, "failed": dict(failed)},
-        "controls": {name: found["score"] for name, found in controls.items()},
+        "controls": {name: control["score"] for name, control in controls.items()},
         "tasks": list(tasks),
         "attacks": chosen,
         "sampled": chosen < len(attacks()),
@@ -149,7 +148,7 @@ def row(
 
 
 class Evidence:
-    """The file: rows by their place, written whole after each. Several runs may fill different rows of one file."""
+    """The file of rows, written whole after each. Several runs may fill different rows of one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -159,23 +158,24 @@ class Evidence:
         if not self.path.is_file():
             return {}
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))["rows"]
-            return {Cell(one["backend"], one["env"], one["level"]): one for one in found}
+            rows = json.loads(self.path.read_text(encoding="utf-8"))["rows"]
+            return {Cell(one["backend"], one["env"], one["level"]): one for one in rows}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{self.path} is no matrix of ours ({error}); move it away, or name another --out"
+                f"{self.path} is not a matrix file ({error}); move it away, or name another --out"
             ) from None
 
-    def todo(self, wanted: Iterable[Cell], *, sample: bool = False) -> list[Cell]:
-        """What is missing, failed, or was only sampled where all is asked for; everything when nothing is."""
-        places = list(wanted)
-        known = [self.rows.get(cell, {}) for cell in places]
-        done = [found.get("ok", False) and (sample or not found["sampled"]) for found in known]
-        return [cell for cell, well in zip(places, done, strict=True) if not well] or places
+    def todo(self, requested: Sequence[Cell], *, sample: bool = False) -> list[Cell]:
+        """Return what is missing, failed, or only sampled when a full row is requested; everything when nothing is."""
 
-    def add(self, cell: Cell, found: Row) -> None:
-        """Enter one row beside whatever lies in the file by now."""
-        self.rows = {**self._read(), cell: found}
+        def done(row: Row) -> bool:
+            return bool(row.get("ok")) and (sample or not row["sampled"])
+
+        return [cell for cell in requested if not done(self.rows.get(cell, {}))] or list(requested)
+
+    def add(self, cell: Cell, new: Row) -> None:
+        """Add one row to those that are in the file by now."""
+        self.rows = {**self._read(), cell: new}
         machine = about_here()
         rows = [self.rows[cell] for cell in sorted(self.rows)]
         data = {
@@ -190,11 +190,11 @@ class Evidence:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The whole table in few numbers, by backend."""
-    found: dict[str, Any] = {}
+    """Sum the table up, by backend."""
+    totals: dict[str, Any] = {}
     for backend in sorted({one["backend"] for one in rows}):
         mine = [one for one in rows if one["backend"] == backend]
-        found[backend] = {
+        totals[backend] = {
             "rows": len(mine),
             "ok": sum(one["ok"] for one in mine),
             "sampled": sum(one["sampled"] for one in mine),
@@ -204,28 +204,25 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
             "attacks_succeeded": sum(len(one["succeeded"]) for one in mine),
             "seconds": round(sum(sum(one["seconds"].values()) for one in mine)),
         }
-    return found
+    return totals
 
 
-def line(cell: Cell, found: Row) -> str:
-    """One row for a person."""
-    counts = f"{found['checks']['passed']} checks, {found['tried']} attacks tried"
-    took = f"{sum(found['seconds'].values()):.0f} s"
-    if found["ok"]:
-        return f"ok    {cell}: {counts} ({took})"
-    wrong = [f"check {name}: {text}" for name, text in found["checks"]["failed"].items()]
-    wrong += [f"control {name} scored {score}" for name, score in found["controls"].items() if _off(name, score)]
-    wrong += [f"attack {name} {one['result']}, score {one['score']}" for name, one in found["succeeded"].items()]
-    return "\n      ".join([f"FAIL  {cell}: {counts} ({took})", *wrong])
-
-
-def _off(name: str, score: float | None) -> bool:
-    return score != (1.0 if name == "oracle" else 0.0)
+def line(cell: Cell, result: Row) -> str:
+    """Show one row."""
+    text = f"{cell}: {result['checks']['passed']} checks, {result['tried']} attacks tried"
+    text += f" ({sum(result['seconds'].values()):.0f} s)"
+    if result["ok"]:
+        return f"ok    {text}"
+    controls = result["controls"].items()
+    wrong = [f"check {name}: {evidence}" for name, evidence in result["checks"]["failed"].items()]
+    wrong += [f"control {name} scored {score}" for name, score in controls if score != float(name == "oracle")]
+    wrong += [f"attack {name} {one['result']}, score {one['score']}" for name, one in result["succeeded"].items()]
+    return "\n      ".join([f"FAIL  {text}", *wrong])
 
 
 @contextmanager
 def _daemon(backend: str) -> Iterator[None]:
-    """Docker's daemon where that backend needs one and none answers."""
+    """Run Docker's daemon where that backend needs one and none answers."""
     if backend != "docker":
         yield
         return
@@ -235,26 +232,24 @@ def _daemon(backend: str) -> Iterator[None]:
         yield
 
 
-def run(wanted: Sequence[Cell], evidence: Evidence, *, sample: bool, parallel: int, minutes: float, say: Say) -> int:
-    """Fill the rows asked for; 1 when any of them failed or was not reached."""
+def run(cells: Sequence[Cell], evidence: Evidence, *, sample: bool, parallel: int, minutes: float, say: Say) -> int:
+    """Fill the requested rows; return 1 when any of them failed or was not reached."""
     corpus = list(attacks().values())
     deadline = time.monotonic() + 60 * minutes
-    todo = evidence.todo(wanted, sample=sample)
-    say(f"{len(todo)} of {len(wanted)} rows to run")
+    todo = evidence.todo(cells, sample=sample)
+    say(f"{len(todo)} of {len(cells)} rows to run")
     for backend in dict.fromkeys(cell.backend for cell in todo):
         with _daemon(backend):
             for cell in todo:
                 if cell.backend != backend or time.monotonic() > deadline:
                     continue
                 chosen = dealt(corpus, cell.env, cell.level) if sample else corpus
-                found = asyncio.run(examine(cell, chosen, parallel=parallel, checked=1 if sample else 2))
-                evidence.add(cell, found)
-                say(line(cell, found))
-    bad = [cell for cell in wanted if not evidence.rows.get(cell, {}).get("ok")]
-    say(
-        f"{len(wanted) - len(bad)} of {len(wanted)} rows are well"
-        + (f"; not: {'; '.join(map(str, bad))}" if bad else "")
-    )
+                result = asyncio.run(examine(cell, chosen, parallel=parallel, checked=1 if sample else 2))
+                evidence.add(cell, result)
+                say(line(cell, result))
+    bad = [cell for cell in cells if not evidence.rows.get(cell, {}).get("ok")]
+    not_ok = f"; not: {'; '.join(map(str, bad))}" if bad else ""
+    say(f"{len(cells) - len(bad)} of {len(cells)} rows are ok{not_ok}")
     return 1 if bad else 0
 
 
@@ -265,24 +260,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", action="append", default=[], choices=BACKENDS, help="may be given again")
     parser.add_argument("--level", action="append", default=[], type=int, help="may be given again")
     parser.add_argument(
-        "--sample", action="store_true", help="one checked task a level; each attack at one level of many"
+        "--sample", action="store_true", help="check one task per level; try each attack at one level only"
     )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row later than this")
     parser.add_argument("--parallel", type=int, default=4, help="episodes at once")
-    given = parser.parse_args(argv)
-    wanted = cells(given.only, given.backend, given.level)
+    arguments = parser.parse_args(argv)
     return run(
-        wanted,
-        Evidence(given.out),
-        sample=given.sample,
-        parallel=given.parallel,
-        minutes=given.minutes,
+        cells(arguments.only, arguments.backend, arguments.level),
+        Evidence(arguments.out),
+        sample=arguments.sample,
+        parallel=arguments.parallel,
+        minutes=arguments.minutes,
         say=lambda text: print(text, flush=True),
     )
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to stop, boxes and a daemon of ours go first
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # on a stop, sandboxes and our own daemon end first
     try:
         sys.exit(main())
     except AgentRLError as problem:

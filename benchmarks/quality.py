@@ -119,8 +119,8 @@ async def measure(name: str, tasks: int) -> dict[str, Any]:
     pool = Pool(sandboxes.load("namespace")())
     began = time.monotonic()
     try:
-        aim = suite.mark(name, envs.load(name), per_level=tasks, judge=ScriptedExaminer())
-        found = await quality(aim, pool)
+        target = suite.AttackTarget.of(name, envs.load(name), per_level=tasks, judge=ScriptedExaminer())
+        found = await quality(target, pool)
     finally:
         pool.close()
     return {**found, "shortfalls": shortfalls(found), "seconds": round(time.monotonic() - began, 1)}

@@ -18,7 +18,7 @@ from typing import Any
 from agentrl import metrics, statistics
 from agentrl.evaluation import gain
 from agentrl.statistics import Interval
-from benchmarks._runs import log_of, options, play
+from benchmarks._runs import heldout, log_of, options, play
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 GAIN, WARM = 0.30, (0.15, 0.60)
@@ -33,7 +33,7 @@ def names(seeds: int) -> list[str]:
 def settings(name: str, more: list[str]) -> list[str]:
     """What sets a run apart from the recipe."""
     kind, seed = name.rsplit("-", 1)
-    return [f"run.seed={seed}", *(["gates.shuffle_scores=true"] if kind == "control" else []), *more]
+    return [f"run.seed={seed}", *(["group_filter.shuffle_scores=true"] if kind == "control" else []), *more]
 
 
 def report(out: Path, name: str, seconds: float | None) -> dict[str, Any] | None:
@@ -42,14 +42,14 @@ def report(out: Path, name: str, seconds: float | None) -> dict[str, Any] | None
     last = rows.get("end") or rows.get("rl")
     if "sft" not in rows or last is None:
         return None
-    added = gain(rows["sft"]["passes"], last["passes"])
+    added = gain(metrics.passes(rows["sft"]), metrics.passes(last))
     return {
         "name": name,
         "steps": last["step"],
         "finished": "end" in rows,
-        "start": rows["start"]["pass@1"],
-        "sft": rows["sft"]["pass@1"],
-        "rl": last["pass@1"],
+        "start": heldout(rows["start"]),
+        "sft": heldout(rows["sft"]),
+        "rl": heldout(last),
         "gain": added.as_dict(),
         "seconds": seconds,
     }

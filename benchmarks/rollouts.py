@@ -127,7 +127,7 @@ def overhead(render: Renderer, *, concurrency: int = 256, turns: int = 16, repea
         wall, cpu = time.perf_counter(), time.process_time()
         made = await asyncio.gather(
             *(
-                rollout(engine, render, world, task, place=RolloutId(seed=0, group=0, index=i), budget=budget)
+                rollout(engine, render, world, task, rollout_id=RolloutId(seed=0, group=0, index=i), budget=budget)
                 for i in range(concurrency)
             )
         )
@@ -171,7 +171,7 @@ def graded(
             async with places:
                 place = RolloutId(seed=0, group=group, index=index)
                 script = ScriptedEngine(render, actions)
-                return await rollout(script, render, world, task, place=place, budget=budget)
+                return await rollout(script, render, world, task, rollout_id=place, budget=budget)
 
         before = time.perf_counter(), time.process_time(), _machine_time()
         made = await asyncio.gather(*(one(*divmod(number, 16)) for number in range(episodes)))
@@ -265,7 +265,9 @@ def waiting(render: Renderer, *, episodes: int = 128, places: int = 32, repeats:
         async def one(index: int) -> None:
             async with gate:
                 budget = Budget(context=1 << 20, tokens=1 << 20, turns=len(plans[index]))
-                await rollout(engine, render, world, task, place=RolloutId(seed=0, group=0, index=index), budget=budget)
+                await rollout(
+                    engine, render, world, task, rollout_id=RolloutId(seed=0, group=0, index=index), budget=budget
+                )
 
         await asyncio.gather(*(one(i) for i in range(episodes)))
 

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,17 @@ class Summary:
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """Write an environment that the catalogue then finds."""
+    monkeypatch.setenv("AGENTRL_PATH", str(tmp_path))
+
+    def write(name: str, source: str) -> str:
+        folder = tmp_path / "envs" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(source)
+        return name
+
+    return write

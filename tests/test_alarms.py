@@ -6,22 +6,27 @@ import pytest
 
 from agentrl.alarms import alarms
 
-HEALTHY = {"score": 0.5, "entropy": 1.0, "sampled_mean": 100.0, "informative": 0.8, "rollouts": 64, "infra_errors": 0}
+HEALTHY = {
+    "rollout/score": 0.5, "learn/entropy": 1.0, "rollout/tokens_mean": 100.0, "rollout/informative": 0.8,
+    "rollout/episodes": 64, "rollout/ungraded": 0,
+}  # fmt: skip
 
 
-def rows(count: int = 30, **last: Any) -> list[dict[str, Any]]:
+def rows(count: int = 30, last: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """A run whose second half carries other values."""
-    return [{"kind": "step", "step": n, **HEALTHY, **(last if n >= count // 2 else {})} for n in range(count)]
+    return [{"kind": "step", "step": n, **HEALTHY, **((last or {}) if n >= count // 2 else {})} for n in range(count)]
 
 
 def evals(*values: float, every: int = 10) -> list[dict[str, Any]]:
-    """Evaluations on 100 tasks, the first before the first step."""
+    """Evaluations on 100 tasks, half of each of two environments, the first before the first step."""
     return [
         {
             "kind": "eval",
             "step": number * every,
-            "pass@1": {"value": value},
-            "passes": {str(task): float(task < 100 * value) for task in range(100)},
+            **{
+                f"eval/{env}/passes": {str(task): float(task < 100 * value) for task in range(start, 100, 2)}
+                for start, env in enumerate(("files", "countdown"))
+            },
         }
         for number, value in enumerate(values)
     ]
@@ -35,26 +40,26 @@ def test_a_healthy_run_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"entropy": 0.05}, "entropy"),
-        ({"sampled_mean": 250.0}, "length"),
-        ({"informative": 0.0}, "signal"),
-        ({"skipped": 1}, "not finite"),
-        ({"infra_errors": 40}, "infrastructure"),
-        ({"grading_alarms": 2}, "grading"),
+        ({"learn/entropy": 0.05}, "entropy"),
+        ({"rollout/tokens_mean": 250.0}, "length"),
+        ({"rollout/informative": 0.0}, "signal"),
+        ({"learn/skipped": 1}, "not finite"),
+        ({"rollout/ungraded": 40}, "infrastructure"),
+        ({"rollout/grading_alarms": 2}, "grading"),
     ],
 )
 def test_each_failure_has_its_alarm(change: dict[str, Any], name: str) -> None:
-    assert list(alarms(rows(**change), evals(0.3, 0.4, 0.5))) == [name]
+    assert list(alarms(rows(last=change), evals(0.3, 0.4, 0.5))) == [name]
 
 
 def test_a_score_that_only_training_sees_is_suspicious() -> None:
-    assert list(alarms(rows(score=0.9), evals(0.30, 0.31, 0.30))) == ["hacking"]
-    assert alarms(rows(score=0.9), evals(0.3, 0.5, 0.7)) == {}
+    assert list(alarms(rows(last={"rollout/score": 0.9}), evals(0.30, 0.31, 0.30))) == ["hacking"]
+    assert alarms(rows(last={"rollout/score": 0.9}), evals(0.3, 0.5, 0.7)) == {}
 
 
 def test_a_warm_start_does_not_hide_it() -> None:
     """What the untrained model scored is no measure: the warm start had made it better before RL began."""
-    assert list(alarms(rows(score=0.9), [*evals(0.0), *evals(0.30, 0.31, 0.30)])) == ["hacking"]
+    assert list(alarms(rows(last={"rollout/score": 0.9}), [*evals(0.0), *evals(0.30, 0.31, 0.30)])) == ["hacking"]
 
 
 def test_held_out_success_that_falls_is_told_at_once() -> None:
@@ -65,5 +70,5 @@ def test_held_out_success_that_falls_is_told_at_once() -> None:
     assert alarms(few, [*evals(0.0), *evals(0.30, 0.29)]) == {}, "one task in a hundred is chance"
     assert alarms(few, evals(0.30)) == {}
     assert alarms(rows(13), [*evals(0.0), *evals(0.30, 0.15)]) == {}, "once for each evaluation"
-    alike = [{**row, "family": {str(task): "one" for task in range(15, 30)}} for row in evals(0.30, 0.15)]
+    alike = [{**row, "eval/files/family": {str(task): "one" for task in range(15, 30)}} for row in evals(0.30, 0.15)]
     assert alarms(few, alike) == {}, "all that fell is one family"

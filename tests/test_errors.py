@@ -1,6 +1,4 @@
-"""The boundary: exceptions become data with cause, component and traceback; what must pass through does."""
-
-import asyncio
+"""Exceptions become data with cause, component and traceback."""
 
 import pytest
 
@@ -17,26 +15,13 @@ from agentrl import errors
     ],
 )
 def test_an_exception_becomes_a_fault(error: Exception, blame: str) -> None:
-    with errors.boundary("room") as caught:
+    try:
         raise error
-    assert caught.fault is not None
-    assert (caught.fault.component, caught.fault.blame) == ("room", blame)
-    assert caught.fault.cause == f"{type(error).__name__}: {error}"
-    assert "test_errors.py" in caught.fault.trace
-
-
-def test_a_quiet_block_has_no_fault() -> None:
-    with errors.boundary("room") as caught:
-        pass
-    assert caught.fault is None
-
-
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), asyncio.CancelledError(), errors.RecipeError("x"), SystemExit(1)]
-)
-def test_interrupts_and_user_errors_pass_through(error: BaseException) -> None:
-    with pytest.raises(type(error)), errors.boundary("room"):
-        raise error
+    except Exception as caught:
+        fault = errors.fault_of(caught, "room")
+    assert (fault.component, fault.blame) == ("room", blame)
+    assert fault.cause == f"{type(error).__name__}: {error}"
+    assert "test_errors.py" in fault.trace
 
 
 def test_user_errors_are_value_errors() -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentrl import assembly, eval_command
+from agentrl import assembly, envs, eval_command
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
 from agentrl.errors import UserError
-from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, compare, evaluate, fingerprint, overlap, problems
+from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, compare, evaluate, overlap, problems
+from agentrl.hashing import task_hash
+from agentrl.rollout.player import Player
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, SamplingParams
+from agentrl.rollout.rollout import Budget, EnvRuntime
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Completion, Ending
 
@@ -40,7 +42,7 @@ class Expert(ScriptedEngine):
         number, key = int(group) - EVAL_GROUP, f"{group}-{index}"
         if key not in self._scripts:
             problem = self._tasks[number]
-            actions = problem.world.make().expert(problem.task) if number in self._solved else ["no"]
+            actions = envs.load(problem.env)().expert(problem.task) if number in self._solved else ["no"]
             self._scripts[key] = ScriptedEngine(self._renderer, actions)
         return await self._scripts[key].generate(token_ids, sampling)
 
@@ -48,25 +50,20 @@ class Expert(ScriptedEngine):
 @pytest.fixture(scope="module")
 def found() -> tuple[list[Problem], Renderer, EnvRuntime]:
     recipe = recipes.build(RECIPE)
-    with assembly.worlds(recipe) as worlds:
-        renderer = assembly.policy(recipe, worlds, say=lambda text: None).renderer
-        return problems(worlds["countdown"], "heldout", [1, 2], 6), renderer, worlds["countdown"]
+    with assembly.runtimes(recipe) as runtimes:
+        renderer = assembly.load_policy(recipe, runtimes, say=lambda text: None).renderer
+        return problems(runtimes["countdown"], "heldout", [1, 2], 6), renderer, runtimes["countdown"]
 
 
 def tried(found: tuple[list[Problem], Renderer, EnvRuntime], solved: set[int], samples: int = 2) -> Evaluation:
-    tasks, renderer, _ = found
-    return asyncio.run(
-        evaluate(
-            Expert(renderer, tasks, solved),
-            renderer,
-            tasks,
-            samples=samples,
-            budget=Budget(context=2048, tokens=512),
-            style=SamplingParams(),
-            seed=1,
-            key=b"k",
-        )
+    tasks, renderer, runtime = found
+    player = Player(
+        engine=Expert(renderer, tasks, solved),
+        renderer=renderer,
+        runtimes={"countdown": runtime},
+        budget=Budget(context=2048, tokens=512),
     )
+    return asyncio.run(evaluate(player, tasks, samples=samples, seed=1, key=b"k"))
 
 
 def test_success_is_counted_task_by_task(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
@@ -80,7 +77,7 @@ def test_success_is_counted_task_by_task(found: tuple[list[Problem], Renderer, E
 
 def test_what_a_budget_ended_is_cut_off_and_nothing_else(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
     result = tried(found, set(), 1)
-    endings: list[Ending] = ["done", "agent_error", "tokens", "turns", "time", "done"]
+    endings: list[Ending] = ["done", "agent_error", "max_tokens", "max_turns", "timeout", "done"]
     ended = tuple(
         replace(t, outcome=replace(t.outcome, ending=ending))
         for t, ending in zip(result.trajectories, endings, strict=True)
@@ -109,8 +106,8 @@ def test_intervals_draw_families(found: tuple[list[Problem], Renderer, EnvRuntim
 def test_overlap_is_found_by_content_not_by_name(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
     tasks = [problem.task for problem in found[0]]
     train = [problem.task for problem in problems(found[2], "train", [1, 2], 50)]
-    assert overlap(tasks, {fingerprint(task) for task in train}) == 0
-    assert overlap(tasks, {fingerprint(tasks[0].public())}) == 1
+    assert overlap(tasks, {task_hash(task) for task in train}) == 0
+    assert overlap(tasks, {task_hash(tasks[0].public())}) == 1
 
 
 def test_targets_are_recognised(tmp_path: Path) -> None:

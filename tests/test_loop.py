@@ -18,7 +18,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from agentrl import metrics, stages
+from agentrl import metrics, warm_start
 from agentrl.cli import main
 from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.errors import EngineError
@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
     "envs": [{"name": "files", "levels": [1]}],
     "warm_start": {"demonstrations": 16, "epochs": 1, "lr": 0.003, "batch": 8},
     "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 24},
-    "gates": {"dynamic_sampling": False},
+    "group_filter": {"dynamic_sampling": False},
     "algorithm": {"entropy_bonus": 0.01},
     "learner": {"lr": 0.003, "groups_per_step": 2},
     "eval": None,
@@ -77,10 +77,13 @@ def test_a_run_learns_and_leaves_everything_behind(write: Callable[..., Path], t
     assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4]
     assert [row["stage"] for row in rows if row["kind"] == "eval"] == ["start", "sft", "end"]
     steps = [row for row in rows if row["kind"] == "step"]
-    assert all(row["grad_norm"] > 0 and row["mismatch_mean"] < 1e-4 for row in steps)
+    assert all(row["learn/grad_norm"] > 0 and row["learn/mismatch_mean"] < 1e-4 for row in steps)
+    assert [metrics.undeclared(row) for row in rows] == [[]] * len(rows)
     assert checkpoint.latest(run / "checkpoints").step == 4  # type: ignore[union-attr]
     kept = list(store.read(run / "trajectories"))
-    assert len(kept) == sum(row["rollouts"] for row in steps)
+    assert len(kept) == sum(row["rollout/episodes"] for row in steps)
+    drawn = {(stored.env, stored.trajectory.group, stored.trajectory.index) for stored in kept}
+    assert drawn == {("files", group, index) for group in range(8) for index in range(2)}
     assert not any(stored.trajectory.task.secret for stored in kept)
     versions = json.loads((run / "environment.json").read_text())["packages"]
     assert versions["torch"] == torch.__version__
@@ -94,6 +97,21 @@ def test_the_same_recipe_gives_the_same_weights_to_the_bit(write: Callable[..., 
     runs = tmp_path / "runs"
     assert equal(weights(runs / "a"), weights(runs / "b"))
     assert not equal(weights(runs / "a"), weights(runs / "c"))
+
+
+def test_the_weights_do_not_depend_on_the_load(write: Callable[..., Path], tmp_path: Path) -> None:
+    """With two threads, groups that share their prompts, and other processes on every processor."""
+    path = str(write(run={"threads": 2}, rollout={"group_size": 8}, learner={"groups_per_step": 4}))
+    assert train(path, "--set", "run.name=alone") == 0
+    spin = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        assert train(path, "--set", "run.name=beside") == 0
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert equal(weights(tmp_path / "runs" / "alone"), weights(tmp_path / "runs" / "beside"))
 
 
 def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
@@ -124,7 +142,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
     assert equal(weights(rough), weights(calm))
 
     def told(run: Path) -> list[tuple[int, float]]:
-        return [(row["step"], row["loss"]) for row in metrics.read(run / "metrics.jsonl", "step")]
+        return [(row["step"], row["learn/loss"]) for row in metrics.read(run / "metrics.jsonl", "step")]
 
     assert told(rough) == told(calm)
 
@@ -188,7 +206,7 @@ def test_what_was_measured_before_a_stop_is_not_measured_again(
     assert measured() == [start, sft, middle, end, end, ("end", 3)]
 
 
-def test_a_run_whose_checkpoints_are_gone_begins_anew(
+def test_a_run_whose_checkpoints_are_gone_begins_again(
     write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write(run={"steps": 1}, eval={"every": 0, "tasks": 4}))
@@ -197,7 +215,7 @@ def test_a_run_whose_checkpoints_are_gone_begins_anew(
     before = list(metrics.read(run / "metrics.jsonl", "eval"))
     shutil.rmtree(run / "checkpoints")
     assert train(path, "--resume") == 0
-    assert "begins anew" in capfd.readouterr().err
+    assert "begins again" in capfd.readouterr().err
     after = list(metrics.read(run / "metrics.jsonl", "eval"))
     assert [row["stage"] for row in after] == ["start", "sft", "end"]
     assert [row in before for row in after] == [True, False, False]  # only the untrained policy is still the same
@@ -214,7 +232,7 @@ def test_experts_play_while_the_engine_starts(
     write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that is not ready before the last demonstration is played: neither waits for the other."""
-    played, start, play = asyncio.Event(), TransformersEngine.start, stages.demonstrations
+    played, start, play = asyncio.Event(), TransformersEngine.start, warm_start.demonstrate
 
     async def starting(engine: TransformersEngine) -> None:
         await asyncio.wait_for(played.wait(), 60)
@@ -227,10 +245,10 @@ def test_experts_play_while_the_engine_starts(
             played.set()
 
     monkeypatch.setattr(TransformersEngine, "start", starting)
-    monkeypatch.setattr(stages, "demonstrations", playing)
+    monkeypatch.setattr(warm_start, "demonstrate", playing)
     assert train(str(write(run={"steps": 0}))) == 0
     (row,) = metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "warm_start")
-    assert row["solved"] == 16 and row["demonstrations_s"] > 0
+    assert row["warm_start/solved"] == 16 and row["warm_start/demonstration_seconds"] > 0
 
 
 def test_an_engine_that_does_not_start_ends_the_run_and_calls_the_experts_off(
@@ -255,7 +273,7 @@ def test_an_engine_that_does_not_start_ends_the_run_and_calls_the_experts_off(
 
     monkeypatch.setattr(TransformersEngine, "start", starting)
     monkeypatch.setattr(TransformersEngine, "close", closing)
-    monkeypatch.setattr(stages, "demonstrations", playing)
+    monkeypatch.setattr(warm_start, "demonstrate", playing)
     assert train(str(write())) not in (0, None)
     assert "no engine today" in capfd.readouterr().err
     assert ended == ["called off", "closed"], "while there are engine and boxes, not when the loop is torn down"
@@ -270,7 +288,8 @@ def test_an_evaluation_says_which_tasks_are_variants_of_one(
     path.write_text(yaml.safe_dump(data | {"rollout": {**data["rollout"], "max_turns": 1, "max_tokens": 2}}))
     assert train(str(path)) == 0
     *_, row = metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "eval")
-    assert (row["tasks"], row["families"], len(set(row["family"].values()))) == (97, 95, 95)
+    summary = metrics.by_environment(row)["repair"]
+    assert (summary["tasks"], summary["families"], len(set(summary["family"].values()))) == (97, 95, 95)
     assert "(97 tasks of 95 families)" in capfd.readouterr().err
 
 
@@ -314,7 +333,7 @@ def test_an_unsafe_sandbox_must_be_asked_for(write: Callable[..., Path], capfd: 
 def test_sixteen_bit_weights_are_warm_started_and_then_trained(write: Callable[..., Path], tmp_path: Path) -> None:
     assert train(str(write(model={"dtype": "bfloat16"}, run={"steps": 2}))) == 0
     rows = list(metrics.read(tmp_path / "runs" / "tiny" / "metrics.jsonl", "step"))
-    assert [row["updates"] for row in rows] == [1, 1] and all(row["grad_norm"] > 0 for row in rows)
+    assert [row["learn/updates"] for row in rows] == [1, 1] and all(row["learn/grad_norm"] > 0 for row in rows)
 
 
 def test_a_gpu_without_memory_is_explained(

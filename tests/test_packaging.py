@@ -26,7 +26,7 @@ def test_the_wheel_adds_one_name(wheel: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"agentrl"}
     for member in ("envs/files", "envs/countdown", "verifiers/answer", "sandboxes/namespace"):
         assert f"agentrl/{member}/__init__.py" in names
-    assert "agentrl/recipes/quickstart.yaml" in names
+    assert {"agentrl/recipes/quickstart.yaml", "agentrl/recipes/schema.json"} <= set(names)
     assert not [name for name in names if "/tests/" in name or "__pycache__" in name]
 
 

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import recipe as recipes
+from agentrl.catalogue import CHECKOUT
 from agentrl.cli import main
 from agentrl.errors import RecipeError
+from agentrl.recipe import schema
 
 GOOD: dict[str, Any] = {"run": {"name": "r"}, "model": {"path": "m"}, "envs": [{"name": "files"}]}
 
@@ -79,6 +81,61 @@ def test_a_missing_key_is_named() -> None:
     assert mistakes({"run": {"name": "r"}, "model": {"path": "m"}}) == ["envs: missing; this key is required"]
 
 
+def test_the_group_filter_has_two_spellings(tmp_path: Path) -> None:
+    for name in ("group_filter", "gates"):
+        path = write(tmp_path, GOOD | {name: {"probe": 0.5}})
+        assert recipes.load(path).group_filter.probe == 0.5
+        for key in ("group_filter", "gates"):
+            loaded = recipes.load(path, [f"{key}.overlong=fail"]).group_filter
+            assert (loaded.probe, loaded.overlong) == (0.5, "fail")
+    assert mistakes(GOOD | {"gates": {}, "group_filter": {}}) == [
+        "`gates` and `group_filter` are the same section; keep `group_filter`"
+    ]
+    assert mistakes(GOOD | {"gates": {"prob": 1}})[0].startswith("group_filter.prob: unknown key")
+    with pytest.raises(RecipeError, match="are the same section"):
+        recipes.load(write(tmp_path, GOOD | {"gates": {}, "group_filter": {}}))
+
+
+def test_every_key_is_documented() -> None:
+    models = schema.models()
+    fields = {f"{model.__name__}.{name}": field for model in models for name, field in model.model_fields.items()}
+    assert len(fields) > 150
+    assert [name for name, field in fields.items() if not (field.description or "").endswith(".")] == []
+    assert [model.__name__ for model in models if not model.__doc__] == []
+
+
+def test_the_schema_takes_what_the_loader_takes() -> None:
+    checker = pytest.importorskip("jsonschema").Draft202012Validator(schema.schema())
+    for path in sorted((CHECKOUT / "recipes").glob("*.yaml")):
+        assert path.read_text().startswith("# yaml-language-server: $schema=./schema.json\n")
+        checker.validate(yaml.safe_load(path.read_text()))
+        checker.validate(yaml.safe_load(recipes.dump(recipes.load(path))))
+    accepted: list[dict[str, Any]] = [
+        {"gates": {}},
+        {"async": {}},
+        {"asynchronous": {}},
+        {"eval": None},
+        {"learner": {}},
+    ]
+    refused: list[dict[str, Any]] = [{"gats": {}}, {"learner": {"lr": "a"}}, {"curriculum": {"type": "a"}}, {"run": {}}]
+    assert [checker.is_valid(GOOD | section) for section in accepted] == [True] * 5
+    assert [checker.is_valid(GOOD | section) for section in refused] == [False] * 4
+
+
+def test_the_schema_says_what_a_key_means_and_allows() -> None:
+    document = schema.schema()
+    assert document["$defs"]["GroupFilterSection"]["properties"]["overlong_buffer"] == {
+        "default": 256,
+        "description": "`overlong: shape` begins this many tokens before `rollout.max_tokens`.",
+        "maximum": 1_000_000_000,
+        "minimum": 1,
+        "type": "integer",
+    }
+    assert document["$defs"]["LearnerSection"]["properties"]["schedule"]["enum"] == ["constant", "linear", "cosine"]
+    assert document["properties"]["gates"]["description"] == "Another spelling of `group_filter`."
+    assert document["$defs"]["EvalSection"]["properties"]["k"]["default"] == [1]
+
+
 def test_overrides_reach_sections_lists_and_new_keys(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     recipe = recipes.load(path, ["learner.lr=1e-5", "envs.0.levels=[1, 2]", "algorithm.type=grpo"])
@@ -96,7 +153,7 @@ def test_a_wrong_override_is_explained(tmp_path: Path, override: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("run: {name: a}\nrun: {name: b}\n", "key 'run' stands twice (first on line 1)"),
+        ("run: {name: a}\nrun: {name: b}\n", "key 'run' appears twice (first on line 1)"),
         ("a: &x [1]\nb: *x\n", "aliases (*x) are not allowed"),
         ("a: [" * 40, "nested more than 32 levels"),
         ("a: b: c\n", "line 1: not valid YAML"),
@@ -135,7 +192,7 @@ values = st.recursive(
     scalars,
     lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(string.ascii_lowercase, max_size=8), v, max_size=4),
 )
-sections = st.sampled_from([*recipes.Recipe.model_fields, "async", "nonsense"])
+sections = st.sampled_from([*recipes.Recipe.model_fields, "async", "gates", "nonsense"])
 
 
 @settings(max_examples=200)

@@ -2,13 +2,11 @@
 
 import json
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl import metrics
 from agentrl import recipe as recipes
 from agentrl.errors import RecipeError, StorageError, UserError
 from agentrl.runfolder import open_run
@@ -24,9 +22,8 @@ def recipe(out: Path, **changes: Any) -> recipes.Recipe:
 def test_a_new_run_keeps_its_recipe_and_environment(tmp_path: Path) -> None:
     with open_run(recipe(tmp_path), resume=False) as run:
         assert recipes.load(run.path / "recipe.yaml") == recipe(tmp_path)
-        assert {"agentrl", "python", "packages", "machine"} <= set(
-            json.loads((run.path / "environment.json").read_text())
-        )
+        environment = json.loads((run.path / "environment.json").read_text())
+        assert {"agentrl", "python", "packages", "machine"} <= set(environment) and environment["format"] == 2
         assert sorted(p.name for p in run.path.iterdir()) == [
             ".lock", "checkpoints", "environment.json", "recipe.yaml", "trajectories",
         ]  # fmt: skip
@@ -50,16 +47,26 @@ def test_a_second_run_of_one_name_asks(tmp_path: Path, made: str) -> None:
     open_run(recipe(tmp_path), resume=True).close()
 
 
-def test_a_run_that_failed_before_its_first_row_starts_again_with_what_was_mended(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_its_first_row_starts_again_with_what_was_fixed(tmp_path: Path) -> None:
     with open_run(recipe(tmp_path), resume=False) as run:
         (run.path / "metrics.jsonl").touch()
-    mended = recipe(tmp_path, model={"path": "elsewhere"})
-    with open_run(mended, resume=False) as run:
-        assert recipes.load(run.path / "recipe.yaml") == mended
+    corrected = recipe(tmp_path, model={"path": "elsewhere"})
+    with open_run(corrected, resume=False) as run:
+        assert recipes.load(run.path / "recipe.yaml") == corrected
 
 
 def test_resuming_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
+        open_run(recipe(tmp_path), resume=True)
+
+
+@pytest.mark.parametrize(("number", "maker"), [(None, "an earlier"), (1, "an earlier"), (3, "a later")])
+def test_a_folder_of_another_format_is_refused(tmp_path: Path, number: int | None, maker: str) -> None:
+    with open_run(recipe(tmp_path), resume=False) as run:
+        file = run.path / "environment.json"
+        environment = json.loads(file.read_text())
+        file.write_text(json.dumps({**environment, "format": number} if number else {"agentrl": "0.1.0"}))
+    with pytest.raises(UserError, match=f"was made by {maker} version of agentrl"):
         open_run(recipe(tmp_path), resume=True)
 
 
@@ -77,9 +84,9 @@ def test_a_changed_recipe_is_refused_key_by_key(tmp_path: Path) -> None:
 
 def test_a_run_may_go_on_with_other_servers_of_the_same_kind(tmp_path: Path) -> None:
     launched = {"engine": {"type": "sglang", "servers": 2, "flags": ["--attention-backend", "triton"]}}
-    found = {"engine": {"type": "sglang", "urls": ["http://127.0.0.1:30000"]}}
+    attached = {"engine": {"type": "sglang", "urls": ["http://127.0.0.1:30000"]}}
     open_run(recipe(tmp_path, rollout=launched), resume=False).close()
-    open_run(recipe(tmp_path, rollout=found), resume=True).close()
+    open_run(recipe(tmp_path, rollout=attached), resume=True).close()
     with pytest.raises(RecipeError, match=r"rollout\.engine\.type: was 'sglang', is 'transformers'"):
         open_run(recipe(tmp_path, rollout={"engine": {"type": "transformers"}}), resume=True)
 
@@ -88,25 +95,3 @@ def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"run\.out"):
         open_run(recipe(tmp_path / "file"), resume=False)
-
-
-def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    log = metrics.Metrics(path)
-    for step in range(4):
-        log.log("step", step, {"loss": float("nan") if step == 1 else step})
-    log.close()
-    with path.open("a") as file:
-        file.write('{"kind": "step", "st')  # a crash while writing
-    again = metrics.Metrics(path, resume_step=2)
-    again.log("step", 3, {"loss": 9})
-    again.close()
-    rows = list(metrics.read(path))
-    times = [row.pop("time") for row in rows]
-    assert times == sorted(times) and abs(times[-1] - time.time()) < 60
-    assert rows == [
-        {"kind": "step", "step": 0, "loss": 0},
-        {"kind": "step", "step": 1, "loss": None},
-        {"kind": "step", "step": 2, "loss": 2},
-        {"kind": "step", "step": 3, "loss": 9},
-    ]

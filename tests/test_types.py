@@ -92,7 +92,7 @@ def test_a_verdict_is_a_finite_number_in_the_unit_interval(score: object) -> Non
 
 def test_an_outcome_has_a_score_exactly_when_it_was_graded() -> None:
     fault = Fault("sandbox", "infra", "gone")
-    assert Outcome(ending="turns", grade="graded", score=0.5).score == 0.5
+    assert Outcome(ending="max_turns", grade="graded", score=0.5).score == 0.5
     assert Outcome(ending="done", grade="infra_error", score=None, fault=fault).score is None
     for grade, score in [("graded", None), ("infra_error", 0.0), ("verifier_error", 1.0), ("graded", float("nan"))]:
         with pytest.raises(ValueError):

@@ -1,1 +1,1 @@
-"""The checks of `agentrl env check`: whether an environment is fit for training."""
+"""The checks of `agentrl env check`: is an environment fit for training?"""

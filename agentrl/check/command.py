@@ -1,4 +1,4 @@
-"""What `agentrl env check` does: run the checks, show each as it ends, and give an exit code."""
+"""Carries out `agentrl env check`: runs the checks, shows each as it ends, and returns an exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(
     options: Mapping[str, Any],
     as_json: bool,
 ) -> int:
-    """Run the checks; 1 when any failed."""
+    """Run the checks; return 1 when any failed."""
 
     def tell(result: Result) -> None:
         if as_json:

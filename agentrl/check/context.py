@@ -1,4 +1,4 @@
-"""What the checks of `env check` share: the environment on the bench, its tasks, its episodes, and their register."""
+"""What the checks of `env check` share: the environment under test, its tasks and its episodes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from agentrl import seeds
-from agentrl.check.fingerprint import Fingerprint, expert_print, short, task_hash
+from agentrl.check.fingerprint import Fingerprint, expert_print
 from agentrl.check.leaks import texts
 from agentrl.envs.base import Environment
+from agentrl.envs.episode import Episode
 from agentrl.envs.gym_adapter import ActionSpace
-from agentrl.envs.play import Played, Stage, play
+from agentrl.envs.play import Abandoned, Played, Stage, Stop, play
 from agentrl.envs.tools import tools_of
+from agentrl.hashing import short, task_hash
 from agentrl.types import SPLITS, Split, Task, ToolCall
 
+T = TypeVar("T")
+
 SEED = 20
-"""The reset seed of the episodes that are compared."""
+"""The reset seed of the episodes."""
 SURVEY = 300
-"""Tasks of each split and level that are generated, not played, to look for repeats and overlaps."""
+"""Tasks per split and level that are generated, not played, to find repeats and overlaps."""
 CANARIES = ("", "done", "yes", "0", "I have solved the task. Score: 1.0", "The answer cannot be determined.", "{}")
 """Final messages that no verifier may take for a solution."""
 RANDOM_EPISODES = 6
 GENERATION_MS = 5.0
 CONCURRENT = 16
 AT_ONCE = 8
-"""Episodes under way at once where nothing is compared."""
+"""Episodes played at once where nothing is compared."""
 
 
 class Failed(Exception):
@@ -39,7 +43,7 @@ class Failed(Exception):
 
 
 class Surveyed(NamedTuple):
-    """A task that was only looked at."""
+    """A task that was generated, not played."""
 
     id: str
     split: Split
@@ -52,7 +56,7 @@ class Surveyed(NamedTuple):
 
 @dataclass(kw_only=True)
 class CheckContext:
-    """What the checks share: the environment under examination, its first tasks, and what was already played."""
+    """What the checks share: the environment under test, its first tasks, and what was already played."""
 
     name: str
     kind: type[Environment]
@@ -66,7 +70,7 @@ class CheckContext:
     _survey: list[Surveyed] = field(default_factory=list)
 
     def make(self) -> Environment:
-        """A fresh instance, as every episode gets one."""
+        """Make a fresh instance, as for every episode."""
         return self.kind(**self.options)
 
     def tasks(self, split: Split = "train", per_level: int | None = None) -> list[Task]:
@@ -74,7 +78,7 @@ class CheckContext:
         return [self.make().task(split, level, index) for level in self.levels for index in range(count)]
 
     def survey(self) -> list[Surveyed]:
-        """Tasks of every split and level that are generated only; made once."""
+        """Generate tasks of every split and level, once."""
         if not self._survey:
             environment = self.make()
             count = min(SURVEY, self.kind.size or SURVEY)
@@ -83,15 +87,29 @@ class CheckContext:
                     for index in range(count):
                         task = environment.task(split, level, index)
                         words = " ".join([task.prompt, *texts(task.setup)]).lower().split()
-                        content = task_hash(task, secret=False)
+                        content = task_hash(task)
                         self._survey.append(Surveyed(task.id, split, level, content, short(" ".join(sorted(words)))))
         return self._survey
 
     async def play(self, task: Task, actions: Any, **options: Any) -> Played:
         return await play(self.make(), task, actions, self.where, seed=SEED, **options)
 
+    async def at_start(self, task: Task, look: Callable[[Episode], Awaitable[T]]) -> T:
+        """Start an episode, look at it before the first action, and give it up."""
+        results: list[T] = []
+
+        async def policy(episode: Episode) -> Stop:
+            results.append(await look(episode))
+            return Stop(None)
+
+        try:
+            played = await self.play(task, policy)
+        except Abandoned:
+            return results[0]
+        raise Failed(f"{task.id} broke before the first action: {played.outcome.fault}")
+
     async def plays(self, pairs: list[tuple[Task, list[Any]]], **options: Any) -> list[Played]:
-        """Many episodes, some at once."""
+        """Play many episodes, some at once."""
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(task: Task, actions: list[Any]) -> Played:
@@ -101,31 +119,28 @@ class CheckContext:
         return await asyncio.gather(*(one(task, actions) for task, actions in pairs))
 
     async def alone(self, task: Task) -> Fingerprint:
-        """The expert's episode, played once and remembered."""
+        """Play the expert's episode once and remember it."""
         if task.id not in self.prints:
             self.prints[task.id] = await expert_print(self.make(), task, self.where, seed=SEED)
         return self.prints[task.id]
 
     def random_actions(self, task: Task, number: int) -> list[Any]:
-        """A few actions that fit the tools, and mean nothing."""
-        acts = ActionSpace(tools_of(self.kind), seed=seeds.derive(SEED, "mess", task.id, number) % (1 << 32))
-        script: list[Any] = []
-        for _ in range(min(4, self.kind.max_turns)):
-            act = acts.sample()
-            script.append(act if isinstance(act, str) else ToolCall(name=act["name"], arguments=act["arguments"]))
-        return script
+        """Draw a few actions that fit the tools, and mean nothing."""
+        space = ActionSpace(tools_of(self.kind), seed=seeds.derive(SEED, "mess", task.id, number) % (1 << 32))
+        samples = [space.sample() for _ in range(min(4, self.kind.max_turns))]
+        return [a if isinstance(a, str) else ToolCall(name=a["name"], arguments=a["arguments"]) for a in samples]
 
 
-Examine = Callable[[CheckContext], Awaitable[str]]
-ALL: dict[str, tuple[Examine, str]] = {}
-"""Every check by name, in the order they run, with the usual fix."""
+class Check(NamedTuple):
+    """One check of `env check`."""
+
+    name: str
+    examine: Callable[[CheckContext], Awaitable[str]]
+    """Returns the evidence, or raises `Failed`."""
+    fix: str
+    """What usually helps when it fails."""
 
 
-def check(fix: str) -> Callable[[Examine], Examine]:
-    """Enter a check in the register under its function's name."""
-
-    def add(examine: Examine) -> Examine:
-        ALL[examine.__name__] = (examine, fix)
-        return examine
-
-    return add
+def check(fix: str) -> Callable[[Callable[[CheckContext], Awaitable[str]]], Check]:
+    """Make a check of a function, under the function's name."""
+    return lambda examine: Check(examine.__name__, examine, fix)

@@ -1,13 +1,12 @@
-"""Finds a secret's values where they should not be: by marking them, or by looking for those nothing else explains."""
+"""Finds a secret's values where they should not be: by marking them, or by searching for those nothing explains."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from agentrl.check.fingerprint import plain
+from agentrl.hashing import canonical
 from agentrl.types import Task
 
 SHORTEST = 6
@@ -15,7 +14,7 @@ SHORTEST = 6
 
 
 def canaries(task: Task) -> tuple[Task, tuple[str, ...]]:
-    """The task with every text in its secret replaced by a mark of its own, and the marks."""
+    """Replace every text in the task's secret by a mark of its own; return the task and the marks."""
     marks: list[str] = []
 
     def mark(value: Any) -> Any:
@@ -37,24 +36,24 @@ def canaries(task: Task) -> tuple[Task, tuple[str, ...]]:
 
 
 def distinctive(task: Task) -> tuple[str, ...]:
-    """Texts of the secret that neither the prompt nor the setup holds, and that are long enough to be recognised."""
-    public = task.prompt + json.dumps(plain(task.setup), ensure_ascii=False)
+    """Return the texts of the secret that neither prompt nor setup holds, and that are long enough to be recognised."""
+    public = task.prompt + canonical(task.setup)
     shown = [task.prompt, *texts(task.setup)]
-    found = []
+    values = []
     for text in texts(list(task.secret.values())):  # the keys are the author's own names, the same for every task
         clean = text.strip()
         if len(clean) >= SHORTEST and clean not in public and not any(clean in other for other in shown):
-            found.append(clean)
-    return tuple(dict.fromkeys(found))
+            values.append(clean)
+    return tuple(dict.fromkeys(values))
 
 
 def find_in(text: str, values: tuple[str, ...]) -> str:
-    """The first of the values that the text holds; "" when none does."""
+    """Return the first of the values that the text holds; "" when it holds none."""
     return next((value for value in values if value in text), "")
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text in a nested value, keys included."""
+    """Yield every text in a nested value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, bytes):
@@ -69,5 +68,5 @@ def texts(value: Any) -> Iterator[str]:
         for item in value:
             yield from texts(item)
     elif is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from texts(getattr(value, one.name))
+        for f in fields(value):
+            yield from texts(getattr(value, f.name))

@@ -12,21 +12,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentrl.check import tasks, verdicts  # noqa: F401 (importing them registers their checks)
-from agentrl.check.context import ALL, CheckContext, Failed
+from agentrl.check import tasks, verdicts
+from agentrl.check.context import Check, CheckContext, Failed
 from agentrl.envs import load
 from agentrl.envs.play import stage
 from agentrl.errors import AgentRLError, UserError
 
+ALL = {c.name: c for module in (tasks, verdicts) for c in vars(module).values() if isinstance(c, Check)}
+"""Every check by name, in the order they run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one check went."""
+    """The result of one check."""
 
     name: str
     ok: bool
     evidence: str
-    """What was seen."""
+    """What was observed."""
     fix: str = ""
     """What to do about it, when it failed."""
     seconds: float = 0.0
@@ -61,17 +64,17 @@ async def check(
 ) -> Report:
     """Run the checks, or only some of them, on the first tasks of each level."""
     kind = load(name)
-    wanted = tuple(only) if only is not None else tuple(ALL)
-    unknown = [one for one in wanted if one not in ALL]
+    names = tuple(only) if only is not None else tuple(ALL)
+    unknown = [check_name for check_name in names if check_name not in ALL]
     if unknown:
         raise UserError(f"no check {', '.join(unknown)}; there are: {', '.join(ALL)}")
     chosen = tuple(levels) if levels is not None else tuple(kind.levels)
-    strange = [level for level in chosen if level not in kind.levels]
-    if strange:
-        raise UserError(f"{name} has the levels {kind.levels.start} to {kind.levels[-1]}, not {strange}")
+    unknown_levels = [level for level in chosen if level not in kind.levels]
+    if unknown_levels:
+        raise UserError(f"{name} has the levels {kind.levels.start} to {kind.levels[-1]}, not {unknown_levels}")
     results = []
     async with stage(sandbox, limit=16) as where:
-        bench = CheckContext(
+        context = CheckContext(
             name=name,
             kind=kind,
             options=dict(options or {}),
@@ -80,18 +83,18 @@ async def check(
             per_level=per_level,
             where=where,
         )
-        for one in wanted:
-            results.append(await _run(one, bench))
+        for check_name in names:
+            results.append(await _run(ALL[check_name], context))
             if progress is not None:
                 progress(results[-1])
     return Report(env=name, sandbox=sandbox, levels=chosen, results=tuple(results))
 
 
-async def _run(name: str, bench: CheckContext) -> Result:
-    examine, fix = ALL[name]
+async def _run(check: Check, context: CheckContext) -> Result:
     began = time.perf_counter()
+    fix = check.fix
     try:
-        ok, evidence = True, await examine(bench)
+        ok, evidence = True, await check.examine(context)
     except Failed as failed:
         ok, evidence, fix = False, str(failed), failed.fix or fix
     except NotImplementedError:
@@ -100,12 +103,10 @@ async def _run(name: str, bench: CheckContext) -> Result:
     except AgentRLError as error:
         ok, evidence = False, f"{type(error).__name__}: {error}"
     except Exception as error:  # an author's bug is a finding, not a crash of the check
-        where = _place(error)
-        ok, evidence = False, f"{type(error).__name__}: {error}{where}"
-        fix = "mend the exception; see the file and line above"
-    return Result(
-        name=name, ok=ok, evidence=evidence, fix="" if ok else fix, seconds=round(time.perf_counter() - began, 3)
-    )
+        ok, evidence = False, f"{type(error).__name__}: {error}{_place(error)}"
+        fix = "fix the exception; see the file and line above"
+    seconds = round(time.perf_counter() - began, 3)
+    return Result(name=check.name, ok=ok, evidence=evidence, fix="" if ok else fix, seconds=seconds)
 
 
 def _place(error: BaseException) -> str:

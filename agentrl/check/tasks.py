@@ -1,4 +1,4 @@
-"""Checks of tasks and of their repetition: contract, purity, splits, seeds, determinism, isolation, replays, speed."""
+"""Checks of tasks and of their repetition: contract, purity, splits, seeds, determinism, isolation, replay, speed."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from agentrl.check.context import CONCURRENT, GENERATION_MS, SEED, CheckContext, Failed, check
-from agentrl.check.fingerprint import Fingerprint, expert_print, of_play, plain, short, task_hash
+from agentrl.check.fingerprint import Fingerprint, expert_print, of_play
+from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.replay import of_row, replay, to_row
+from agentrl.hashing import canonical, short, task_hash
 from agentrl.types import SPLITS, Task
 
 # Tasks ----------------------------------------------------------------------------------------------------------
 
 
 @check("make task() fill in id, split, level and prompt from its own arguments")
-async def task_contract(bench: CheckContext) -> str:
+async def task_contract(context: CheckContext) -> str:
     ids: Counter[str] = Counter()
     for split in SPLITS:
-        for level in bench.levels:
-            for index in range(bench.per_level):
-                task = bench.make().task(split, level, index)
+        for level in context.levels:
+            for index in range(context.per_level):
+                task = context.make().task(split, level, index)
                 ids[task.id] += 1
                 if (task.split, task.level) != (split, level):
                     raise Failed(f"task({split!r}, {level}, {index}) says split {task.split!r}, level {task.level}")
                 if not task.prompt.strip():
                     raise Failed(f"{task.id} has an empty prompt")
-    doubled = [one for one, count in ids.items() if count > 1]
-    if doubled:
-        raise Failed(
-            f"the id {doubled[0]!r} stands for {ids[doubled[0]]} tasks", "put split, level and index in the id"
-        )
-    if not getattr(bench.kind, "verifier", None):
-        raise Failed(f"{bench.kind.__name__} has no verifier", "set `verifier = ...` on the class")
-    return f"{len(ids)} tasks, ids unique, prompts there"
+    for id, count in ids.most_common(1):
+        if count > 1:
+            raise Failed(f"{count} tasks have the id {id!r}", "put split, level and index in the id")
+    if not getattr(context.kind, "verifier", None):
+        raise Failed(f"{context.kind.__name__} has no verifier", "set `verifier = ...` on the class")
+    return f"{len(ids)} tasks, each with a unique id and a prompt"
 
 
 @check("derive every random choice in task() from seeds.generator(...) or `draw`; keep no state on self or the class")
-async def task_purity(bench: CheckContext) -> str:
-    wanted = [(level, index) for level in bench.levels for index in range(bench.per_level + 2)]
-    first = {at: task_hash(bench.make().task("train", *at)) for at in wanted}
-    shared = bench.make()
-    random.seed(time.time_ns())  # whoever uses the global source instead of the seed is found out here
-    for at in sorted(wanted, key=lambda at: short(str(at))):
-        if task_hash(shared.task("train", *at)) != first[at]:
-            raise Failed(f"task('train', {at[0]}, {at[1]}) came out different the second time, in another order")
-    return f"{len(wanted)} tasks came out the same in another order, from another instance"
+async def task_purity(context: CheckContext) -> str:
+    places = [(level, index) for level in context.levels for index in range(context.per_level + 2)]
+    first = {at: task_hash(context.make().task("train", *at), secret=True) for at in places}
+    shared = context.make()
+    random.seed(time.time_ns())  # a task that uses the global source instead of its seed differs from here on
+    for at in sorted(places, key=lambda at: short(str(at))):
+        if task_hash(shared.task("train", *at), secret=True) != first[at]:
+            raise Failed(f"task('train', {at[0]}, {at[1]}) was different the second time, in another order")
+    return f"{len(places)} tasks were the same in another order, from another instance"
 
 
 @check("choose the split by what the task says (agentrl.envs.splits.draw or Shuffle), not by the seed alone")
-async def splits_disjoint(bench: CheckContext) -> str:
-    seen: dict[str, tuple[str, str]] = {}
-    for task in bench.survey():
-        other = seen.setdefault(task.content, (task.split, task.id))
+async def splits_disjoint(context: CheckContext) -> str:
+    owners: dict[str, tuple[str, str]] = {}
+    for task in context.survey():
+        other = owners.setdefault(task.content, (task.split, task.id))
         if other[0] != task.split:
             raise Failed(f"{task.id} is the same task as {other[1]}")
-    return f"{len(bench.survey())} tasks, no content in two splits"
+    return f"{len(context.survey())} tasks, no content in two splits"
 
 
 @check("widen what the generator draws from, or set `size` to the number of tasks that differ")
-async def near_duplicates(bench: CheckContext) -> str:
-    tasks = bench.survey()
+async def near_duplicates(context: CheckContext) -> str:
+    tasks = context.survey()
     exact = len(tasks) - len({(task.level, task.content) for task in tasks})
     trained = {(task.level, task.words) for task in tasks if task.split == "train"}
     held = [task for task in tasks if task.split != "train"]
@@ -84,61 +84,63 @@ async def near_duplicates(bench: CheckContext) -> str:
 
 
 @check("use the rng that prepare() is given and self.rng, never the clock, os.urandom or the global random")
-async def seed_control(bench: CheckContext) -> str:
+async def seed_control(context: CheckContext) -> str:
     prompts: dict[int, set[str]] = {}
-    for task in bench.tasks(per_level=8):
-        prompts.setdefault(task.level, set()).add(task.prompt + json.dumps(plain(task.setup)))
-    size = bench.kind.size or 8
-    stuck = [level for level, found in prompts.items() if len(found) < min(4, size)]
-    if stuck:
-        raise Failed(f"8 indices of level {stuck[0]} gave {len(prompts[stuck[0]])} tasks: the index is ignored")
-    for task in bench.tasks():
-        first, second = [await _opening(bench, task) for _ in range(2)]
+    for task in context.tasks(per_level=8):
+        prompts.setdefault(task.level, set()).add(task.prompt + canonical(task.setup))
+    size = context.kind.size or 8
+    for level, different in prompts.items():
+        if len(different) < min(4, size):
+            raise Failed(f"8 indices of level {level} gave {len(different)} tasks: the index is ignored")
+    for task in context.tasks():
+        first, second = [await context.at_start(task, _opening) for _ in range(2)]
         if first != second:
             raise Failed(f"{task.id}: two resets with seed {SEED} gave {first} and {second}")
-    return f"indices give different tasks; {len(bench.tasks())} resets repeat to the bit, box included"
+    return f"indices give different tasks; {len(context.tasks())} resets repeat to the bit, sandbox included"
 
 
-async def _opening(bench: CheckContext, task: Task) -> tuple[str, str]:
-    episode = Episode(bench.make(), task, seed=SEED, boxes=bench.where.boxes)
-    try:
-        messages = await episode.start()
-        return short(json.dumps([m.content for m in messages])), (await episode.digest())[:16]
-    finally:
-        await episode.close()
+async def _opening(episode: Episode) -> tuple[str, str]:
+    """Hash the opening messages and the sandbox."""
+    return short([m.content for m in episode.transcript]), (await episode.digest())[:16]
 
 
 @check("find what differs with `agentrl env replay`; common causes: set order, time of day, unsorted folder listings")
-async def episode_determinism(bench: CheckContext) -> str:
-    tasks = bench.tasks()
+async def episode_determinism(context: CheckContext) -> str:
+    tasks = context.tasks()
     for task in tasks:
-        _same(task, "alone", await bench.alone(task), await expert_print(bench.make(), task, bench.where, seed=SEED))
-    for task_id, found in (await _elsewhere(bench, tasks)).items():
+        _same(
+            task, "alone", await context.alone(task), await expert_print(context.make(), task, context.where, seed=SEED)
+        )
+    for task_id, fingerprint in (await _elsewhere(context, tasks)).items():
         task = next(t for t in tasks if t.id == task_id)
-        _same(task, "in another process on another day", await bench.alone(task), found)
+        _same(task, "in another process on another day", await context.alone(task), fingerprint)
     for number, task in enumerate(tasks):
-        script = bench.random_actions(task, number)
-        first, second = [of_play(task, await bench.play(task, script, digests=True)) for _ in range(2)]
+        script = context.random_actions(task, number)
+        first, second = [of_play(task, await context.play(task, script, digests=True)) for _ in range(2)]
         _same(task, "with random actions", first, second)
-    return f"{len(tasks)} episodes, expert and random: same talk, boxes and scores twice, and in another process"
+    return f"{len(tasks)} episodes, expert and random: same messages, sandboxes and scores, in another process too"
 
 
-@check("keep what an episode needs on self (one instance an episode) or in the box, never on the class or in a file")
-async def episode_isolation(bench: CheckContext) -> str:
-    tasks = bench.tasks()
+@check("keep what an episode needs on self (one instance per episode) or in self.box, never on the class or in a file")
+async def episode_isolation(context: CheckContext) -> str:
+    tasks = context.tasks()
     together = [tasks[i % len(tasks)] for i in range(CONCURRENT)]
-    before = short(json.dumps(plain({k: v for k, v in vars(bench.kind).items() if not k.startswith("__")})))
-    prints = await asyncio.gather(*(expert_print(bench.make(), t, bench.where, seed=SEED) for t in together))
-    for task, found in zip(together, prints, strict=True):
-        _same(task, f"with {CONCURRENT} at once", await bench.alone(task), found)
-    await bench.plays([(task, bench.random_actions(task, number)) for number, task in enumerate(tasks)])
+    before = _attributes(context.kind)
+    prints = await asyncio.gather(*(expert_print(context.make(), t, context.where, seed=SEED) for t in together))
+    for task, fingerprint in zip(together, prints, strict=True):
+        _same(task, f"with {CONCURRENT} at once", await context.alone(task), fingerprint)
+    await context.plays([(task, context.random_actions(task, number)) for number, task in enumerate(tasks)])
     for task in tasks:
-        found = await expert_print(bench.make(), task, bench.where, seed=SEED)
-        _same(task, "after random episodes", await bench.alone(task), found)
-    after = short(json.dumps(plain({k: v for k, v in vars(bench.kind).items() if not k.startswith("__")})))
-    if before != after:
+        fingerprint = await expert_print(context.make(), task, context.where, seed=SEED)
+        _same(task, "after random episodes", await context.alone(task), fingerprint)
+    if before != _attributes(context.kind):
         raise Failed("class attributes changed while episodes ran")
     return f"{CONCURRENT} episodes at once, and again after {len(tasks)} random ones: as if each were alone"
+
+
+def _attributes(kind: type[Environment]) -> str:
+    """Hash the attributes of a class."""
+    return short({k: v for k, v in vars(kind).items() if not k.startswith("__")})
 
 
 def _same(task: Task, how: str, old: Fingerprint, new: Fingerprint) -> None:
@@ -147,13 +149,13 @@ def _same(task: Task, how: str, old: Fingerprint, new: Fingerprint) -> None:
         raise Failed(f"{task.id}, played {how}: {', '.join(parts)} differ ({old} against {new})")
 
 
-async def _elsewhere(bench: CheckContext, tasks: list[Task]) -> Mapping[str, Fingerprint]:
-    """The same episodes in a fresh interpreter with another hash seed."""
-    places = [(level, index) for level in bench.levels for index in range(len(tasks) // len(bench.levels))]
+async def _elsewhere(context: CheckContext, tasks: list[Task]) -> Mapping[str, Fingerprint]:
+    """Play the same episodes in a fresh interpreter with another hash seed."""
+    places = [(level, index) for level in context.levels for index in range(len(tasks) // len(context.levels))]
     order = {
-        "name": bench.name,
-        "options": bench.options,
-        "sandbox": bench.sandbox,
+        "name": context.name,
+        "options": context.options,
+        "sandbox": context.sandbox,
         "seed": SEED,
         "tasks": places,
     }
@@ -169,16 +171,16 @@ async def _elsewhere(bench: CheckContext, tasks: list[Task]) -> Mapping[str, Fin
     out, err = await process.communicate(json.dumps(order).encode())
     if process.returncode:
         raise Failed(f"the other process failed: {err.decode(errors='replace').strip().splitlines()[-1:]}")
-    return {task_id: Fingerprint(**found) for task_id, found in json.loads(out).items()}
+    return {task_id: Fingerprint(**parts) for task_id, parts in json.loads(out).items()}
 
 
-@check("record nothing but messages matters for a replay: let observations depend on the task, seed and actions alone")
-async def replayability(bench: CheckContext) -> str:
-    tasks = bench.tasks(per_level=1)
+@check("let observations depend on the task, seed and actions alone: a replay has only the messages")
+async def replayability(context: CheckContext) -> str:
+    tasks = context.tasks(per_level=1)
     for task in tasks:
-        played = await bench.play(task, bench.make().expert(task), max_turns=64)
-        line = json.loads(json.dumps(to_row(bench.name, played, SEED)))
-        difference = await replay(bench.make(), of_row(line), bench.where)
+        played = await context.play(task, context.make().expert(task), max_turns=64)
+        line = json.loads(json.dumps(to_row(context.name, played, SEED)))
+        difference = await replay(context.make(), of_row(line), context.where)
         if difference is not None:
             raise Failed(f"{task.id}: {difference}")
     return f"{len(tasks)} recorded episodes, written out and read back, replay without a difference"
@@ -187,23 +189,23 @@ async def replayability(bench: CheckContext) -> str:
 # Speed ----------------------------------------------------------------------------------------------------------
 
 
-@check("generate less for each task, or only what the split accepts; see the slowest level")
-async def speed(bench: CheckContext) -> str:
-    environment = bench.make()
+@check("generate less for each task, or only what the split accepts; the evidence names the slowest level")
+async def speed(context: CheckContext) -> str:
+    environment = context.make()
     slowest, worst = 0.0, 0
-    for level in bench.levels:
-        took = []
+    for level in context.levels:
+        times = []
         for split in SPLITS:
-            for index in range(min(20, bench.kind.size or 20)):
+            for index in range(min(20, context.kind.size or 20)):
                 began = time.thread_time()
                 environment.task(split, level, index)
-                took.append(1000 * (time.thread_time() - began))
-        if statistics.fmean(took) > slowest:
-            slowest, worst = statistics.fmean(took), level
-    task = bench.tasks(per_level=1)[-1]
-    played = await bench.play(task, bench.make().expert(task), max_turns=64)
+                times.append(1000 * (time.thread_time() - began))
+        if statistics.fmean(times) > slowest:
+            slowest, worst = statistics.fmean(times), level
+    task = context.tasks(per_level=1)[-1]
+    played = await context.play(task, context.make().expert(task), max_turns=64)
     verify = played.verdict.cost_s if played.verdict else 0.0
-    steps = {"reset": played.start_s, f"tool {played.slowest[1]}": played.slowest[0], "verify": verify}
+    steps = {"reset": played.seconds["start"], f"tool {played.slowest[1]}": played.slowest[0], "verify": verify}
     name = max(steps, key=lambda step: steps[step])
     evidence = (
         f"a task takes {slowest:.2f} ms at most (level {worst}); slowest step: {name}, {1000 * steps[name]:.0f} ms"

@@ -1,4 +1,4 @@
-"""Checks of what can be earned and seen: ceiling, floor, secrets, robustness, the verifier."""
+"""Checks of scores and secrets: ceiling, floor, leaks, robustness, the verifier."""
 
 from __future__ import annotations
 
@@ -7,183 +7,176 @@ import json
 import random
 import statistics
 import time
-from dataclasses import asdict
 from typing import Any
 
 from agentrl.check.context import CANARIES, RANDOM_EPISODES, SEED, CheckContext, Failed, check
-from agentrl.check.fingerprint import plain
 from agentrl.check.leaks import canaries, distinctive, find_in
 from agentrl.envs.episode import Episode
-from agentrl.envs.play import graded, message_of, play
+from agentrl.envs.play import play
 from agentrl.envs.tools import tool, tools_of
-from agentrl.sandboxes.base import Entry, off_loop
+from agentrl.hashing import canonical
+from agentrl.redteam.attack import attacks
+from agentrl.redteam.suite import AttackTarget, run
+from agentrl.sandboxes.base import off_loop
 from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.verifiers.grade import grade
 
 CUT_OFF_S = 10.0
-"""How long a tool of 0.3 seconds may hold an episode, on a machine that has much to do."""
+"""How long a tool with a limit of 0.3 seconds may hold an episode, on a busy machine."""
 
 # Ceiling and floor ----------------------------------------------------------------------------------------------
 
 
-@check("let expert(task) really solve the task, or mend the verifier that does not accept its solution")
-async def oracle_max(bench: CheckContext) -> str:
-    tasks = [task for split in SPLITS for task in bench.tasks(split, bench.per_level)]
-    for played in await bench.plays([(task, list(bench.make().expert(task))) for task in tasks]):
+@check("let expert(task) really solve the task, or fix the verifier that does not accept its solution")
+async def oracle_max(context: CheckContext) -> str:
+    tasks = [task for split in SPLITS for task in context.tasks(split, context.per_level)]
+    for played in await context.plays([(task, list(context.make().expert(task))) for task in tasks]):
         if played.score != 1.0:
             why = played.verdict.evidence if played.verdict else played.outcome.fault
-            turns = bench.kind.max_turns
+            turns = context.kind.max_turns
             raise Failed(f"the expert scores {played.score} on {played.task.id} within {turns} turns: {why}")
-    return f"the expert scores 1.0 on {len(tasks)} tasks of all splits, within {bench.kind.max_turns} turns"
+    return f"the expert scores 1.0 on {len(tasks)} tasks of all splits, within {context.kind.max_turns} turns"
 
 
-@check("a task must start unsolved: compare what is there at the start with what the verifier accepts")
-async def floor_gap(bench: CheckContext) -> str:
-    tasks = bench.tasks()
-    for played in await bench.plays([(task, actions) for task in tasks for actions in ([], [""])]):
+@check("a task must start unsolved: compare its start with what the verifier accepts")
+async def floor_gap(context: CheckContext) -> str:
+    tasks = context.tasks()
+    for played in await context.plays([(task, actions) for task in tasks for actions in ([], [""])]):
         if played.score != 0.0:
             raise Failed(f"doing nothing scores {played.score} on {played.task.id}")
-    scripts = [(task, bench.random_actions(task, number)) for task in tasks for number in range(RANDOM_EPISODES)]
-    scores = [played.score or 0.0 for played in await bench.plays(scripts)]
+    scripts = [(task, context.random_actions(task, number)) for task in tasks for number in range(RANDOM_EPISODES)]
+    scores = [played.score or 0.0 for played in await context.plays(scripts)]
     mean = statistics.fmean(scores)
     if mean > 0.05:
         raise Failed(
             f"random actions score {mean:.3f} on average over {len(scores)} episodes",
-            "ask for something that cannot be hit by chance, or grade more strictly",
+            "ask for something that chance cannot hit, or grade more strictly",
         )
     return f"doing nothing scores 0; random actions {mean:.3f} over {len(scores)} episodes; the expert 1.0"
 
 
 @check("make the verifier read the answer strictly: what is ambiguous, empty or merely claims success scores 0")
-async def canary_floor(bench: CheckContext) -> str:
-    tasks = bench.tasks(per_level=1)
+async def canary_floor(context: CheckContext) -> str:
+    tasks = context.tasks(per_level=1)
     claims = [(task, canary) for task in tasks for canary in (*CANARIES, task.prompt)]
-    results = await bench.plays([(task, [canary]) for task, canary in claims])
+    results = await context.plays([(task, [canary]) for task, canary in claims])
     for (task, canary), played in zip(claims, results, strict=True):
         if played.score != 0.0:
             raise Failed(f"the message {canary[:60]!r} alone scores {played.score} on {task.id}")
     return f"{len(CANARIES) + 1} empty claims score 0 on {len(tasks)} tasks"
 
 
-@check("return scores in [0, 1]; catch what the verifier trips over and score it 0")
-async def reward_range(bench: CheckContext) -> str:
+@check("return scores in [0, 1]; catch what the verifier fails on and score it 0")
+async def reward_range(context: CheckContext) -> str:
     pairs: list[tuple[Task, list[Any]]] = []
-    for task in bench.tasks(per_level=1):
-        pairs += [(task, a) for a in (list(bench.make().expert(task)), [], ["\0\ufffd" * 50], ["x" * 100_000])]
-    seen = []
-    for played in await bench.plays(pairs, max_turns=64):
+    for task in context.tasks(per_level=1):
+        pairs += [(task, a) for a in (list(context.make().expert(task)), [], ["\0\ufffd" * 50], ["x" * 100_000])]
+    scores = []
+    for played in await context.plays(pairs, max_turns=64):
         outcome = played.outcome
         if outcome.grade != "graded" or outcome.score is None:
             raise Failed(f"{played.task.id}: grade {outcome.grade}, {outcome.fault}")
         if outcome.alarm:
             raise Failed(f"{played.task.id}: the submission broke grading: {outcome.fault}")
-        seen.append(outcome.score)
-    return f"{len(seen)} scores, all finite and in [0, 1]: from {min(seen)} to {max(seen)}"
+        scores.append(outcome.score)
+    return f"{len(scores)} scores, all finite and in [0, 1]: from {min(scores)} to {max(scores)}"
 
 
 # Secrets --------------------------------------------------------------------------------------------------------
 
 
 @check("put what only the verifier may know in Task.secret, and use it nowhere but there and in expert()")
-async def oracle_containment(bench: CheckContext) -> str:
-    """The secret swapped for canaries: none may turn up in anything that the episode shows or lays out."""
+async def oracle_containment(context: CheckContext) -> str:
+    """Replace the secret by canaries: none may appear in anything that the episode shows or prepares."""
     count = 0
-    for task in bench.tasks(per_level=1):
+    for task in context.tasks(per_level=1):
         marked, marks = canaries(task)
         count += len(marks)
         if not marks:
             continue
-        for where, text in (await _visible(bench, marked)).items():
-            found = find_in(text, marks)
-            if found:
+        for where, text in (await context.at_start(marked, _visible)).items():
+            if find_in(text, marks):
                 raise Failed(f"{task.id}: a value of the secret reaches {where}")
     return f"{count} marks in the secrets; none in messages, schemas, files, variables or process lists"
 
 
-@check("keep solutions out of prompts, setup and boxes; beware of tools that call self.task() or read class state")
-async def no_solution_leakage(bench: CheckContext) -> str:
-    """The true secret: values that the task itself does not give away must not be readable at the start."""
+@check("keep solutions out of prompts, setup and sandboxes; beware of tools that call self.task() or read class state")
+async def no_solution_leakage(context: CheckContext) -> str:
+    """Keep the true secret: values that the task itself does not give away must not be readable at the start."""
     count = 0
-    for task in bench.tasks(per_level=1):
+    for task in context.tasks(per_level=1):
         values = distinctive(task)
         count += len(values)
-        for where, text in (await _visible(bench, task)).items():
-            found = find_in(text, values)
-            if found:
-                raise Failed(f"{task.id}: the secret value {found[:60]!r} can be read in {where}")
+        for where, text in (await context.at_start(task, _visible)).items():
+            leaked = find_in(text, values)
+            if leaked:
+                raise Failed(f"{task.id}: the secret value {leaked[:60]!r} can be read in {where}")
     return f"{count} values that only the secrets hold; none can be read before the first action"
 
 
-async def _visible(bench: CheckContext, task: Task) -> dict[str, str]:
-    """All that a policy can see or read when an episode begins, by where."""
-    episode = Episode(bench.make(), task, seed=SEED, boxes=bench.where.boxes)
-    try:
-        messages = await episode.start()
-        found = {
-            "the messages": "\n".join(m.content for m in messages),
-            "the tool schemas": json.dumps(episode.schemas),
-            "the task as logs print it": repr(task),
-            "the task as episodes get it": json.dumps(plain(asdict(episode.environment.given))),
-        }
-        if episode.environment._box is not None:
-            box = episode.environment.box
-            tree = await off_loop(box.collect)
-            found["the workspace"] = "\n".join(f"{path}\n{_text(entry)}" for path, entry in tree.items())
-            command = (
-                "env; cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ; ls -laR /tmp /dev/shm /run /home /var/tmp; "
-                "cat /tmp/* /dev/shm/*"
-            )
-            result = await off_loop(box.exec, ["sh", "-c", f"({command}) 2>/dev/null; true"])
-            found["the box's variables, processes and temporary files"] = result.stdout.decode("utf-8", "replace")
-        return found
-    finally:
-        await episode.close()
+async def _visible(episode: Episode) -> dict[str, str]:
+    """Return all that a policy can see or read when an episode begins, by where."""
+    texts = {
+        "the messages": "\n".join(m.content for m in episode.transcript),
+        "the tool schemas": json.dumps(episode.schemas),
+        "the task as logs print it": repr(episode.task),
+        "the task as episodes get it": canonical(episode.environment.given),
+    }
+    if episode.environment._box is not None:
+        tree = await off_loop(episode.environment.box.collect)
+        files = [f"{path}\n{entry.content.decode('utf-8', 'replace')}" for path, entry in tree.items()]
+        texts["the workspace"] = "\n".join(files)
+        command = (
+            "env; cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ; ls -laR /tmp /dev/shm /run /home /var/tmp; "
+            "cat /tmp/* /dev/shm/*"
+        )
+        output = await _shell(episode, f"({command}) 2>/dev/null; true")
+        texts["the sandbox's variables, processes and temporary files"] = output
+    return texts
 
 
-def _text(entry: Entry) -> str:
-    return entry.content.decode("utf-8", "replace")
+async def _shell(episode: Episode, command: str, timeout: float | None = None) -> str:
+    result = await off_loop(episode.environment.box.exec, ["sh", "-c", command], timeout=timeout)
+    return result.stdout.decode("utf-8", "replace")
 
 
 @check("use an image whose root holds nothing of agentrl; for `host`, keep site-packages and /usr/local masked")
-async def sealed_root(bench: CheckContext) -> str:
-    task = bench.tasks(per_level=1)[0]
-    episode = Episode(bench.make(), task, seed=SEED, boxes=bench.where.boxes)
-    try:
-        await episode.start()
-        if episode.environment._box is None:
-            return "no box: the tools run on the host side, nothing of the policy's does"
-        box = episode.environment.box
-        search = "find / -path /proc -prune -o -iname '*agentrl*' -print 2>/dev/null | head -5"
-        found = (await off_loop(box.exec, ["sh", "-c", search], timeout=60.0)).stdout.decode(errors="replace").split()
-        if found:
-            raise Failed(f"files of agentrl can be read inside the box: {', '.join(found)}")
-        network = "cat /proc/net/route /proc/net/ipv6_route 2>/dev/null | grep -v -e Iface -e ' lo$' | head -3"
-        routes = (await off_loop(box.exec, ["sh", "-c", network])).stdout.decode(errors="replace").strip()
-        if routes:
-            raise Failed(f"the box has a network route: {routes.splitlines()[0]}")
-        return f"no file of agentrl in the box, no network; root {episode.root[:16]}"
-    finally:
-        await episode.close()
+async def sealed_root(context: CheckContext) -> str:
+    return await context.at_start(context.tasks(per_level=1)[0], _sealed)
+
+
+async def _sealed(episode: Episode) -> str:
+    if episode.environment._box is None:
+        return "no sandbox: the tools run on the host side, nothing of the policy's does"
+    search = "find / -path /proc -prune -o -iname '*agentrl*' -print 2>/dev/null | head -5"
+    files = (await _shell(episode, search, timeout=60.0)).split()
+    if files:
+        raise Failed(f"files of agentrl can be read inside the sandbox: {', '.join(files)}")
+    network = "cat /proc/net/route /proc/net/ipv6_route 2>/dev/null | grep -v -e Iface -e ' lo$' | head -3"
+    routes = (await _shell(episode, network)).strip()
+    if routes:
+        raise Failed(f"the sandbox has a network route: {routes.splitlines()[0]}")
+    return f"no file of agentrl in the sandbox, no network; root {episode.root[:16]}"
 
 
 # Robustness -----------------------------------------------------------------------------------------------------
 
 
-@check("raise ValueError (or another of its family) with a clear text for input a tool cannot take")
-async def bad_calls(bench: CheckContext) -> str:
-    task = bench.tasks(per_level=1)[0]
+@check("raise ValueError (or a subclass) with a clear text for input that a tool cannot take")
+async def bad_calls(context: CheckContext) -> str:
+    task = context.tasks(per_level=1)[0]
     calls = [ToolCall(name="no_such_tool"), ToolCall(name="", error="not JSON")]
-    for name, made in tools_of(bench.kind).items():
-        fields = list(made.schema()["function"]["parameters"].get("properties", {}))
+    junks: tuple[Any, ...] = ("", "\0", "\ud800", "é\u202e" * 20, "x" * 20_000, -1, 1e308, None, [], {"a": [1]})
+    for name, offered in tools_of(context.kind).items():
+        fields = list(offered.schema()["function"]["parameters"].get("properties", {}))
         calls += [ToolCall(name=name, arguments={"no_such_argument": 1})]
-        junks: tuple[Any, ...] = ("", "\0", "\ud800", "é\u202e" * 20, "x" * 20_000, -1, 1e308, None, [], {"a": [1]})
-        for junk in junks:
-            calls += [ToolCall(name=name, arguments=dict.fromkeys(fields, junk))]
+        calls += [ToolCall(name=name, arguments=dict.fromkeys(fields, junk)) for junk in junks]
     rest = list(calls)
     while rest:  # as many as possible in one episode: some calls end it
         try:
-            played = await bench.play(task, rest, max_turns=len(rest))
+            played = await context.play(task, rest, max_turns=len(rest))
         except Exception:
-            await _culprit(bench, task, rest)
+            await _culprit(context, task, rest)
             raise
         used = sum(message.role == "assistant" for message in played.messages)
         if played.score != 0.0:
@@ -192,11 +185,11 @@ async def bad_calls(bench: CheckContext) -> str:
     return f"{len(calls)} bad calls: each answered, none raised, none scored"
 
 
-async def _culprit(bench: CheckContext, task: Task, calls: list[ToolCall]) -> None:
-    """One episode a call, to name the one that raises."""
+async def _culprit(context: CheckContext, task: Task, calls: list[ToolCall]) -> None:
+    """Play one episode per call, to name the one that raises."""
     for call in calls:
         try:
-            await bench.play(task, [call])
+            await context.play(task, [call])
         except Exception as error:
             raise Failed(f"{_brief(call)} raises {type(error).__name__}: {error}") from error
 
@@ -205,9 +198,9 @@ def _brief(call: ToolCall) -> str:
     return f"{call.name}({str(dict(call.arguments))[:60]})"
 
 
-@check("give tools a timeout_s, pass it on to what they wait for, and use a sandbox that enforces it")
-async def timeouts(bench: CheckContext) -> str:
-    class Hung(bench.kind):  # type: ignore[misc, name-defined]
+@check("give tools a timeout_s, pass it to what they wait for, and use a sandbox that enforces it")
+async def timeouts(context: CheckContext) -> str:
+    class Hung(context.kind):  # type: ignore[misc, name-defined]
         """The environment with two more tools that never come back by themselves."""
 
         @tool(timeout_s=0.3)
@@ -221,42 +214,38 @@ async def timeouts(bench: CheckContext) -> str:
             await asyncio.sleep(20)
             return ""
 
-    task = bench.tasks(per_level=1)[0]
+    task = context.tasks(per_level=1)[0]
     names = ["hang_outside"]
-    probe = bench.make()
+    probe = context.make()
     probe.given = task.public()
     if probe.prepare(probe.given, random.Random(0)) is not None:
         names.insert(0, "hang_in_the_box")
-    took = []
+    times = []
     for name in names:
         began = time.perf_counter()
-        await play(Hung(**bench.options), task, [ToolCall(name=name)], bench.where, seed=SEED)
-        took.append(time.perf_counter() - began)
-        if took[-1] > CUT_OFF_S:
-            raise Failed(f"a tool with timeout_s=0.3 held the episode for {took[-1]:.1f} s ({name})")
-    slow = max(made.timeout_s for made in tools_of(bench.kind).values()) if tools_of(bench.kind) else 0.0
-    return f"hanging tools are cut off after {max(took):.1f} s; the environment's own limit is {slow:g} s a call"
+        await play(Hung(**context.options), task, [ToolCall(name=name)], context.where, seed=SEED)
+        times.append(time.perf_counter() - began)
+        if times[-1] > CUT_OFF_S:
+            raise Failed(f"a tool with timeout_s=0.3 held the episode for {times[-1]:.1f} s ({name})")
+    limit = max((offered.timeout_s for offered in tools_of(context.kind).values()), default=0.0)
+    return f"hanging tools are cut off after {max(times):.1f} s; the environment's own limit is {limit:g} s per call"
 
 
 # The verifier ---------------------------------------------------------------------------------------------------
 
 
 @check("let verify() depend on the submission and context.secret alone; sort what has no order")
-async def verifier_determinism(bench: CheckContext) -> str:
-    tasks = bench.tasks(per_level=1)
+async def verifier_determinism(context: CheckContext) -> str:
+    tasks = context.tasks(per_level=1)
     for task in tasks:
-        for actions in (list(bench.make().expert(task)), ["nothing was done"]):
-            environment = bench.make()
-            episode = Episode(environment, task, seed=SEED, boxes=bench.where.boxes)
-            try:
-                await episode.start()
-                for action in actions:
-                    if (await episode.act(message_of(action))).done:
-                        break
-                submission = await episode.finish()
-            finally:
-                await episode.close()
-            verdicts = [await graded(environment, submission, bench.where, group=g) for g in (0, 0, 0, 1, 2)]
+        for actions in (list(context.make().expert(task)), ["nothing was done"]):
+            played = await context.play(task, actions, max_turns=64)
+            if played.submission is None:
+                raise Failed(f"{task.id} left nothing to grade: {played.outcome.fault}")
+            verdicts = [(played.outcome, played.verdict)]
+            for group in (0, 0, 1, 2):
+                secret = context.where.context(task.id, group)
+                verdicts.append(await grade(context.kind.verifier, played.submission, secret))
             same = {(v.score, tuple(sorted(v.breakdown.items()))) if v else None for _, v in verdicts[:3]}
             scores = {outcome.score for outcome, _ in verdicts}
             if len(same) != 1 or len(scores) != 1:
@@ -264,16 +253,13 @@ async def verifier_determinism(bench: CheckContext) -> str:
     return f"{2 * len(tasks)} submissions graded five times, under three secrets: one score each"
 
 
-@check("run `agentrl redteam` on the environment for the transcript of each breach, and mend the verifier")
-async def red_team(bench: CheckContext) -> str:
-    from agentrl.redteam.attack import attacks
-    from agentrl.redteam.suite import mark, run
-
+@check("run `agentrl redteam` on the environment for the transcript of each breach, and fix the verifier")
+async def red_team(context: CheckContext) -> str:
     corpus = [attack for attack in attacks().values() if not attack.slow]
-    aim = mark(bench.name, bench.make, levels=bench.levels[:1])
-    report = await run(aim, bench.where.boxes, backend=bench.sandbox, chosen=corpus)
+    attack_target = AttackTarget.of(context.name, context.make, levels=context.levels[:1])
+    report = await run(attack_target, context.where.boxes, backend=context.sandbox, chosen=corpus)
     breaches = [f"{f.id} scored {f.score}" for f in report.breaches]
     wrong = [f"control {c.name} scored {c.score}" for c in report.controls if not c.ok]
     if breaches or wrong:
         raise Failed("; ".join([*wrong, *breaches][:5]))
-    return f"{report.tried} attacks tried at level {bench.levels[0]}, none succeeded"
+    return f"{report.tried} attacks tried at level {context.levels[0]}, none succeeded"

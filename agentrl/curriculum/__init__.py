@@ -1,5 +1,5 @@
-"""Curriculum: which task next, and which groups carry signal."""
+"""The curriculum chooses the next task and decides which groups carry a learning signal."""
 
-from agentrl.curriculum.sampler import Draw, Sampler, Source, make
+from agentrl.curriculum.sampler import Draw, Sampler, Source
 
-__all__ = ["Draw", "Sampler", "Source", "make"]
+__all__ = ["Draw", "Sampler", "Source"]

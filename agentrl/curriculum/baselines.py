@@ -13,45 +13,45 @@ from agentrl.recipe import PoolsCurriculum, StagedCurriculum
 
 
 class Uniform:
-    """Every level equally often; within a level each task once before any comes twice."""
+    """Draws every level equally often; within a level, each task comes once before any comes twice."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._positions = {level: 0 for level in tasks.levels}
 
     def choose(self, rng: np.random.Generator) -> Choice:
-        """A level at random, and its next task."""
+        """Choose a level at random, and its next task."""
         return self.at(self._tasks.levels[int(rng.integers(len(self._tasks.levels)))])
 
     def at(self, level: int) -> Choice:
-        """The next task of that level."""
+        """Choose the next task of a level."""
         position = self._positions[level]
         self._positions[level] += 1
         return Choice(level, self._tasks.nth(level, position))
 
-    def learn(self, seen: GroupStats) -> None:
-        """Nothing to learn."""
+    def learn(self, stats: GroupStats) -> None:
+        """Learn nothing."""
 
     def metrics(self) -> dict[str, float | list[float]]:
-        """How far through the tasks it is."""
+        """Return how many tasks were drawn."""
         size = self._tasks.size
         visited = sum(p if size is None else min(p, size) for p in self._positions.values())
-        found: dict[str, float | list[float]] = {"tasks_seen": float(visited)}
+        figures: dict[str, float | list[float]] = {"tasks_seen": float(visited)}
         if size is not None:
-            found["coverage"] = visited / (size * len(self._positions))
-        return found
+            figures["coverage"] = visited / (size * len(self._positions))
+        return figures
 
     def state(self) -> dict[str, Any]:
-        """Where it stands in each level."""
+        """Return the position in each level."""
         return {"positions": [[level, position] for level, position in self._positions.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
         self._positions = {int(level): int(position) for level, position in state["positions"]}
 
 
 class Staged:
-    """Easy to hard: the next level opens when the newest one is passed often enough."""
+    """Goes from easy to hard: the next level opens when the newest one is passed often enough."""
 
     def __init__(self, recipe: StagedCurriculum, tasks: Tasks) -> None:
         self._recipe = recipe
@@ -61,42 +61,37 @@ class Staged:
         self._score = self._groups = 0.0
 
     def choose(self, rng: np.random.Generator) -> Choice:
-        """The newest open level, or now and then an earlier one so that it is not unlearnt."""
+        """Choose from the newest open level, or sometimes from an earlier one so that it is not forgotten."""
         stage = self._stage
         if stage and rng.random() < self._recipe.replay:
             stage = int(rng.integers(stage))
         return self._inner.at(self._tasks.levels[stage])
 
-    def learn(self, seen: GroupStats) -> None:
+    def learn(self, stats: GroupStats) -> None:
         """Track the newest level's mean score over about the last `window` groups."""
-        if not seen.count or seen.level != self._tasks.levels[self._stage]:
+        if not stats.count or stats.level != self._tasks.levels[self._stage]:
             return
         keep = 1.0 - 1.0 / self._recipe.window
-        self._score = keep * self._score + seen.mean
+        self._score = keep * self._score + stats.mean
         self._groups = keep * self._groups + 1.0
         # Half a window of evidence, so that one lucky group opens nothing.
         enough = self._groups >= self._recipe.window * 0.4
-        if (
-            enough
-            and self._score >= self._recipe.threshold * self._groups
-            and self._stage + 1 < len(self._tasks.levels)
-        ):
+        passed = self._score >= self._recipe.threshold * self._groups
+        if enough and passed and self._stage + 1 < len(self._tasks.levels):
             self._stage += 1
             self._score = self._groups = 0.0
 
     def metrics(self) -> dict[str, float | list[float]]:
-        """Its stage, and how well that one goes."""
-        found = self._inner.metrics()
-        found["stage"] = float(self._tasks.levels[self._stage])
-        found["stage_score"] = self._score / self._groups if self._groups else 0.0
-        return found
+        """Return the stage and its recent mean score."""
+        score = self._score / self._groups if self._groups else 0.0
+        return self._inner.metrics() | {"stage": float(self._tasks.levels[self._stage]), "stage_score": score}
 
     def state(self) -> dict[str, Any]:
-        """Stage and evidence."""
+        """Return stage and evidence."""
         return {"inner": self._inner.state(), "stage": self._stage, "score": self._score, "groups": self._groups}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
         self._inner.restore(state["inner"])
         self._stage = int(state["stage"])
         self._score, self._groups = float(state["score"]), float(state["groups"])
@@ -106,87 +101,84 @@ Key = tuple[int, int]
 
 
 class Pools:
-    """Three pools, as prime-rl keeps them: each visit files its task under easy, normal or hard; shares are fixed."""
+    """Keeps three pools with fixed shares, as prime-rl does: each group files its task as easy, normal or hard."""
 
     NAMES = ("easy", "normal", "hard")
 
     def __init__(self, recipe: PoolsCurriculum, tasks: Tasks) -> None:
         self._recipe = recipe
         self._tasks = tasks
-        self._fresh = Uniform(tasks)
-        self._unseen = {level: tasks.size for level in tasks.levels}
+        self._unseen = Uniform(tasks)
+        self._left = {level: tasks.size for level in tasks.levels}
+        """Tasks never drawn, by level; None where a level is endless."""
         self._pools: dict[str, list[Key]] = {name: [] for name in self.NAMES}
-        self._places: dict[Key, tuple[str, int]] = {}
+        self._filed: dict[Key, tuple[str, int]] = {}
+        """For each task seen, its pool and its position there."""
 
     def choose(self, rng: np.random.Generator) -> Choice:
-        """A pool by its share, then a task of it; tasks never seen belong to the normal pool."""
-        luck = float(rng.random())
-        name = "easy" if luck < self._recipe.easy_share else "normal"
-        if name == "normal" and luck < self._recipe.easy_share + self._recipe.hard_share:
+        """Choose a pool by its share, then a task of it; tasks never seen belong to the normal pool."""
+        draw = float(rng.random())
+        name = "easy" if draw < self._recipe.easy_share else "normal"
+        if name == "normal" and draw < self._recipe.easy_share + self._recipe.hard_share:
             name = "hard"
         pool = self._pools[name] or self._pools["normal"]
         if name == "normal" or not self._pools[name]:
-            fresh = self._new(rng, len(self._pools["normal"]))
-            if fresh is not None:
-                return fresh
+            unseen = self._draw_unseen(rng, len(self._pools["normal"]))
+            if unseen is not None:
+                return unseen
         if not pool:  # everything is filed as easy or hard
             pool = self._pools["hard"] or self._pools["easy"]
         level, index = pool[int(rng.integers(len(pool)))]
         return Choice(level, index)
 
-    def _new(self, rng: np.random.Generator, known: int) -> Choice | None:
-        open_levels = [level for level, left in self._unseen.items() if left is None or left > 0]
+    def _draw_unseen(self, rng: np.random.Generator, known: int) -> Choice | None:
+        open_levels = [level for level, left in self._left.items() if left is None or left > 0]
         if not open_levels:
             return None
-        left = [self._unseen[level] for level in open_levels]
-        # Of the normal pool, each task is as likely as the next; an endless level is as large as all that is known.
-        unseen = sum(known + 1 if n is None else n for n in left)
+        # Each task of the normal pool is equally likely; an endless level counts as many as are known, and one.
+        unseen = sum(known + 1 if left is None else left for left in map(self._left.get, open_levels))
         if rng.random() * (unseen + known) >= unseen:
             return None
         level = open_levels[int(rng.integers(len(open_levels)))]
-        remaining = self._unseen[level]
+        remaining = self._left[level]
         if remaining is not None:
-            self._unseen[level] = remaining - 1
-        return self._fresh.at(level)
+            self._left[level] = remaining - 1
+        return self._unseen.at(level)
 
-    def learn(self, seen: GroupStats) -> None:
-        """File the task by its mean score."""
+    def learn(self, stats: GroupStats) -> None:
+        """File the task by its mean score; a group without a score does not change its pool."""
+        key = (stats.level, stats.index)
         name = "normal"
-        if not seen.count:
-            name = self._places.get((seen.level, seen.index), (name, 0))[0]
-        elif seen.mean >= self._recipe.easy:
+        if not stats.count:
+            name = self._filed.get(key, (name, 0))[0]
+        elif stats.mean >= self._recipe.easy:
             name = "easy"
-        elif seen.mean <= self._recipe.hard:
+        elif stats.mean <= self._recipe.hard:
             name = "hard"
-        self._file((seen.level, seen.index), name)
-
-    def _file(self, key: Key, name: str) -> None:
-        if key in self._places:
-            old, place = self._places.pop(key)
+        if key in self._filed:
+            old, position = self._filed.pop(key)
             last = self._pools[old].pop()
             if last != key:
-                self._pools[old][place] = last
-                self._places[last] = (old, place)
-        self._places[key] = (name, len(self._pools[name]))
+                self._pools[old][position] = last
+                self._filed[last] = (old, position)
+        self._filed[key] = (name, len(self._pools[name]))
         self._pools[name].append(key)
 
     def metrics(self) -> dict[str, float | list[float]]:
-        """Sizes of the pools."""
-        found = self._fresh.metrics()
-        found.update({f"pool_{name}": float(len(pool)) for name, pool in self._pools.items()})
-        return found
+        """Return the sizes of the pools."""
+        return self._unseen.metrics() | {f"pool_{name}": float(len(pool)) for name, pool in self._pools.items()}
 
     def state(self) -> dict[str, Any]:
-        """The pools in their order."""
+        """Return the pools in their order."""
         return {
-            "fresh": self._fresh.state(),
-            "unseen": [[level, left] for level, left in self._unseen.items()],
+            "unseen": self._unseen.state(),
+            "left": [[level, left] for level, left in self._left.items()],
             "pools": {name: np.array(pool, dtype=np.int64).reshape(-1, 2) for name, pool in self._pools.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._fresh.restore(state["fresh"])
-        self._unseen = {int(level): None if left is None else int(left) for level, left in state["unseen"]}
+        """Resume from `state()`."""
+        self._unseen.restore(state["unseen"])
+        self._left = {int(level): None if left is None else int(left) for level, left in state["left"]}
         self._pools = {name: [(int(a), int(b)) for a, b in state["pools"][name]] for name in self.NAMES}
-        self._places = {key: (name, at) for name, pool in self._pools.items() for at, key in enumerate(pool)}
+        self._filed = {key: (name, at) for name, pool in self._pools.items() for at, key in enumerate(pool)}

@@ -1,18 +1,17 @@
-"""The default curriculum: draws tasks whose pass rate is likely near one half, and keeps looking everywhere else.
+"""The default curriculum: draws tasks whose pass rate is likely near one half, and keeps testing everything else.
 
-    1  a stratum that waited longer than its share of `floor` allows is taken first: a new task of it, or the seen one
-       whose last test is oldest; and now and then the task tested longest ago of any stratum. Solved and hopeless
-       tasks are re-tested here. A level that is being forgotten, or within reach and not known well enough to tell, is
-       owed up to an equal share (`_owed`), and its most promising task is taken
-    2  otherwise `candidates` seen tasks from bins in the band are compared: each is worth its expected learnability
-       now, and what knowing it better would add to the draws to come (`HORIZON`); of those near the best, the one
-       drawn longest ago is taken
-    3  new tasks are worth the same two things, judged by one sample of all shared weights from the posterior
-       (Thompson); the better of seen and new is preferred, and among strata of new tasks the better ones
+    1  A stratum that waited longer than its share of `floor` allows comes first: a new task of it, or the seen one
+       tested longest ago; and sometimes the task tested longest ago of any stratum. This re-tests solved and hopeless
+       tasks. A level that is being forgotten, or that is within reach and too little known, gets up to an equal share
+       of the draws (`_owed`), for its most promising tasks.
+    2  Otherwise `candidates` seen tasks from bins in the band are compared. Each is worth its expected learnability
+       now, plus what knowing it better would add to later draws (`HORIZON`). Of those near the best, the one drawn
+       longest ago is taken.
+    3  New tasks are worth the same two things, judged by one sample of all shared weights from the posterior
+       (Thompson). The better of seen and new is preferred, and among strata of new tasks the better ones.
 
-A task leaves the band by itself when its belief does (it is solved, or hopeless), and comes back when its stratum
-moves, its evidence fades, or a re-test says so. For environments with levels this moves the level so that p stays
-near one half.
+A task leaves the band when its belief does (it is solved, or hopeless), and returns when its stratum moves, its
+evidence fades, or a re-test says so. For environments with levels this moves the level so that p stays near one half.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.curriculum.difficulty_bins import BINS, CENTRES, DifficultyBins
+from agentrl.curriculum.difficulty_bins import CENTRES, DifficultyBins
 from agentrl.curriculum.group_stats import Choice, GroupStats
 from agentrl.curriculum.posterior import (
     LIMIT,
@@ -40,30 +39,28 @@ from agentrl.recipe import LearnabilityCurriculum
 Floats = NDArray[np.float64]
 
 SEEN_VARIANCE = 0.3
-"""Variance of a seen task's own part, where a whole bin is judged at once."""
+"""Assumed variance of a seen task's own part, where a whole bin is judged at once."""
 ENOUGH = 64
-"""Seen tasks in the band that make drawing from them as attractive as their learnability; fewer would be drawn over and
-over."""
+"""With fewer seen tasks in the band, drawing from them is worth less, because they would repeat too often."""
 HORIZON = 16.0
-"""Draws over which what is learnt about a task pays: about as many versions as a task stays near one half."""
+"""Draws over which knowledge about a task pays: about as many versions as a task stays near one half."""
 PREFER_SEEN_OR_NEW, PREFER_STRATUM = 12.0, 2.0
-"""How strongly the better is preferred; equals come equally often. Between strata only mildly: learning where most is
-known already would leave the others behind."""
+"""Exponents of preference for the better option. Mild between strata: training only where most is known already would
+leave the others behind."""
 NEAR = 0.9
-"""Seen tasks worth at least this share of the best are as good as it: the one drawn longest ago is taken, so that many
+"""Seen tasks worth at least this share of the best count as equal: the one drawn longest ago is taken, so that many
 tasks are trained on and their evidence stays fresh."""
 LOST = 0.25
 """A level this many logits below its best, and below one half, is owed an equal share of the draws. Above one half a
-level that falls is worth more and comes up by itself; below, it is worth less the further it falls."""
+falling level becomes worth more by itself; below, it becomes worth less the further it falls."""
 KNOWN = 0.7
-"""A level is known when the standard deviation of its logit is below this. What was believed before is no best: a first
-guess that proves too high is no loss."""
+"""A level is known when the standard deviation of its logit is below this; only then its mean can count as its best."""
 RETESTED = 1.0 / 3.0
-"""Draws that re-test the task tested longest ago, as a share of `floor`."""
+"""Share of `floor` that re-tests the task tested longest ago."""
 PROBE = 4
-"""Tasks of each level looked at before the first draw, to learn which tags there are."""
-SHELVED = 64
-"""New tasks kept aside for each stratum of an endless level while another stratum's was looked for."""
+"""Tasks of each level that are looked up before the first draw, to learn which tags there are."""
+MAX_WAITING = 64
+"""New tasks that wait per stratum of an endless level, found while looking for another stratum's."""
 
 
 class Learnability:
@@ -73,38 +70,38 @@ class Learnability:
         self._recipe = recipe
         self._tasks = tasks
         self._posterior = Posterior(tasks.levels, recipe.decay, recipe.task_decay)
-        self._shelf = DifficultyBins(self._posterior)
+        self._bins = DifficultyBins(self._posterior)
         self._positions = {level: 0 for level in tasks.levels}
         self._waiting: dict[int, deque[int]] = {}
-        """Indices of new tasks by stratum: looked at, not yet drawn."""
+        """Indices of new tasks by stratum: looked up, not yet drawn."""
         self._last: list[int] = []
-        """For each stratum the draw that last took from it."""
-        self._places: list[int] = []
-        """For each stratum the place of its level among the levels."""
+        """For each stratum, the number of its last draw."""
+        self._level_of: list[int] = []
+        """For each stratum, the position of its level among the levels."""
         self._best: Floats = np.full(len(tasks.levels), -LIMIT)
-        """For each level the highest logit it was known to have; what lies above the present one fades."""
+        """For each level, the highest logit it was known to have; an excess over the current one fades."""
         self._draws = self._fresh_draws = 0
         for level in tasks.levels:
             for _ in range(PROBE):
-                self._look(level)
+                self._look_up(level)
 
     # Drawing ---------------------------------------------------------------------------------------------------
 
     def choose(self, rng: np.random.Generator) -> Choice:
-        """The next task."""
+        """Choose the next task."""
         self._draws += 1
         if rng.random() < RETESTED * self._recipe.floor and self._posterior.count:
-            return self._seen(self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist()))
+            return self._retest(rng)
         waited = self._draws - np.array(self._last)
         if waited.max() * self._recipe.floor >= len(waited):
-            return self._in_turn(int(waited.argmax()), rng)
+            return self._of_stratum(int(waited.argmax()), rng)
         return self._promising(rng, among=self._owed())
 
     def _owed(self) -> NDArray[np.bool_] | None:
-        """The strata of the level that waited too long for what it is owed, if one did.
+        """Return a mask of the strata of the level that waited too long for what it is owed, if one did.
 
-        A level is owed an equal share of the draws when it is being forgotten, and as long as it is not known a part of
-        it: the larger, the nearer it comes to the level with most to learn. Otherwise it is owed nothing.
+        A level is owed an equal share of the draws when it is being forgotten. While it is not known it is owed a part
+        of that share, larger the nearer its worth comes to the best level's. Otherwise it is owed nothing.
         """
         if len(self._best) == 1:
             return None
@@ -113,39 +110,40 @@ class Learnability:
         unknown = np.where(variances > KNOWN**2, np.square(worth / worth.max()), 0.0)
         part = np.maximum(unknown, np.minimum(1.0, self._lost() / LOST))
         last = np.full(len(means), -1)
-        np.maximum.at(last, self._places, self._last)
+        np.maximum.at(last, self._level_of, self._last)
         due = (self._draws - last) * part
-        return np.array(self._places) == due.argmax() if due.max() >= len(due) else None
+        return np.array(self._level_of) == due.argmax() if due.max() >= len(due) else None
 
     def _by_level(self) -> tuple[Floats, Floats, Floats]:
-        """Mean and variance of the logit and liveliness of each level, the means over its strata."""
-        count = np.bincount(self._places)
-        found = (*self._posterior.strata.beliefs(), self._alive())
-        means, variances, alive = (np.bincount(self._places, weights=value) / count for value in found)
+        """Return mean and variance of the logit and liveliness of each level, averaged over its strata."""
+        count = np.bincount(self._level_of)
+        by_stratum = (*self._posterior.strata.beliefs(), self._alive())
+        means, variances, alive = (np.bincount(self._level_of, weights=value) / count for value in by_stratum)
         return means, variances, alive
 
     def _alive(self) -> Floats:
-        """How much of p(1-p) the scores within groups of each stratum show; see `Posterior.many`."""
+        """Return the liveliness of each stratum: the part of p(1-p) that scores within groups show."""
         spread = self._posterior.strata.spread
         alive: Floats = spread[:, 0] / spread[:, 1]
         return alive
 
     def _lost(self) -> Floats:
-        """By how many logits each level lies below its best, as far as it lies below one half."""
+        """Return how many logits each level lies below its best, as far as it lies below one half."""
         lost: Floats = np.maximum(0.0, np.minimum(self._best, 0.0) - self._by_level()[0])
         return lost
 
-    def _in_turn(self, stratum: int, rng: np.random.Generator) -> Choice:
-        counts = self._shelf.counts[stratum]
+    def _of_stratum(self, stratum: int, rng: np.random.Generator) -> Choice:
+        """Draw a new task of the stratum, or the seen one drawn longest ago."""
+        counts = self._bins.counts[stratum]
         if self._has_new(stratum) and (not counts.any() or rng.random() < 0.5):
             return self._new(stratum)
-        weights = np.zeros(self._shelf.counts.shape)
+        weights = np.zeros(self._bins.counts.shape)
         weights[stratum] = counts
-        rows = self._shelf.pick(weights, self._recipe.candidates, rng)
-        return self._seen(self._oldest(rows)) if rows else self._any(rng)
+        rows = self._bins.pick(weights, self._recipe.candidates, rng)
+        return self._oldest(rows) if rows else self._any(rng)
 
     def _promising(self, rng: np.random.Generator, among: NDArray[np.bool_] | None = None) -> Choice:
-        """The task worth most, of some strata or of all."""
+        """Draw the task worth most, of some strata or of all."""
         means, variances = self._posterior.strata.beliefs()
         alive = self._alive()
         if among is not None:
@@ -153,10 +151,10 @@ class Learnability:
         rows, share = self._candidates(means, alive, rng)
         strata = self._posterior.rows["stratum"][rows]
         own, width, lively = self._posterior.many(rows)
-        where, width = means[strata] + own, width + variances[strata]
-        now = self._worth(where, width)
+        logits, width = means[strata] + own, width + variances[strata]
+        now = self._worth(logits, width)
         bar = float(now.max(initial=0.0))
-        seen = (now + HORIZON * self._excess(where, width, bar)) * lively
+        seen = (now + HORIZON * self._excess(logits, width, bar)) * lively
         sampled = means + np.sqrt(variances) * rng.standard_normal(len(means))
         apart = self._posterior.apart
         new = (self._worth(sampled, apart) + HORIZON * self._excess(sampled, apart, share * bar)) * alive
@@ -167,106 +165,107 @@ class Learnability:
             chances = np.cumsum((new / best) ** PREFER_STRATUM)
             return self._new(min(len(new) - 1, int(np.searchsorted(chances, rng.random() * chances[-1], side="right"))))
         if not len(rows) and among is not None:
-            return self._in_turn(int(np.where(among, self._last, self._draws).argmin()), rng)
+            return self._of_stratum(int(np.where(among, self._last, self._draws).argmin()), rng)
         if not len(rows):
             return self._any(rng)
-        return self._seen(self._oldest(rows[seen >= NEAR * seen.max()].tolist()))
+        return self._oldest(rows[seen >= NEAR * seen.max()].tolist())
 
     def _candidates(self, logits: Floats, alive: Floats, rng: np.random.Generator) -> tuple[NDArray[np.int64], float]:
-        """Seen tasks to draw now, from bins in the band, of strata alive; and whether they are enough, up to 1."""
+        """Return seen tasks from bins in the band, of live strata; and how far they are `ENOUGH`, up to 1."""
         among = alive > 0.0
-        where = logits[:, None] + CENTRES
-        rates = 1.0 / (1.0 + np.exp(-where))
+        centres = logits[:, None] + CENTRES
+        rates = 1.0 / (1.0 + np.exp(-centres))
         low, high = self._recipe.band
-        inside = self._shelf.counts * ((rates >= low) & (rates <= high) & among[:, None])
-        weights = inside * self._worth(where, SEEN_VARIANCE) * alive[:, None]
-        rows = np.array(self._shelf.pick(weights, self._recipe.candidates, rng), dtype=np.int64)
+        inside = self._bins.counts * ((rates >= low) & (rates <= high) & among[:, None])
+        weights = inside * self._worth(centres, SEEN_VARIANCE) * alive[:, None]
+        rows = np.array(self._bins.pick(weights, self._recipe.candidates, rng), dtype=np.int64)
         known = self._posterior.rows
-        rows = rows[~known["flying"][rows]]
+        rows = rows[~known["pending"][rows]]
         if self._recipe.repeats is not None:
             new = np.array([self._has_new(stratum) for stratum in range(len(logits))])
             rows = rows[(known["visits"][rows] < self._recipe.repeats) | ~new[known["stratum"][rows]]]
-        # The same task twice under one policy teaches little: others first.
+        # The same task twice under one policy version teaches little.
         rested = rows[known["version"][rows] < self._posterior.clock]
         return rested if len(rested) else rows, min(1.0, float(inside.sum()) / (ENOUGH * among.mean()))
 
     def _any(self, rng: np.random.Generator) -> Choice:
-        """Nothing stands out: a new task if there is one, else whatever was drawn longest ago of a few."""
-        fresh = [stratum for stratum in range(len(self._last)) if self._has_new(stratum)]
-        if fresh:
-            return self._new(fresh[int(rng.integers(len(fresh)))])
+        """Draw a new task if there is one, otherwise re-test."""
+        with_new = [stratum for stratum in range(len(self._last)) if self._has_new(stratum)]
+        if with_new:
+            return self._new(with_new[int(rng.integers(len(with_new)))])
         if self._posterior.count:
-            return self._seen(self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist()))
-        # Every task is under way for the first time: hand out one of them once more.
+            return self._retest(rng)
+        # Every task is pending for the first time: draw one of them again.
         level = self._tasks.levels[int(rng.integers(len(self._tasks.levels)))]
         return Choice(level, self._tasks.nth(level, int(rng.integers(self._tasks.size or 1))))
 
-    def _oldest(self, rows: list[int]) -> int:
-        """Of these, the one drawn longest ago; those under way last."""
+    def _retest(self, rng: np.random.Generator) -> Choice:
+        """Draw the seen task that was drawn longest ago, of a few at random."""
+        return self._oldest(rng.integers(self._posterior.count, size=self._recipe.candidates).tolist())
+
+    def _oldest(self, rows: list[int]) -> Choice:
+        """Draw the task of these rows that was drawn longest ago; pending ones come last."""
         known = self._posterior.rows
-        return min(rows, key=lambda row: (bool(known[row]["flying"]), int(known[row]["drawn"]), row))
+        row = min(rows, key=lambda row: (bool(known[row]["pending"]), int(known[row]["drawn"]), row))
+        entry = known[row]
+        entry["drawn"], entry["pending"] = self._draws, True
+        self._last[int(entry["stratum"])] = self._draws
+        return Choice(int(entry["level"]), int(entry["index"]), self._posterior.beta(row))
 
     def _worth(self, logits: Floats, variance: Floats | float) -> Floats:
+        """Return the expected learnability of tasks with these beliefs."""
         if self._recipe.objective == "variance":
             return expected_variance(logits, variance)
         low, high = self._recipe.band
         return band_probability(logits, variance, low, high)
 
     def _excess(self, logits: Floats, variance: Floats | float, bar: float) -> Floats:
-        """By how much the worth of a task, once known, is expected to lie above the bar; nothing where it does not."""
+        """Return by how much the worth of a task, once known, is expected to exceed the bar."""
         if self._recipe.objective == "variance":
             return expected_excess(logits, variance, bar)
         return self._worth(logits, variance) * (1.0 - min(1.0, bar))
-
-    def _seen(self, row: int) -> Choice:
-        entry = self._posterior.rows[row]
-        entry["drawn"], entry["flying"] = self._draws, True
-        self._last[int(entry["stratum"])] = self._draws
-        return Choice(int(entry["level"]), int(entry["index"]), self._posterior.beta(row))
 
     # New tasks -------------------------------------------------------------------------------------------------
 
     def _has_new(self, stratum: int) -> bool:
         level, _ = self._posterior.strata.names[stratum]
-        return bool(self._waiting[stratum]) or self._left(level)
+        return bool(self._waiting[stratum]) or self._has_left(level)
 
-    def _left(self, level: int) -> bool:
+    def _has_left(self, level: int) -> bool:
         size = self._tasks.size
         return size is None or self._positions[level] < size
 
-    def _look(self, level: int) -> int | None:
-        """Look at the next task of a level: it waits under its stratum, whose number is returned."""
-        if not self._left(level):
-            return None
+    def _look_up(self, level: int) -> None:
+        """Look up the next task of a level, if one is left; it waits under its stratum."""
+        if not self._has_left(level):
+            return
         index = self._tasks.nth(level, self._positions[level])
         self._positions[level] += 1
         stratum = self._stratum(level, self._tasks.task(level, index).tags)
         waiting = self._waiting[stratum]
-        if self._tasks.size is not None or len(waiting) < SHELVED:
+        if self._tasks.size is not None or len(waiting) < MAX_WAITING:
             waiting.append(index)
-        return stratum
 
     def _stratum(self, level: int, tags: tuple[str, ...]) -> int:
         stratum = self._posterior.strata.number(level, tags)
         while len(self._last) <= stratum:
             self._waiting[len(self._last)] = deque()
             self._last.append(-1)
-            self._places.append(self._tasks.levels.index(self._posterior.strata.names[len(self._places)][0]))
-        self._shelf.grow()
+            self._level_of.append(self._tasks.levels.index(self._posterior.strata.names[len(self._level_of)][0]))
+        self._bins.grow()
         return stratum
 
     def _new(self, stratum: int) -> Choice:
-        """A task of that stratum that was never drawn; of another one of its level when it is hard to find."""
+        """Draw a task of the stratum that was never drawn; of another stratum of its level when it is hard to find."""
         level, _ = self._posterior.strata.names[stratum]
         for _ in range(self._recipe.candidates):
-            if self._waiting[stratum]:
+            if self._waiting[stratum] or not self._has_left(level):
                 break
-            if self._look(level) is None:
-                break
+            self._look_up(level)
         if not self._waiting[stratum]:
             others = [s for s, waiting in self._waiting.items() if waiting]
-            same = [s for s in others if self._posterior.strata.names[s][0] == level]
-            stratum = max(same or others, key=lambda s: (len(self._waiting[s]), -s))
+            of_level = [s for s in others if self._posterior.strata.names[s][0] == level]
+            stratum = max(of_level or others, key=lambda s: (len(self._waiting[s]), -s))
         index = self._waiting[stratum].popleft()
         self._fresh_draws += 1
         self._last[stratum] = self._draws
@@ -276,23 +275,23 @@ class Learnability:
 
     # Learning --------------------------------------------------------------------------------------------------
 
-    def learn(self, seen: GroupStats) -> None:
-        """A group came back; one without a graded rollout only ends its draw."""
+    def learn(self, stats: GroupStats) -> None:
+        """Learn from a group; one without a graded rollout only ends its draw."""
         before = self._posterior.clock
-        self._posterior.advance(seen.version)
-        row = self._posterior.row(seen.level, seen.index)
+        self._posterior.advance(stats.version)
+        row = self._posterior.row(stats.level, stats.index)
         new = row is None
         if row is None:
-            row = self._posterior.open(seen.level, seen.index, self._stratum(seen.level, seen.tags))
+            row = self._posterior.open(stats.level, stats.index, self._stratum(stats.level, stats.tags))
             self._posterior.rows[row]["drawn"] = self._draws
-        self._posterior.rows[row]["flying"] = False
-        if seen.count:
-            self._posterior.learn(row, seen)
-        self._shelf.file(row, new=new)
-        self._remember(self._tasks.levels.index(seen.level), seen.total > 0.0, self._posterior.clock - before)
+        self._posterior.rows[row]["pending"] = False
+        if stats.count:
+            self._posterior.learn(row, stats)
+        self._bins.place(row, new=new)
+        self._update_best(self._tasks.levels.index(stats.level), stats.total > 0.0, self._posterior.clock - before)
 
-    def _remember(self, level: int, passed: bool, versions: int) -> None:
-        """Keep the best of every level that ever passed: what never did cannot be lost. Losses of long ago fade."""
+    def _update_best(self, level: int, passed: bool, versions: int) -> None:
+        """Keep the best of every level that ever passed: what never did cannot be lost. Old losses fade."""
         means, variances, _ = self._by_level()
         faded = means + (self._best - means) * self._recipe.decay**versions
         counts = self._best > -LIMIT
@@ -301,37 +300,37 @@ class Learnability:
         self._best = np.where(self._best > means, faded, np.where(counts, best, -LIMIT))
 
     def metrics(self) -> dict[str, float | list[float]]:
-        """Beliefs about the tasks seen: how many are in the band, solved or hopeless, and how p is spread."""
+        """Return the beliefs about seen tasks: shares in the band, solved and hopeless, and the histogram of p."""
         logits = self._posterior.strata.beliefs()[0]
         rates = 1.0 / (1.0 + np.exp(-(logits[:, None] + CENTRES)))
-        counts = self._shelf.counts
+        counts = self._bins.counts
         low, high = self._recipe.band
         known = max(1, int(counts.sum()))
         histogram, _ = np.histogram(rates, bins=10, range=(0.0, 1.0), weights=counts)
-        found: dict[str, float | list[float]] = {
+        figures: dict[str, float | list[float]] = {
             "tasks_seen": float(self._posterior.count),
             "in_band": float(counts[(rates >= low) & (rates <= high)].sum()) / known,
             "solved": float(counts[rates > high].sum()) / known,
             "hopeless": float(counts[rates < low].sum()) / known,
-            "believed_p_histogram": [float(n) for n in histogram],
+            "believed_histogram": [float(n) for n in histogram],
             "strata": float(len(logits)),
             "longest_wait": float(self._draws - min(self._last)),
             "most_lost": float(self._lost().max()),
             "tasks_apart": self._posterior.apart,
-            "fresh_share": self._fresh_draws / max(1, self._draws),
+            "fresh": self._fresh_draws / max(1, self._draws),
         }
         if self._tasks.size is not None:
-            found["coverage"] = self._posterior.count / (self._tasks.size * len(self._tasks.levels))
+            figures["coverage"] = self._posterior.count / (self._tasks.size * len(self._tasks.levels))
         if len(self._tasks.levels) > 1:
             by_level = [
                 np.mean([logits[s] for s, (other, _) in enumerate(self._posterior.strata.names) if other == level])
                 for level in self._tasks.levels
             ]
-            found["level_p"] = [float(1.0 / (1.0 + np.exp(-logit))) for logit in by_level]
-        return found
+            figures["level_p"] = [float(1.0 / (1.0 + np.exp(-logit))) for logit in by_level]
+        return figures
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON values and numpy arrays."""
+        """Return everything, as JSON values and numpy arrays."""
         return {
             "posterior": self._posterior.state(),
             "positions": [[level, position] for level, position in self._positions.items()],
@@ -342,17 +341,14 @@ class Learnability:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
         self._posterior = Posterior(self._tasks.levels, self._recipe.decay, self._recipe.task_decay)
         self._posterior.restore(state["posterior"])
-        self._shelf = DifficultyBins(self._posterior)
-        self._shelf.restore()
+        self._bins = DifficultyBins(self._posterior)
+        self._bins.restore()
         self._positions = {int(level): int(position) for level, position in state["positions"]}
         self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}
         self._last = [int(draw) for draw in state["last"]]
-        self._places = [self._tasks.levels.index(level) for level, _ in self._posterior.strata.names]
+        self._level_of = [self._tasks.levels.index(level) for level, _ in self._posterior.strata.names]
         self._best = np.array(state["best"], dtype=np.float64)
         self._draws, self._fresh_draws = (int(n) for n in state["draws"])
-
-
-assert len(CENTRES) == BINS

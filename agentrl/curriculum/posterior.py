@@ -1,4 +1,4 @@
-"""What is believed of each task's pass rate: pooled over levels and tags, sharpened by the task's own groups.
+"""Beliefs about each task's pass rate: pooled over levels and tags, refined by the task's own groups.
 
 The logit of a task's pass rate is a sum of independent Gaussian parts:
 
@@ -6,12 +6,12 @@ The logit of a task's pass rate is a sum of independent Gaussian parts:
                 └───────────────── shared by the stratum ────────────────┘     └ its own
 
 A group of n graded rollouts with summed score k is a binomial observation of p. The mode and curvature of the posterior
-along the sum are found exactly (one dimension, strictly concave); each part then moves in proportion to its own
-variance. So a surprise in a well-known stratum is put down to the task, one in a new stratum to both; when the policy
-gets better everywhere, the shared parts move and every task moves with them, without being touched; and a task that was
-never seen starts from its stratum. Reported as a Beta distribution (`beta`), because p lives in [0, 1].
+along the sum are exact (one dimension, strictly concave); each part then moves in proportion to its own variance. So a
+surprise in a well-known stratum is attributed to the task, one in a new stratum to both; when the policy improves
+everywhere, the shared parts move every task with them; and a task never seen starts from its stratum. Beliefs are
+reported as Beta distributions (`beta`), because p lies in [0, 1].
 
-With every policy version certainty fades by `decay` towards the prior's, while the last guess stays: a stale task is
+With every policy version certainty fades by `decay` towards the prior's, while the mean stays: a stale task is
 uncertain again, and any new group moves it far.
 """
 
@@ -29,21 +29,20 @@ from agentrl.curriculum.group_stats import GroupStats
 Floats = NDArray[np.float64]
 
 MAX_STRATA = 256
-"""Combinations of tags beyond this share their level's last stratum: an author who tags every task apart loses the
-pooling, not the run."""
+"""Combinations of tags beyond this share their level's last stratum, so that a tag per task cannot stop a run."""
 MAX_TAGS = 6
 LIMIT = 12.0
-"""Logits stay within ±12: a pass rate of 6e-6 is as hopeless as any smaller one."""
+"""Logits stay within ±12: smaller pass rates than 6e-6 are equally hopeless."""
 
 PRIOR_ENVIRONMENT, PRIOR_SLOPE, PRIOR_LEVEL, PRIOR_TAG, PRIOR_STRATUM = 2.0, 2.0, 0.5, 0.5, 0.25
 """Variances, in squared logits. Harder levels are expected to be harder: the slope's prior mean is SLOPE."""
 SLOPE = -1.0
 PRIOR_MOMENTS = (10.0, 16.0)
-"""Tasks of one stratum are first thought to lie one logit apart; four groups of eight weigh as much."""
+"""The prior says that tasks of one stratum lie one logit apart; it weighs as much as four groups of eight."""
 
 
 def sigmoid(x: float) -> float:
-    """1 / (1 + e^-x), without overflow."""
+    """Return 1 / (1 + e^-x), without overflow."""
     if x >= 0:
         return 1.0 / (1.0 + math.exp(-x))
     e = math.exp(x)
@@ -51,17 +50,17 @@ def sigmoid(x: float) -> float:
 
 
 def expected_variance(mean: Floats, variance: Floats | float) -> Floats:
-    """E[p(1-p)] when logit p is Gaussian: the logistic density is close to a Gaussian of variance 8/π."""
+    """Return E[p(1-p)] for a Gaussian logit; the logistic density is close to a Gaussian of variance 8/π."""
     total = variance + 8.0 / math.pi
-    found: Floats = np.exp(-0.5 * np.square(mean) / total) / np.sqrt(2.0 * math.pi * total)
-    return found
+    expected: Floats = np.exp(-0.5 * np.square(mean) / total) / np.sqrt(2.0 * math.pi * total)
+    return expected
 
 
 _POINTS, _LENGTHS = np.polynomial.legendre.leggauss(15)
 
 
 def expected_excess(mean: Floats, variance: Floats | float, bar: float) -> Floats:
-    """E[max(0, p(1-p) - bar)] when logit p is Gaussian: by Gauss-Legendre over the logits where p(1-p) > bar."""
+    """Return E[max(0, p(1-p) - bar)] for a Gaussian logit, by Gauss-Legendre over the logits where p(1-p) > bar."""
     inner = math.sqrt(max(0.0, 1.0 - 4.0 * bar))
     edge = 5.0 if inner > 0.987 else math.log((1.0 + inner) / (1.0 - inner))  # beyond 5, p(1-p) is below 0.007
     deviation = np.sqrt(np.maximum(variance, 1e-6))
@@ -71,21 +70,21 @@ def expected_excess(mean: Floats, variance: Floats | float, bar: float) -> Float
     rates = 1.0 / (1.0 + np.exp(-x))
     distance = (x - mean[..., None]) / np.asarray(deviation)[..., None]
     density = np.exp(-0.5 * np.square(distance)) / (math.sqrt(2.0 * math.pi) * np.asarray(deviation)[..., None])
-    found: Floats = (half * density * np.maximum(0.0, rates * (1.0 - rates) - bar)) @ _LENGTHS
-    return found
+    expected: Floats = (half * density * np.maximum(0.0, rates * (1.0 - rates) - bar)) @ _LENGTHS
+    return expected
 
 
 def band_probability(mean: Floats, variance: Floats | float, low: float, high: float) -> Floats:
-    """P(low ≤ p ≤ high) when logit p is Gaussian; the normal distribution function by a logistic, within 0.01."""
+    """Return P(low ≤ p ≤ high) for a Gaussian logit; a logistic approximates the normal distribution within 0.01."""
     scale = 1.702 / np.sqrt(np.maximum(variance, 1e-6))
     bounds = [(math.log(b / (1.0 - b)) - mean) * scale for b in (low, high)]
     lower, upper = (1.0 / (1.0 + np.exp(-np.clip(z, -60.0, 60.0))) for z in bounds)
-    found: Floats = upper - lower
-    return found
+    probability: Floats = upper - lower
+    return probability
 
 
-def settle(prior: float, variance: float, count: float, total: float) -> tuple[float, float]:
-    """Mode and variance of x given x ~ N(prior, variance) and `total` successes of `count` at rate sigmoid(x)."""
+def laplace(prior: float, variance: float, count: float, total: float) -> tuple[float, float]:
+    """Return mode and variance of x ~ N(prior, variance) given `total` successes of `count` at rate sigmoid(x)."""
     low, high = prior - variance * (count - total), prior + variance * total  # the mode lies between: |slope| bounds it
     x, last = prior, high - low
     for _ in range(100):
@@ -95,7 +94,7 @@ def settle(prior: float, variance: float, count: float, total: float) -> tuple[f
         step = slope / (1.0 / variance + count * rate * (1.0 - rate))
         if abs(step) < 1e-9 or high - low < 1e-9:
             break
-        # Newton where it closes in; halving where it would swing from one flat side to the other for ever.
+        # Newton where it converges; bisection where it would swing between two flat sides for ever.
         if not low < x - step < high or abs(step) > 0.5 * last:
             step = x - 0.5 * (low + high)
         x, last = x - step, abs(step)
@@ -104,48 +103,46 @@ def settle(prior: float, variance: float, count: float, total: float) -> tuple[f
 
 
 class Strata:
-    """The shared parts: a Gaussian over a few weights for each level, tag and stratum, with its whole covariance.
+    """The shared parts: a Gaussian over a few weights for each level, tag and stratum, with full covariance.
 
-    Between policy versions the covariance goes back towards the prior's, the means stay: `decay` is what certainty
-    a version keeps. (Means that went back too would make every old success look like a new one, and the strata
-    would be believed ever easier.)
+    Between policy versions the covariance returns towards the prior's and the means stay: `decay` is the certainty that
+    a version keeps. (If the means returned too, every old success would look new, and strata ever easier.)
     """
 
     def __init__(self, levels: tuple[int, ...], decay: float) -> None:
         self._levels = levels
         self._decay = decay
         self._features: dict[str, int] = {}
-        self._prior_mean, self._prior_variance = np.zeros(0), np.zeros(0)
-        self._mean, self._covariance = np.zeros(0), np.zeros((0, 0))
+        self._prior_variance, self._mean, self._covariance = np.zeros(0), np.zeros(0), np.zeros((0, 0))
         self.names: list[tuple[int, tuple[str, ...]]] = []
         self._numbers: dict[tuple[int, tuple[str, ...]], int] = {}
         self._ids = np.zeros((0, 4 + MAX_TAGS), dtype=np.int64)
         self._values = np.zeros((0, 4 + MAX_TAGS))
         self._beliefs: tuple[Floats, Floats] | None = None
         self.spread = np.zeros((0, 2))
-        """For each stratum: variance seen within groups, and the most that the same mean scores would allow."""
+        """For each stratum: the variance seen within groups, and the largest that the same mean scores allow."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     def number(self, level: int, tags: tuple[str, ...]) -> int:
-        """The stratum of a task, made when it is first met."""
+        """Return the stratum of a task; a new combination of level and tags gets a new one."""
         key = (level, tuple(sorted(set(tags)))[:MAX_TAGS])
         if key in self._numbers:
             return self._numbers[key]
         if len(self) >= MAX_STRATA:
-            mine = [number for number, (other, _) in enumerate(self.names) if other == level]
-            if mine:
-                return mine[-1]
+            of_level = [number for number, (other, _) in enumerate(self.names) if other == level]
+            if of_level:
+                return of_level[-1]
         return self._open(key)
 
     def _open(self, key: tuple[int, tuple[str, ...]]) -> int:
         level, tags = key
-        span = max(1, len(self._levels) - 1)
-        place = 2.0 * self._levels.index(level) / span - 1.0 if len(self._levels) > 1 else 0.0
+        last = len(self._levels) - 1
+        difficulty = 2.0 * self._levels.index(level) / last - 1.0 if last else 0.0
         parts = [
             ("environment", 1.0, 0.0, PRIOR_ENVIRONMENT),
-            ("slope", place, SLOPE, PRIOR_SLOPE),
+            ("slope", difficulty, SLOPE, PRIOR_SLOPE),
             (f"level {level}", 1.0, 0.0, PRIOR_LEVEL),
             (f"level {level} tags {tags!r}", 1.0, 0.0, PRIOR_STRATUM),
             *((f"tag {tag}", 1.0, 0.0, PRIOR_TAG) for tag in tags),
@@ -164,7 +161,6 @@ class Strata:
         if name not in self._features:
             size = len(self._features)
             self._features[name] = size
-            self._prior_mean = np.append(self._prior_mean, mean)
             self._prior_variance = np.append(self._prior_variance, variance)
             self._mean = np.append(self._mean, mean)
             covariance = np.zeros((size + 1, size + 1))
@@ -173,7 +169,7 @@ class Strata:
         return self._features[name]
 
     def fade(self, versions: int) -> None:
-        """The policy moved on."""
+        """Let certainty fade over this many policy versions."""
         keep = self._decay**versions
         self._covariance *= keep * keep
         self._covariance[np.diag_indices_from(self._covariance)] += (1.0 - keep * keep) * self._prior_variance
@@ -181,12 +177,12 @@ class Strata:
         self._beliefs = None
 
     def believe(self, stratum: int) -> tuple[float, float]:
-        """Mean and variance of the stratum's logit."""
+        """Return mean and variance of the stratum's logit."""
         means, variances = self.beliefs()
         return float(means[stratum]), float(variances[stratum])
 
     def beliefs(self) -> tuple[Floats, Floats]:
-        """Means and variances of all strata."""
+        """Return means and variances of all strata."""
         if self._beliefs is None:
             means = np.clip((self._values * self._mean[self._ids]).sum(1), -LIMIT, LIMIT)
             inner = self._covariance[self._ids[:, :, None], self._ids[:, None, :]]
@@ -195,14 +191,14 @@ class Strata:
         return self._beliefs
 
     def shift(self, stratum: int, gradient: float, shrink: float) -> None:
-        """Move the weights along their covariance with the stratum, and take what was learnt from the covariance."""
+        """Move the weights along their covariance with the stratum, and shrink that covariance."""
         along: Floats = self._covariance[:, self._ids[stratum]] @ self._values[stratum]
         self._mean += gradient * along
         self._covariance -= shrink * np.outer(along, along)
         self._beliefs = None
 
     def state(self) -> dict[str, Any]:
-        """The weights, and the strata in the order they were met."""
+        """Return the weights, and the strata in their order."""
         return {
             "names": [[level, list(tags)] for level, tags in self.names],
             "mean": self._mean.copy(),
@@ -211,8 +207,8 @@ class Strata:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        assert not self.names, "restore into strata that are still empty"
+        """Resume from `state()`."""
+        assert not self.names, "only empty strata can be restored"
         for level, tags in state["names"]:
             self._open((int(level), tuple(str(tag) for tag in tags)))
         self._mean = np.array(state["mean"], dtype=np.float64)
@@ -225,9 +221,9 @@ ROW = np.dtype([
     ("index", np.int64), ("level", np.int32), ("stratum", np.int32),
     ("mean", np.float32), ("precision", np.float32), ("spread", np.float32), ("ceiling", np.float32),
     ("version", np.int32), ("visits", np.int32), ("drawn", np.int32),
-    ("bin", np.int8), ("flying", np.bool_), ("place", np.int32),
+    ("bin", np.int8), ("pending", np.bool_), ("position", np.int32),
 ])  # fmt: skip
-"""What is kept for a task that was seen: 51 bytes, and about 110 more for finding it."""
+"""What is stored for a task that was seen: 51 bytes, and about 110 more for its entry in the index."""
 
 
 class Posterior:
@@ -238,55 +234,55 @@ class Posterior:
         self.clock = 0
         """The newest policy version seen."""
         self._decay, self._task_decay = decay, task_decay
-        self._levels = {level: place for place, level in enumerate(levels)}
+        self._levels = {level: number for number, level in enumerate(levels)}
         self.rows = np.zeros(64, dtype=ROW)
         self.count = 0
-        self._find: dict[int, int] = {}
+        self._index: dict[int, int] = {}
         self._moments = list(PRIOR_MOMENTS)
 
     def row(self, level: int, index: int) -> int | None:
-        """Where a task's evidence lies, if it was seen."""
-        return self._find.get(index * len(self._levels) + self._levels[level])
+        """Return the row of a task, or None if it was not seen."""
+        return self._index.get(index * len(self._levels) + self._levels[level])
 
     def open(self, level: int, index: int, stratum: int) -> int:
-        """A place for a task that was not seen before."""
+        """Add a row for a task that was not seen before."""
         if self.count == len(self.rows):
             self.rows = np.concatenate([self.rows, np.zeros(len(self.rows), dtype=ROW)])
         row = self.count
         self.count += 1
-        self._find[index * len(self._levels) + self._levels[level]] = row
+        self._index[index * len(self._levels) + self._levels[level]] = row
         entry = self.rows[row]
         entry["index"], entry["level"], entry["stratum"], entry["version"] = index, level, stratum, self.clock
         return row
 
     @property
     def apart(self) -> float:
-        """Variance of the tasks' own parts within a stratum, from how first visits scatter.
+        """Return the variance of the tasks' own parts within a stratum, estimated from first visits.
 
-        The moments give the variance of p over p²(1-p)²; that saturates as tasks lie further apart, which is undone
-        with the same approximation of E[p(1-p)] as above, at p = 1/2.
+        The moments give the variance of p over p²(1-p)². That saturates as tasks lie further apart, which the same
+        approximation of E[p(1-p)] as above undoes, at p = 1/2.
         """
         ratio = min(3.2, max(0.0, self._moments[0] / self._moments[1]))
         return min(9.0, max(0.05, 1.0 / (2.0 * math.pi * (0.25 - ratio / 16.0) ** 2) - 8.0 / math.pi))
 
     def own(self, row: int) -> tuple[float, float]:
-        """Mean and variance of a task's own part, faded to the present."""
+        """Return mean and variance of a task's own part, faded to the current version."""
         entry = self.rows[row]
         keep = self._task_decay ** max(0, self.clock - int(entry["version"]))
         return float(entry["mean"]), 1.0 / (1.0 / self.apart + keep * float(entry["precision"]))
 
     def believe(self, row: int) -> tuple[float, float]:
-        """Mean and variance of the logit of a task's pass rate."""
+        """Return mean and variance of the logit of a task's pass rate."""
         shared, uncertain = self.strata.believe(int(self.rows[row]["stratum"]))
         mean, variance = self.own(row)
         return _clip(shared + mean), uncertain + variance
 
     def beta(self, row: int) -> tuple[float, float]:
-        """The same as a Beta distribution of p: equal mean, equal E[p(1-p)]."""
+        """Return the same as a Beta distribution of p with equal mean and E[p(1-p)]."""
         return as_beta(*self.believe(row))
 
     def many(self, rows: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
-        """For many tasks at once: mean and variance of their own part, and how lively they are.
+        """Return for many tasks mean and variance of their own part, and their liveliness.
 
         Liveliness is the variance within a task's groups relative to p(1-p): 1 for scores of 0 and 1, less for
         fractional ones. A task that always scores one half has p(1-p) = 0.25 and nothing to teach.
@@ -308,46 +304,43 @@ class Posterior:
             ]
             self.clock = version
 
-    def learn(self, row: int, seen: GroupStats) -> None:
-        """A group came back. Late ones count less; ungraded rollouts are not in `seen`; in a group stopped early those
-        that had finished count half: the quick ones finish first, and they are not a fair sample of all."""
+    def learn(self, row: int, stats: GroupStats) -> None:
+        """Learn from a group. Late groups count less; groups stopped early count half, because quick rollouts finish
+        first and are no fair sample."""
         entry = self.rows[row]
         stratum = int(entry["stratum"])
-        lag = max(0, self.clock - seen.version) if seen.version >= 0 else 0
-        trust = self._decay**lag * (0.5 if seen.censored else 1.0)
-        count, total = seen.count * trust, seen.total * trust
+        lag = max(0, self.clock - stats.version) if stats.version >= 0 else 0
+        trust = self._decay**lag * (0.5 if stats.censored else 1.0)
+        count, total = stats.count * trust, stats.total * trust
         shared, uncertain = self.strata.believe(stratum)
         mean, variance = self.own(row)
         prior, width = _clip(shared + mean), uncertain + variance
-        if entry["visits"] == 0 and not seen.censored and uncertain < 0.5:
+        if entry["visits"] == 0 and not stats.censored and uncertain < 0.5:
             self._measure(sigmoid(prior), uncertain, count, total)
-        x, left = settle(prior, width, count, total)
+        x, left = laplace(prior, width, count, total)
         gradient, shrink = (x - prior) / width, (1.0 - left / width) / width
         self.strata.shift(stratum, gradient, shrink)
-        self._store(row, mean + variance * gradient, variance - variance * variance * shrink, seen, trust)
-
-    def _store(self, row: int, mean: float, variance: float, seen: GroupStats, trust: float) -> None:
-        entry = self.rows[row]
+        mean, variance = mean + variance * gradient, variance - variance * variance * shrink
         keep = self._task_decay ** max(0, self.clock - int(entry["version"]))
         entry["precision"] = max(0.0, 1.0 / variance - 1.0 / self.apart)
         entry["mean"] = _clip(mean)
-        if seen.count > 1:
-            ceiling = (seen.mean * (1.0 - seen.mean) + seen.spread / seen.count) * trust
-            entry["spread"] = keep * float(entry["spread"]) + seen.spread * trust
+        if stats.count > 1:
+            ceiling = (stats.mean * (1.0 - stats.mean) + stats.spread / stats.count) * trust
+            entry["spread"] = keep * float(entry["spread"]) + stats.spread * trust
             entry["ceiling"] = keep * float(entry["ceiling"]) + ceiling
-            self.strata.spread[int(entry["stratum"])] += (seen.spread * trust, ceiling)
+            self.strata.spread[stratum] += (stats.spread * trust, ceiling)
         entry["version"] = self.clock
         entry["visits"] += 1
 
     def _measure(self, rate: float, uncertain: float, count: float, total: float) -> None:
-        """First visits differ from their stratum by chance, by the stratum's own uncertainty, and by what sets tasks
-        apart: E[(k - np)²] = np(1-p) + (np(1-p))² (uncertain + apart), to second order."""
+        """Update the moments. First visits differ from their stratum by chance, by its uncertainty, and by how far
+        tasks lie apart: E[(k - np)²] = np(1-p) + (np(1-p))² (uncertain + apart), to second order."""
         information = count * rate * (1.0 - rate)
         self._moments[0] += (total - count * rate) ** 2 - information - information**2 * uncertain
         self._moments[1] += information**2
 
     def state(self) -> dict[str, Any]:
-        """Everything, as JSON values and numpy arrays."""
+        """Return everything, as JSON values and numpy arrays."""
         return {
             "clock": self.clock,
             "moments": list(self._moments),
@@ -356,7 +349,7 @@ class Posterior:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; into a fresh posterior only."""
+        """Resume from `state()`; only for a new posterior."""
         self.clock = int(state["clock"])
         self._moments = [float(value) for value in state["moments"]]
         self.strata.restore(state["strata"])
@@ -365,7 +358,7 @@ class Posterior:
         for name in ROW.names or ():
             self.rows[name][: self.count] = state["rows"][name]
         levels, indices = self.rows["level"].tolist(), self.rows["index"].tolist()
-        self._find = {indices[row] * len(self._levels) + self._levels[levels[row]]: row for row in range(self.count)}
+        self._index = {indices[row] * len(self._levels) + self._levels[levels[row]]: row for row in range(self.count)}
 
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
@@ -373,7 +366,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 def as_beta(mean: float, variance: float) -> tuple[float, float]:
-    """The Beta distribution with the E[p] and E[p(1-p)] of a Gaussian logit, both by quadrature."""
+    """Return the Beta distribution with the E[p] and E[p(1-p)] of a Gaussian logit, both by quadrature."""
     x = np.clip(mean + math.sqrt(variance) * _NODES, -40.0, 40.0)
     p = 1.0 / (1.0 + np.exp(-x))
     rate, alive = float(_WEIGHTS @ p), float(_WEIGHTS @ (p * (1.0 - p)))

@@ -1,4 +1,4 @@
-"""What a curriculum draws from: the tasks of one environment, addressed by level and index, in a shuffled order."""
+"""The tasks of one environment, addressed by level and index, in a shuffled order: what a curriculum draws from."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ class Source:
     name: str
     """The environment's name."""
     environment: Environment
-    """Asked for tasks only; episodes run on instances of their own."""
+    """Used to look up tasks only; episodes run on their own instances."""
     weight: float = 1.0
     """Its share of the draws, relative to the other sources."""
     split: Split = "train"
     levels: tuple[int, ...] | None = None
-    """Only these levels; all by default."""
+    """Draw only from these levels; None means all."""
     tasks: int | None = None
-    """At most this many tasks a level."""
+    """Draw from at most this many tasks per level; None means all."""
 
 
 class Tasks:
-    """The tasks of one source. Nothing is kept for a task that was not asked for, save 4 bytes where a level ends."""
+    """The tasks of one source. A finite level keeps 4 bytes per task for its order; nothing else is stored."""
 
     def __init__(self, source: Source, seed: int) -> None:
         self.source = source
-        offered = tuple(source.environment.levels)
-        self.levels: tuple[int, ...] = offered if source.levels is None else tuple(dict.fromkeys(source.levels))
+        available = tuple(source.environment.levels)
+        self.levels: tuple[int, ...] = available if source.levels is None else tuple(dict.fromkeys(source.levels))
         """Easiest first, as the environment or the recipe lists them."""
-        wrong = [level for level in self.levels if level not in offered]
-        if wrong or not self.levels:
+        unknown = [level for level in self.levels if level not in available]
+        if unknown or not self.levels:
             raise RecipeError(
-                f"envs: {source.name} has no level {wrong[0] if wrong else '(none given)'}; it offers "
-                f"{offered[0]} to {offered[-1]}; change `levels`"
+                f"envs: {source.name} has no level {unknown[0] if unknown else '(none given)'}; it offers "
+                f"{available[0]} to {available[-1]}; change `levels`"
             )
         if source.environment.size is not None and source.environment.size < 1:
-            raise RecipeError(f"envs: {source.name} says it has {source.environment.size} tasks; there must be one")
+            raise RecipeError(f"envs: {source.name} has size {source.environment.size}; it must have at least one task")
         self._seed = seed
         self._orders: dict[int, NDArray[np.int32]] = {}
 
     @property
     def size(self) -> int | None:
-        """Tasks in each level; None: without end."""
+        """Return the number of tasks per level; None means endless."""
         sizes = [size for size in (self.source.environment.size, self.source.tasks) if size is not None]
         return min(sizes, default=None)
 
     def nth(self, level: int, position: int) -> int:
-        """The index of the task at that place of the shuffled order; endless levels are counted off as they are."""
+        """Return the index of the task at this position of the shuffled order; endless levels are not shuffled."""
         size = self.size
         if size is None:
             return position
@@ -66,5 +66,5 @@ class Tasks:
         return int(self._orders[level][position % size])
 
     def task(self, level: int, index: int) -> Task:
-        """The task with its secret."""
+        """Return the task with its secret."""
         return self.source.environment.task(self.source.split, level, index)

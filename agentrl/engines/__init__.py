@@ -1,1 +1,1 @@
-"""Engines: who samples the tokens. torch is imported only in those that need it."""
+"""Inference engines, which sample the tokens. Only those that need torch import it."""

@@ -1,12 +1,12 @@
-"""The protocol every inference engine keeps: token ids in, token ids and logprobs out."""
+"""The protocol of every inference engine: token ids in, token ids and logprobs out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
+from agentrl.errors import EngineError
 from agentrl.types import Completion
 
 
@@ -28,20 +28,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """New weights for an engine: where they can be had, and what version they are."""
+    """New weights for an engine, with their version."""
 
     version: int
     tensors: Mapping[str, Any] | None = None
-    """Name → torch tensor, where learner and engine share a machine."""
-    folder: Path | None = None
-    """A transformers folder, where they do not."""
+    """Name → torch tensor; None for an engine that shares the learner's tensors."""
     adapter: Mapping[str, Any] | None = None
     """peft's adapter_config, when `tensors` are those of a LoRA adapter instead of the whole model's."""
     checksum: str = ""
-    """Hash over the tensors, for an engine with `by_checksum`: it compares what it holds with it."""
+    """Hash over the tensors, for an engine with `by_checksum`, which compares it with what it holds."""
 
 
-@runtime_checkable
 class Engine(Protocol):
     """One or many servers, or a model in this process."""
 
@@ -51,7 +48,7 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Bring it up; returns when it answers, raises EngineError with the reason when it does not."""
+        """Start the engine; return when it answers, raise EngineError with the reason when it does not."""
         ...
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
@@ -63,17 +60,35 @@ class Engine(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Stop sampling at a token border; requests stay open."""
+        """Stop sampling between two tokens; requests stay open."""
         ...
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         ...
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters since the start: tokens, requests, cache hits, seconds busy."""
+        """Return counters since the start: tokens, requests, cache hits, seconds busy."""
         ...
 
     async def close(self) -> None:
-        """Let go of servers, memory and files. Safe to call twice."""
+        """Release servers, memory and files. Safe to call twice."""
         ...
+
+
+NO_ROOM = Completion(token_ids=(), logprobs=(), versions=(), finish="length")
+"""The completion of a prompt that fills the context."""
+
+
+def room(
+    prompt: Sequence[int], sampling: Sampling, *, vocabulary: int | None, context: int | None, request_id: str
+) -> int:
+    """Check a prompt and return how many tokens may follow it; raise EngineError when it cannot be continued."""
+    if not prompt:
+        raise EngineError("an empty prompt cannot be continued; send at least one token")
+    if min(prompt) < 0 or (vocabulary is not None and max(prompt) >= vocabulary):
+        raise EngineError(
+            f"prompt {request_id!r} holds a token id outside 0..{(vocabulary or 0) - 1}; "
+            "the tokenizer does not belong to this model"
+        )
+    return sampling.max_tokens if context is None else min(sampling.max_tokens, context - len(prompt))

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint: text in, text out, for evaluation and judges. It gives no token ids to train on."""
+"""An OpenAI-compatible chat endpoint for evaluation and judges: text in, text out, no token ids to train on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from agentrl.errors import EngineError, UserError
 from agentrl.types import Finish, Message, ToolCall
 
 RETRIED = (408, 409, 429, 500, 502, 503, 504)
-"""Answers that another try may better; all others are our own mistake."""
+"""HTTP statuses that are worth another try; all others are our own mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class OpenaiEngine:
         self._counts = {"requests": 0, "retries": 0, "prompt_tokens": 0, "tokens": 0}
 
     async def start(self) -> None:
-        """Open the client; the endpoint is asked for its models, so that a wrong URL or key is told at once."""
+        """Open the client and ask the endpoint for its models, so that a wrong URL or key shows at once."""
         key = os.environ.get(self._key_variable, "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
@@ -70,13 +71,13 @@ class OpenaiEngine:
             raise UserError(f"{self.url} refuses the key; set the environment variable {self._key_variable}")
 
     async def close(self) -> None:
-        """Let go of connections. Safe to call twice."""
+        """Close the connections. Safe to call twice."""
         http, self._http = self._http, None
         if http is not None:
             await http.aclose()
 
     async def ask(self, messages: Sequence[Message], *, seed: int, max_tokens: int) -> str:
-        """The judge's protocol: greedy, text only."""
+        """Return the greedy answer's text (the judge's protocol)."""
         return (await self.chat(messages, seed=seed, max_tokens=max_tokens, temperature=0.0)).message.content
 
     async def chat(
@@ -88,9 +89,8 @@ class OpenaiEngine:
         top_p: float = 1.0,
         seed: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-        stop: Sequence[str] = (),
     ) -> Answer:
-        """One turn. `tools`: JSON schemas, as an environment gives them."""
+        """Sample one assistant turn. `tools`: JSON schemas, as an environment gives them."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [_message(message) for message in messages],
@@ -100,14 +100,15 @@ class OpenaiEngine:
         }
         if seed is not None:
             body["seed"] = seed & (1 << 31) - 1
-        if stop:
-            body["stop"] = list(stop)
         if tools:
             body["tools"] = [t if "function" in t else {"type": "function", "function": t} for t in tools]
-        return self._answer(await self._post("/chat/completions", body))
+        answer = self._answer(await self._post("/chat/completions", body))
+        self._counts["prompt_tokens"] += answer.prompt_tokens
+        self._counts["tokens"] += answer.completion_tokens
+        return answer
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters since the start."""
+        """Return counters since the start."""
         return dict(self._counts)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class OpenaiEngine:
         self._counts["requests"] += 1
         problem = ""
         for attempt in range(self._retries + 1):
-            await self._turn()
+            await self._rate_limit()
             wait = self._backoff_s * 2**attempt * (0.5 + random.random())
             try:
                 response = await self._http.post(path, json=body)
@@ -130,30 +131,28 @@ class OpenaiEngine:
                 problem = f"{response.status_code}: {response.text[:500]}"
                 if response.status_code not in RETRIED:
                     break
-                wait = max(wait, _asked(response))
+                wait = max(wait, _retry_after(response))
             if attempt < self._retries:
                 self._counts["retries"] += 1
                 await asyncio.sleep(min(wait, 60.0))
         raise EngineError(f"{self.url}{path} gave no answer after {attempt + 1} tries; the last said {problem}")
 
-    async def _turn(self) -> None:
-        """Wait until the rate limit allows another request; requests take their turns in order."""
+    async def _rate_limit(self) -> None:
+        """Wait until the rate limit allows another request; requests are let through in order."""
         if self._spacing:
             now = time.monotonic()
-            mine = max(self._next, now)
-            self._next = mine + self._spacing
-            await asyncio.sleep(mine - now)
+            slot = max(self._next, now)
+            self._next = slot + self._spacing
+            await asyncio.sleep(slot - now)
 
     def _answer(self, content: Mapping[str, Any]) -> Answer:
         try:
-            choice = content["choices"][0]
-            said = choice["message"]
-            calls = tuple(_call(call) for call in said.get("tool_calls") or ())
-            finish: Finish = "length" if choice.get("finish_reason") == "length" else "stop"
-            usage = content.get("usage") or {}
-            answer = Answer(
-                message=Message(role="assistant", content=said.get("content") or "", tool_calls=calls),
-                finish=finish,
+            choice, usage = content["choices"][0], content.get("usage") or {}
+            message = choice["message"]
+            calls = tuple(_call(call) for call in message.get("tool_calls") or ())
+            return Answer(
+                message=Message(role="assistant", content=message.get("content") or "", tool_calls=calls),
+                finish="length" if choice.get("finish_reason") == "length" else "stop",
                 prompt_tokens=int(usage.get("prompt_tokens", 0)),
                 completion_tokens=int(usage.get("completion_tokens", 0)),
             )
@@ -161,9 +160,6 @@ class OpenaiEngine:
             raise EngineError(
                 f"{self.url} sent a reply that cannot be read ({error!r}): {str(content)[:300]}"
             ) from error
-        self._counts["prompt_tokens"] += answer.prompt_tokens
-        self._counts["tokens"] += answer.completion_tokens
-        return answer
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -183,7 +179,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> ToolCall:
-    """A call whose arguments are no JSON object is kept with its error, and never executed."""
+    """Read a tool call; one whose arguments are no JSON object carries an error and is never executed."""
     name, identifier = str(call["function"]["name"]), str(call.get("id") or "")
     try:
         arguments = json.loads(call["function"].get("arguments") or "{}")
@@ -194,14 +190,11 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
     return ToolCall(name=name, arguments=arguments, id=identifier)
 
 
-def _asked(response: httpx.Response) -> float:
-    """Seconds the server asks us to wait (Retry-After: a number or a date)."""
+def _retry_after(response: httpx.Response) -> float:
+    """Return the seconds that the server asks us to wait (Retry-After: a number or a date)."""
     value = response.headers.get("retry-after", "")
-    try:
+    with suppress(ValueError):
         return float(value)
-    except ValueError:
-        pass
-    try:
+    with suppress(TypeError, ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return 0.0
+    return 0.0

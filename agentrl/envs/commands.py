@@ -1,4 +1,4 @@
-"""What the `agentrl env` commands do; the command line only passes its arguments on. Each returns an exit code."""
+"""The `agentrl env` commands new, list, play and replay. Each returns an exit code."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def new(name: str, root: Path) -> int:
 
     for path in write(name, root):
         typer.echo(f"wrote {path}")
-    if root.resolve() not in [found.resolve() for found in catalogue.roots()]:
+    if root.resolve() not in [folder.resolve() for folder in catalogue.roots()]:
         typer.echo(f"\nexport AGENTRL_PATH={root.resolve()}    # so that agentrl finds it")
     typer.echo(f"\nagentrl env check {name}\nagentrl env play {name}")
     return 0
 
 
 def list_(as_json: bool) -> int:
-    """Every environment that can be found; one that does not load is listed with the reason."""
+    """List every environment that can be found; one that does not load is listed with the reason."""
     rows = []
     for name, member in catalogue.members("envs").items():
         row: dict[str, Any] = {"name": name, "where": member.where}
@@ -67,7 +67,7 @@ def play(
     permission: Decision,
     options: Mapping[str, Any],
 ) -> int:
-    """Let a person play; 0 when the task was solved."""
+    """Let a person play; return 0 when the task was solved."""
     from agentrl.envs.hand_play import play_by_hand
 
     kind = load(name)
@@ -94,7 +94,7 @@ def play(
 def replay(
     path: Path, *, group: int | None, index: int | None, limit: int, sandbox: str, options: Mapping[str, Any]
 ) -> int:
-    """Play recorded episodes again; 1 when any comes out different."""
+    """Play recorded episodes again; return 1 when any comes out different."""
     from agentrl.envs.replay import options_of, records
     from agentrl.envs.replay import replay as again
 
@@ -121,28 +121,28 @@ def replay(
 
 
 def parsed(pairs: Sequence[str]) -> dict[str, Any]:
-    """`KEY=VALUE` options; a value that is JSON is read as such."""
-    found: dict[str, Any] = {}
+    """Read `KEY=VALUE` options; a value that is JSON is read as such."""
+    options: dict[str, Any] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise UserError(f"an option is KEY=VALUE, got {pair!r}")
         try:
-            found[key] = json.loads(value)
+            options[key] = json.loads(value)
         except ValueError:
-            found[key] = value
-    return found
+            options[key] = value
+    return options
 
 
 def numbers(text: str | None) -> list[int] | None:
-    """`1,3-5` as [1, 3, 4, 5]."""
+    """Read `1,3-5` as [1, 3, 4, 5]."""
     if not text:
         return None
-    found: list[int] = []
+    levels: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         try:
-            found += range(int(first), int(last or first) + 1)
+            levels += range(int(first), int(last or first) + 1)
         except ValueError:
             raise UserError(f"levels are numbers such as 1,3-5, got {text!r}") from None
-    return found
+    return levels

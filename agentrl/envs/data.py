@@ -1,11 +1,11 @@
-"""Tasks from data: JSONL, parquet or a Hugging Face dataset, with the same random access and the same honest splits.
+"""Tasks from data: JSONL, parquet or a Hugging Face dataset, with random access and splits by content.
 
     table = Table(rows("questions.jsonl"), content=lambda row: row["question"])
     ...
     def task(self, split, level, index):
         row = table.row(split, level, index)
 
-JSONL needs nothing but the base install; parquet needs pyarrow, datasets needs `datasets`.
+JSONL needs no extra package; parquet needs `pyarrow`, a saved dataset needs `datasets`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = Mapping[str, Any]
 
 
 class Rows(Protocol):
-    """What a table is made of; a `datasets.Dataset` is one."""
+    """A sequence of rows, such as a `datasets.Dataset`."""
 
     def __len__(self) -> int: ...
 
@@ -32,7 +32,7 @@ class Rows(Protocol):
 
 
 class Table:
-    """Rows sorted into splits by what they say; rows that say the same count once."""
+    """Rows sorted into splits by their content; rows with the same content count once."""
 
     def __init__(
         self, source: Rows, *, content: Callable[[Any], str], level: Callable[[Any], int] | None = None
@@ -40,37 +40,37 @@ class Table:
         """
         Args:
             source: the rows.
-            content: the text that makes a row what it is, usually its question; it decides the split.
-            level: how hard a row is; 1 for all by default.
+            content: returns the text that identifies a row, usually its question; it decides the split.
+            level: returns how hard a row is; by default 1 for all.
         """
         self._source = source
         self._places: dict[tuple[Split, int], list[int]] = {}
         self.repeats = 0
-        """Rows left out because an earlier one says the same."""
-        seen: set[int] = set()
+        """The number of rows left out because an earlier one has the same content."""
+        hashes: set[int] = set()
         for number in range(len(source)):
             row = source[number]
             text = " ".join(content(row).split())
             key = content_hash(text)
-            if key in seen:
+            if key in hashes:
                 self.repeats += 1
                 continue
-            seen.add(key)
+            hashes.add(key)
             self._places.setdefault((split_of(text), level(row) if level else 1), []).append(number)
-        if not seen:
-            raise AuthoringError("the data holds no rows; a table needs at least one")
+        if not hashes:
+            raise AuthoringError("the data has no rows; a table needs at least one")
 
     def size(self, split: Split, level: int = 1) -> int:
-        """How many tasks a split and level has."""
+        """Return the number of tasks of a split and level."""
         return len(self._places.get((split, level), ()))
 
     @property
     def levels(self) -> list[int]:
-        """The levels that have rows."""
+        """Return the levels that have rows."""
         return sorted({level for _, level in self._places})
 
     def row(self, split: Split, level: int, index: int) -> Any:
-        """The row of a task. An index beyond the end begins again, as an epoch does."""
+        """Return the row of a task. An index beyond the end starts again, as a new epoch does."""
         places = self._places.get((split, level))
         if not places:
             raise AuthoringError(f"the data has no row of split {split!r} and level {level}; levels: {self.levels}")
@@ -78,12 +78,12 @@ class Table:
 
 
 def rows(source: str | Path | Rows) -> Rows:
-    """The rows of a .jsonl or .parquet file, of a folder that `datasets` saved, or of anything row-like as it is."""
+    """Return the rows of a .jsonl or .parquet file, or of a folder that `datasets` saved; return `Rows` as they are."""
     if not isinstance(source, str | Path):
         return source
     path = Path(source)
     if not path.exists():
-        raise AuthoringError(f"{path}: there is no such file or folder")
+        raise AuthoringError(f"{path}: no such file or folder")
     if path.is_dir():
         return _dataset(path)
     if path.suffix == ".jsonl":
@@ -94,7 +94,7 @@ def rows(source: str | Path | Rows) -> Rows:
 
 
 class JsonLines:
-    """A JSONL file, read where it is asked for: only the lines' places are kept in memory."""
+    """A JSONL file, read on demand: only the positions of its lines are kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,8 +139,8 @@ class _Parquet:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> Row:
-        found: Row = self._table.slice(index, 1).to_pylist()[0]
-        return found
+        row: Row = self._table.slice(index, 1).to_pylist()[0]
+        return row
 
 
 def _dataset(path: Path) -> Rows:
@@ -148,8 +148,8 @@ def _dataset(path: Path) -> Rows:
         import datasets
     except ImportError as error:
         raise AuthoringError(f"{path}: reading a saved dataset needs `datasets`; pip install datasets") from error
-    found = datasets.load_from_disk(str(path))
-    if isinstance(found, datasets.DatasetDict):
-        raise AuthoringError(f"{path} holds the parts {', '.join(found)}; name one: {path}/{next(iter(found))}")
-    rows: Rows = found
+    loaded = datasets.load_from_disk(str(path))
+    if isinstance(loaded, datasets.DatasetDict):
+        raise AuthoringError(f"{path} contains {', '.join(loaded)}; name one: {path}/{next(iter(loaded))}")
+    rows: Rows = loaded
     return rows

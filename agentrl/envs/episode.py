@@ -1,11 +1,11 @@
-"""The one episode core: training, `env check`, `env play` and the gymnasium face all run it.
+"""One episode of one task. envs/play.py drives it; training, checks and the gymnasium adapter all run it.
 
 start() ── messages ──> policy ── act(message) ── observations ──> policy ── ... ── finish() ── Submission
 
-What goes wrong inside it is told apart by whose doing it is:
+What goes wrong inside it is told apart by its cause:
 
-    the call does not fit, is denied, or the tool says no    an error observation; the episode goes on
-    the box died, or a tool ran past its time                AgentError: the episode is over, graded 0
+    the call does not fit, is denied, or the tool says no    an error observation; the episode continues
+    the sandbox died, or a tool ran past its time            AgentError: the episode is over, graded 0
     the cause lies outside (InfraError), or a bug in a tool  raised as it is: retried, never scored
 """
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeVar, cast
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
@@ -30,6 +31,8 @@ from agentrl.sandboxes.base import Sandbox, off_loop
 from agentrl.types import Done, Ending, Message, Observation, Task, ToolCall
 from agentrl.verifiers.base import Boxes, Submission
 
+T = TypeVar("T")
+
 START_S = 30.0
 """How long an episode that is given up while it starts waits for `start` to end, so that `stop` comes after it."""
 GRACE_S = 2.0
@@ -37,22 +40,19 @@ GRACE_S = 2.0
 ERROR_LIMIT = 500
 """Characters of an error that reach the policy."""
 SAYS_NO = (ValueError, LookupError, OSError, ArithmeticError)
-"""What a tool raises about its input: told to the policy. Anything else is a bug of the environment."""
+"""What a tool raises about its input: shown to the policy. Anything else is a bug of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What came of one assistant message."""
+    """The result of one assistant message."""
 
     observations: tuple[Observation, ...] = ()
     done: bool = False
-    seconds: float = 0.0
-    """Wall time the tools took."""
-    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Episode:
-    """One run of one task: owns the environment instance and its box from start to close."""
+    """One run of one task: owns the environment instance and its sandbox from start to close."""
 
     def __init__(
         self,
@@ -70,8 +70,16 @@ class Episode:
         self.transcript: list[Message] = []
         self.answer = ""
         self.root = ""
+        self.ending: Ending = "done"
+        """How it ended, once it has."""
+        self.step: Step | None = None
+        """What came of the last message."""
         self.over = False
-        """Nothing more can be done in it."""
+        """Whether nothing more can be done in it."""
+        self.stage = "environment"
+        """Which part is at work (environment, policy, engine or verifier), for a fault to name."""
+        self.seconds: dict[str, float] = dict.fromkeys(("start", "engine", "tools", "finish", "verifier"), 0.0)
+        """Wall time of each part so far."""
         self.permissions = permissions or environment.permissions
         self.slowest: tuple[float, str] = (0.0, "")
         """Seconds and name of the slowest tool call so far."""
@@ -85,16 +93,24 @@ class Episode:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """JSON schemas of the tools, for the chat template."""
+        """The JSON schemas of the tools, for the chat template."""
         return [tool.schema() for tool in self.tools.values()]
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """What the policy did through its tools; `finish` adds what happened in the box."""
+        """What the policy did through its tools; `finish` adds what happened in the sandbox."""
         return {**self._counts, "denied": list(self._denied), "dry_runs": list(self._dry_runs)}
 
+    async def timed(self, part: str, work: Coroutine[Any, Any, T]) -> T:
+        """Await work and add its wall time to a part's seconds."""
+        began = perf_counter()
+        try:
+            return await work
+        finally:
+            self.seconds[part] += perf_counter() - began
+
     async def start(self) -> tuple[Message, ...]:
-        """Build the box and return the opening messages."""
+        """Build the sandbox and return the opening messages."""
         env = self.environment
         if self.transcript:
             raise AuthoringError(f"episode of {self.task.id} was started already; make a new one for each run")
@@ -118,8 +134,6 @@ class Episode:
             raise AuthoringError(f"episode of {self.task.id} is over; nothing can be done in it any more")
         self.transcript.append(message)
         observations: list[Observation] = []
-        clock = asyncio.get_running_loop().time
-        began = clock()
         try:
             for call in message.tool_calls:
                 result = await self._call(call)
@@ -138,7 +152,8 @@ class Episode:
             raise
         self.transcript.extend(o.message() for o in observations)
         self._counts["bytes_seen"] += sum(len(o.content.encode()) for o in observations)
-        return Step(observations=tuple(observations), done=self.over, seconds=clock() - began)
+        self.step = Step(observations=tuple(observations), done=self.over)
+        return self.step
 
     async def _call(self, call: ToolCall) -> Observation | Done:
         self._counts["calls"] += 1
@@ -198,7 +213,7 @@ class Episode:
                 self._box.until(None)
 
     async def finish(self, ending: Ending = "done") -> Submission:
-        """End the agent's world and hand over what it declared."""
+        """Kill the agent's processes and collect the artifacts that the verifier declared."""
         env = self.environment
         self.over = True
         artifacts = {}
@@ -209,10 +224,10 @@ class Episode:
             ledger = {**await off_loop(self._box.ledger), **ledger}
             for artifact in env.verifier.artifacts:
                 try:
-                    found = await box.collect(artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files)
+                    files = await box.collect(artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files)
                 except (FileNotFoundError, NotADirectoryError):
-                    found = {}  # the agent left nothing there, which is for the verifier to judge
-                artifacts[artifact.path] = found
+                    files = {}  # the agent left nothing there, which is for the verifier to judge
+                artifacts[artifact.path] = files
         return Submission(
             task=self.task,
             artifacts=artifacts,
@@ -224,7 +239,7 @@ class Episode:
         )
 
     async def digest(self, *, times: bool = True) -> str:
-        """Hash of the box's workspace; "" for an episode without one.
+        """Hash the sandbox's workspace; "" for an episode without one.
 
         What an episode writes carries the time of day. `times=False` leaves it out: kinds, modes and contents alone.
         """
@@ -232,16 +247,16 @@ class Episode:
             return ""
         if times:
             return await self._box.aio.digest()
-        found = hashlib.sha256()
+        total = hashlib.sha256()
         for path, entry in sorted((await self._box.aio.collect()).items()):
-            found.update(
+            total.update(
                 f"{len(path)}:{path}:{entry.kind}:{entry.mode:o}:{len(entry.content)}:".encode(errors="replace")
             )
-            found.update(entry.content)
-        return found.hexdigest()
+            total.update(entry.content)
+        return total.hexdigest()
 
     async def close(self) -> None:
-        """Let go of the box and of what the environment took."""
+        """Release the sandbox and what the environment holds."""
         self.over = True
         try:
             if self._started:
@@ -254,7 +269,7 @@ class Episode:
 
 
 async def _to_its_end(start: Callable[[], Any]) -> None:
-    """Run `start`; when cancelled, only once it has come to its end: a thread cannot be stopped, and goes on taking."""
+    """Run `start`; when cancelled, wait for its end first: a thread cannot be stopped, and would continue to take."""
     if inspect.iscoroutinefunction(start) or _untouched(start):
         await _run(start)
         return
@@ -278,5 +293,5 @@ async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def _untouched(method: Callable[..., Any]) -> bool:
-    """Whether the author left it as the SDK has it: it takes no time, and a thread's would be wasted on it."""
+    """Tell whether the author left a method as the SDK has it: it takes no time, so it needs no thread."""
     return getattr(method, "__func__", method) is getattr(Environment, getattr(method, "__name__", ""), None)

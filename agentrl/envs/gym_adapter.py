@@ -1,4 +1,4 @@
-"""The synchronous face: every environment as a `gymnasium.Env`, over the same episode core as training.
+"""Every environment as a `gymnasium.Env`, over the same episode and driver as training.
 
     gymnasium.make("agentrl/files-v0")        reset ─ text     step(action) ─ text, 0.0, False, False, info
                                                                ... the ending step: the verdict's score, True
@@ -9,9 +9,8 @@ One event loop in a thread of its own serves all of them, so they work from plai
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, SupportsFloat, TypeVar
 
 import gymnasium
@@ -21,11 +20,11 @@ from gymnasium import spaces
 from agentrl import envs, sandboxes
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
-from agentrl.envs.play import Stage, graded, spoken
+from agentrl.envs.play import Played, Stage, drive, message_of, spoken
 from agentrl.envs.tools import Tool, tools_of
-from agentrl.errors import AgentError, AuthoringError, InfraError, VerifierError
+from agentrl.errors import AuthoringError, InfraError, VerifierError
 from agentrl.sandboxes.pool import Pool
-from agentrl.types import Ending, Message, Task, ToolCall
+from agentrl.types import Message, Task, ToolCall
 
 T = TypeVar("T")
 GymAction = str | Mapping[str, Any]
@@ -95,7 +94,7 @@ class ActionSpace(spaces.Space[GymAction]):
 
 
 class GymEnv(gymnasium.Env[str, GymAction]):
-    """One environment of ours behind gymnasium's five-tuple. Reward is 0 until the ending step, then the score."""
+    """One agentrl environment behind gymnasium's five-tuple. Reward is 0 until the ending step, then the score."""
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}
 
@@ -117,10 +116,12 @@ class GymEnv(gymnasium.Env[str, GymAction]):
         self.render_mode = render_mode
         self.action_space = ActionSpace(tools_of(self._kind))
         self.observation_space = Text()
-        self._key = os.urandom(32)
         self._stage: Stage | None = None
         self._pool: Pool | None = None
         self._episode: Episode | None = None
+        self._actions: asyncio.Queue[Message]
+        self._observations: asyncio.Queue[Sequence[Message]]
+        self._playing: asyncio.Task[Played] | None = None
         self._turn = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -137,45 +138,67 @@ class GymEnv(gymnasium.Env[str, GymAction]):
             index = int(self.np_random.integers(self._kind.size or 1 << 31))
         environment = self._kind(**self._options)
         task = environment.task(wish["split"], level, index)
-        opening = _wait(self._start(environment, task, int(self.np_random.integers(1 << 62))))
         self._turn = 0
-        return self._said(opening[1:]), self._info()
+        opening = _wait(self._start(environment, task, int(self.np_random.integers(1 << 62))))
+        return self._text(opening[1:]), self._info()
 
     def step(self, action: GymAction) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """One turn. Infrastructure trouble raises; it is never a reward."""
         if self._episode is None or self._episode.over:
             raise gymnasium.error.ResetNeeded("call reset() before step(): no episode is under way")
         self._turn += 1
-        return _wait(self._step(self._episode, _message(action)))
+        return _wait(self._step(_message(action)))
 
-    async def _start(self, environment: Environment, task: Task, seed: int) -> tuple[Message, ...]:
-        if self._episode is not None:
-            await self._episode.close()
+    async def _start(self, environment: Environment, task: Task, seed: int) -> Sequence[Message]:
+        await self._end()
         if self._stage is None:
             self._pool = Pool(sandboxes.load(self._sandbox)(), limit=4)
-            self._stage = Stage(boxes=self._pool, key=self._key)
+            self._stage = Stage(boxes=self._pool)
         self._episode = Episode(environment, task, seed=seed, boxes=self._stage.boxes)
-        return await self._episode.start()
+        self._actions, self._observations = asyncio.Queue(), asyncio.Queue()
+        play = drive(self._episode, self._next_action, self._stage.context(task.id), turns=self._turns)
+        self._playing = asyncio.create_task(play)
+        opening = await self._next_observation()
+        assert not isinstance(opening, Played)
+        return opening
 
-    async def _step(self, episode: Episode, message: Message) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        text = ""
-        try:
-            step = await episode.act(message)
-            text = self._said([o.message() for o in step.observations])
-            if not step.done and self._turn < self._turns:
-                return text, 0.0, False, False, self._info()
-            ending: Ending = "done" if step.done else "turns"
-            submission = await episode.finish(ending)
-        except AgentError as error:
-            return text, 0.0, True, False, {**self._info(), "ending": "agent_error", "evidence": [str(error)]}
-        assert self._stage is not None
-        outcome, verdict = await graded(episode.environment, submission, self._stage)
+    async def _next_action(self, episode: Episode) -> Message:
+        """The policy of the episode: show what came of the last action, then wait for the caller's next one."""
+        observed = [o.message() for o in episode.step.observations] if episode.step else episode.transcript
+        self._observations.put_nowait(observed)
+        return await self._actions.get()
+
+    async def _next_observation(self) -> Sequence[Message] | Played:
+        """Wait until the episode shows something, or is over."""
+        assert self._playing is not None
+        shown = asyncio.ensure_future(self._observations.get())
+        await asyncio.wait({shown, self._playing}, return_when=asyncio.FIRST_COMPLETED)
+        if shown.done():
+            return shown.result()
+        shown.cancel()
+        return self._playing.result()
+
+    async def _step(self, message: Message) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._actions.put_nowait(message)
+        observed = await self._next_observation()
+        if not isinstance(observed, Played):
+            return self._text(observed), 0.0, False, False, self._info()
+        assert self._episode is not None
+        outcome, step = observed.outcome, self._episode.step
         if outcome.score is None:
             cause = outcome.fault.cause if outcome.fault else "no cause given"
             raise (InfraError if outcome.grade == "infra_error" else VerifierError)(cause)
-        evidence = list(verdict.evidence) if verdict else []
-        info = {**self._info(), "ending": ending, "evidence": evidence, "ledger": dict(submission.ledger)}
-        return text, float(outcome.score), ending == "done", ending != "done", info
+        text = self._text([o.message() for o in step.observations]) if step and outcome.ending != "agent_error" else ""
+        info = {**self._info(), "ending": outcome.ending, "evidence": list(observed.evidence)}
+        info["ledger"] = dict(observed.ledger)
+        return text, float(outcome.score), outcome.ending != "max_turns", outcome.ending == "max_turns", info
+
+    async def _end(self) -> None:
+        """Give up the episode that is under way, if any, and wait until its sandbox is closed."""
+        if self._playing is not None:
+            self._playing.cancel()
+            await asyncio.gather(self._playing, return_exceptions=True)
+            self._playing = None
 
     def render(self) -> str | None:
         """The conversation so far, as text."""
@@ -185,9 +208,9 @@ class GymEnv(gymnasium.Env[str, GymAction]):
 
     def close(self) -> None:
         """End the episode and let go of the boxes. Safe to call twice."""
-        if self._episode is not None:
-            _wait(self._episode.close())
-            self._episode = None
+        if self._playing is not None:
+            _wait(self._end())
+        self._episode = None
         if self._pool is not None:
             self._pool.close()
             self._pool = self._stage = None
@@ -203,18 +226,17 @@ class GymEnv(gymnasium.Env[str, GymAction]):
             "tools": self._episode.schemas,
         }
 
-    def _said(self, messages: Any) -> str:
+    def _text(self, messages: Sequence[Message]) -> str:
         text = "\n".join(m.content for m in messages)
         return text[: Text().max_length]
 
 
 def _message(action: GymAction) -> Message:
     if isinstance(action, str):
-        return Message(role="assistant", content=action)
+        return message_of(action)
     if not isinstance(action, Mapping) or "name" not in action:
         raise AuthoringError(f'an action is a text or {{"name": ..., "arguments": {{...}}}}, got {action!r}')
-    call = ToolCall(name=str(action["name"]), arguments=action.get("arguments", {}))
-    return Message(role="assistant", content="", tool_calls=(call,))
+    return message_of(ToolCall(name=str(action["name"]), arguments=action.get("arguments", {})))
 
 
 def _junk(rng: np.random.Generator) -> str:
@@ -250,10 +272,10 @@ _lock = threading.Lock()
 
 
 def _wait(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the faces' own loop and wait for it."""
+    """Run a coroutine on the adapters' own loop and wait for it."""
     global _loop
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="agentrl-face", daemon=True).start()
+            threading.Thread(target=_loop.run_forever, name="agentrl-gymnasium", daemon=True).start()
     return asyncio.run_coroutine_threadsafe(work, _loop).result()

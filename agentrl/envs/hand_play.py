@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.envs.base import Environment
-from agentrl.envs.play import Action, Played, Stage, play
+from agentrl.envs.episode import Episode
+from agentrl.envs.play import Action, Played, Stage, Stop, play
 from agentrl.envs.tools import Tool, tools_of
 from agentrl.sandboxes.base import off_loop
-from agentrl.types import Message, Task, ToolCall
+from agentrl.types import Task, ToolCall
 
 Say = Callable[[str], None]
 Ask = Callable[[str], str]
@@ -26,19 +27,19 @@ async def play_by_hand(
     tools = tools_of(environment)
     shown = 0
 
-    async def person(messages: tuple[Message, ...]) -> Action | None:
+    async def person(episode: Episode) -> Action | Stop:
         nonlocal shown
-        for message in messages[shown:]:
+        for message in episode.transcript[shown:]:
             if message.role != "assistant":
                 say(f"[{message.role}] {message.content}")
-        shown = len(messages)
+        shown = len(episode.transcript)
         while True:
             try:
                 line = await off_loop(ask, "> ")
             except EOFError:
-                return None
+                return Stop()
             if line.strip() in ("/quit", "/q"):
-                return None
+                return Stop()
             if line.strip() in ("/tools", "/help"):
                 say(HELP)
                 for tool in tools.values():

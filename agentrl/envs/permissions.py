@@ -1,4 +1,4 @@
-"""Who decides whether a tool with lasting effects may run: allow, deny, dry run, or a person."""
+"""Decide whether a tool with lasting effects may run: allow, deny, dry run, or ask a person."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Decision = Literal["allow", "deny", "dry_run", "ask"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """The policy of one episode. Tools that are not irreversible run unless they are named."""
+    """The permissions of one episode. Reversible tools run unless `tools` names them."""
 
     irreversible: Decision = "allow"
-    """For every tool marked `irreversible=True`. A training world is a sealed one, so the default allows."""
+    """For every tool marked `irreversible=True`. Training environments are isolated, so the default allows."""
     tools: Mapping[str, Decision] = field(default_factory=dict)
-    """By name; goes before the above."""
+    """By tool name; overrides `irreversible`."""
     ask: Callable[[str, Mapping[str, Any]], bool] | None = None
-    """Puts a call before a person; without it, `ask` denies."""
+    """Asks a person about a call; without it, `ask` denies."""
 
     def rule(self, tool: Tool) -> Decision:
-        """What is laid down for a tool's calls."""
+        """Return the rule for a tool's calls."""
         return self.tools.get(tool.name, self.irreversible if tool.irreversible else "allow")
 
     def decide(self, tool: Tool, arguments: Mapping[str, Any]) -> Literal["allow", "deny", "dry_run"]:
-        """What becomes of a call. Blocks while a person thinks."""
+        """Return the decision on a call; blocks while a person is asked."""
         rule = self.rule(tool)
         if rule != "ask":
             return rule

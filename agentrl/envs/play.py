@@ -1,21 +1,25 @@
-"""Plays a fixed list of actions, or any policy function, through the episode core and grades the end.
+"""Plays one episode from start to verdict. This is the only driver: training, checks, replays, the red team and
+gymnasium all use it.
 
-`env check`, `env replay`, `env play`, the pytest helpers and the gymnasium face share it; training has its own driver.
+    start ─┬─> policy(episode) ── action ──> act ─┐      the policy stops it, a budget ends, or the task is done
+           └──────────────────────────────────────┴─> finish ─> close ─> grade ─> Played
+                                                         the sandbox died: agent_error, graded 0
+The episode's sandbox is closed before grading asks for its own, so that a full pool can never wait for itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl import sandboxes, seeds
 from agentrl.envs.base import Environment
-from agentrl.envs.episode import Episode
+from agentrl.envs.episode import Episode, Step
 from agentrl.envs.permissions import Permissions
 from agentrl.errors import AgentError, Fault, fault_of
 from agentrl.sandboxes.pool import Pool
@@ -23,9 +27,24 @@ from agentrl.types import Ending, Message, Outcome, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Boxes, Context, Judge, Submission
 from agentrl.verifiers.grade import grade
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Returned by a policy instead of an action: the episode ends here."""
+
+    ending: Ending | None = "max_turns"
+    """How it ended; None gives it up without a grade, and `drive` raises `Abandoned`."""
+
+
+class Abandoned(Exception):
+    """The policy gave the episode up: there is nothing to grade."""
+
+
 Action = ToolCall | str | Message
-Policy = Callable[[tuple[Message, ...]], Awaitable[Action | None]]
-"""Sees the conversation, gives the next action; None stops the episode as if its turns had run out."""
+Policy = Callable[[Episode], Awaitable[Action | Stop]]
+"""Sees the episode so far (its transcript, and what came of the last action) and chooses the next action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +54,15 @@ class Played:
     task: Task
     messages: tuple[Message, ...]
     outcome: Outcome
-    verdict: Verdict | None
+    verdict: Verdict | None = None
+    submission: Submission | None = None
+    """What was graded; None when the agent broke its own episode."""
     digests: tuple[str, ...] = ()
-    """Hash of the box before the first turn, and of what lay in it after the last; empty without a box."""
+    """Hash of the sandbox before the first turn, and of its content after the last; empty without a sandbox."""
     ledger: Mapping[str, Any] = field(default_factory=dict)
     root: str = ""
-    start_s: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall time of each part: start, tools, finish, verifier."""
     slowest: tuple[float, str] = (0.0, "")
     """The slowest tool call: seconds and name."""
 
@@ -48,10 +70,16 @@ class Played:
     def score(self) -> float | None:
         return self.outcome.score
 
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Why it scored what it scored, in lines a person can read."""
+        lines = self.verdict.evidence if self.verdict is not None else ()
+        return (*lines, self.outcome.fault.cause) if self.outcome.fault is not None else lines
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Where episodes are played: boxes, the key that verifiers' secrets come from, permissions, a judge."""
+    """Where episodes are played: sandboxes, the key that verifiers' secrets come from, permissions, a judge."""
 
     boxes: Boxes
     key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
@@ -59,10 +87,15 @@ class Stage:
     judge: Judge | None = None
     grading_s: float = 60.0
 
+    def context(self, task_id: str, group: int = 0) -> Context:
+        """What the verifier gets to know when it grades an episode of this group."""
+        secret = seeds.secret(self.key, task_id, group)
+        return Context(secret=secret, boxes=self.boxes, deadline_s=self.grading_s, judge=self.judge)
+
 
 @asynccontextmanager
 async def stage(sandbox: str = "namespace", *, limit: int = 16, **options: Any) -> AsyncIterator[Stage]:
-    """A stage with a pool of its own over the backend of that name."""
+    """Open a stage with a pool of its own over the backend of that name."""
     pool = Pool(sandboxes.load(sandbox)(), limit=limit)
     try:
         yield Stage(boxes=pool, **options)
@@ -71,7 +104,7 @@ async def stage(sandbox: str = "namespace", *, limit: int = 16, **options: Any) 
 
 
 def message_of(action: Action) -> Message:
-    """An action as the assistant's message."""
+    """Turn an action into the assistant's message."""
     if isinstance(action, Message):
         return action
     if isinstance(action, ToolCall):
@@ -80,17 +113,23 @@ def message_of(action: Action) -> Message:
 
 
 def spoken(message: Message) -> str:
-    """A message on one page: its text, then its calls."""
+    """Show a message on one page: its text, then its calls."""
     calls = [f"{c.name}({json.dumps(dict(c.arguments), ensure_ascii=False)})" for c in message.tool_calls]
     return "\n".join(part for part in (message.content, *calls) if part)
 
 
-def scripted(actions: Iterable[Action]) -> Policy:
-    """A policy that plays the actions in order, whatever it sees."""
-    rest = iter(actions)
+def scripted(actions: Iterable[Action | Stop]) -> Policy:
+    """Make a policy that plays the actions in order. A generator is sent what each of its actions brought."""
+    script = iter(actions)
 
-    async def policy(_: tuple[Message, ...]) -> Action | None:
-        return next(rest, None)
+    async def policy(episode: Episode) -> Action | Stop:
+        try:
+            if episode.step is None or not isinstance(script, Generator):
+                return next(script)
+            action: Action | Stop = script.send("\n".join(o.content for o in episode.step.observations))
+            return action
+        except StopIteration:
+            return Stop()
 
     return policy
 
@@ -106,58 +145,127 @@ async def play(
     digests: bool = False,
     group: int = 0,
 ) -> Played:
-    """One episode from start to verdict. Infrastructure trouble is raised; what the policy does never is."""
-    choose = policy if callable(policy) else scripted(policy)
+    """Play one episode from start to verdict. Infrastructure trouble is raised; what the policy does never is."""
     episode = Episode(environment, task, seed=seed, boxes=where.boxes, permissions=where.permissions)
+    choose = policy if callable(policy) else scripted(policy)
+    turns = max_turns or environment.max_turns
+    return await drive(episode, choose, where.context(task.id, group), turns=turns, digests=digests)
+
+
+async def drive(
+    episode: Episode,
+    policy: Policy,
+    context: Context,
+    *,
+    turns: int,
+    tool_seconds: float | None = None,
+    wall_seconds: float | None = None,
+    digests: bool = False,
+) -> Played:
+    """Drive an episode to its end within its budgets, close it, and grade it."""
     died: Fault | None = None
+    ending: Ending | None = "agent_error"
     submission: Submission | None = None
-    seen: list[str] = []
-    began = time.perf_counter()
+    hashes: list[str] = []
     try:
-        await episode.start()
-        start_s = time.perf_counter() - began
+        await episode.timed("start", episode.start())
         if digests:
-            seen.append(await episode.digest())
+            hashes.append(await episode.digest())
         try:
-            ending = await _turns(episode, choose, max_turns or environment.max_turns)
-            submission = await episode.finish(ending)
+            ending = await _turns(episode, policy, turns, tool_seconds, wall_seconds)
+            if ending is None:
+                raise Abandoned
+            episode.ending, episode.stage = ending, "environment"
+            submission = await episode.timed("finish", episode.finish(ending))
             if digests:
-                seen.append(await episode.digest(times=False))
+                hashes.append(await episode.digest(times=False))
         except AgentError as error:
-            died = fault_of(error, "environment")
+            died = fault_of(error, episode.stage)
+            submission, episode.ending = None, "agent_error"
     finally:
-        await episode.close()
+        await uninterrupted(episode.close())
+    verdict: Verdict | None = None
     if submission is None:
-        outcome, verdict = Outcome(ending="agent_error", grade="graded", score=0.0, fault=died), None
+        outcome = Outcome(ending="agent_error", grade="graded", score=0.0, fault=died)
     else:
-        outcome, verdict = await graded(environment, submission, where, group=group)
+        episode.stage = "verifier"
+        outcome, verdict = await episode.timed("verifier", grade(episode.environment.verifier, submission, context))
     return Played(
-        task=task.public(),
+        task=episode.task.public(),
         messages=tuple(episode.transcript),
         outcome=outcome,
         verdict=verdict,
-        digests=tuple(d for d in seen if d),
+        submission=submission,
+        digests=tuple(filter(None, hashes)),
         ledger=submission.ledger if submission else episode.ledger,
         root=episode.root,
-        start_s=start_s,
+        seconds=dict(episode.seconds),
         slowest=episode.slowest,
     )
 
 
-async def graded(
-    environment: Environment, submission: Submission, where: Stage, *, group: int = 0
-) -> tuple[Outcome, Verdict | None]:
-    """Grade through the boundary that training uses."""
-    secret = seeds.secret(where.key, submission.task.id, group)
-    context = Context(secret=secret, boxes=where.boxes, deadline_s=where.grading_s, judge=where.judge)
-    return await grade(environment.verifier, submission, context)
+async def _turns(
+    episode: Episode, policy: Policy, turns: int, tool_seconds: float | None, wall_seconds: float | None
+) -> Ending | None:
+    """Play turn by turn until something ends the episode, or its time is up."""
+    clock = asyncio.get_running_loop().time
+    deadline = None if wall_seconds is None else clock() + wall_seconds
+    async with _until(deadline):
+        for _ in range(turns):
+            episode.stage = "policy"
+            action = await policy(episode)
+            if isinstance(action, Stop):
+                return action.ending
+            episode.stage = "environment"
+            limit = None if tool_seconds is None else clock() + tool_seconds - episode.seconds["tools"]
+            step = await _act(episode, message_of(action), limit, deadline)
+            if step is None:
+                return "timeout"
+            if step.done:
+                return "done"
+        return "max_turns"
+    return "timeout"
 
 
-async def _turns(episode: Episode, choose: Policy, limit: int) -> Ending:
-    for _ in range(limit):
-        action = await choose(tuple(episode.transcript))
-        if action is None:
-            return "turns"
-        if (await episode.act(message_of(action))).done:
-            return "done"
-    return "turns"
+async def _act(episode: Episode, message: Message, limit: float | None, deadline: float | None) -> Step | None:
+    """Carry out a turn; None when the tools' time ran out."""
+    if limit is None or (deadline is not None and limit >= deadline):  # then the episode's own limit comes first
+        return await episode.timed("tools", episode.act(message))
+    async with _until(limit):
+        return await episode.timed("tools", episode.act(message))
+    return None
+
+
+class _until:
+    """`asyncio.timeout_at` that ends its block quietly when the time is up."""
+
+    def __init__(self, when: float | None) -> None:
+        self._timeout = asyncio.timeout_at(when)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *exc: Any) -> bool:
+        try:
+            await self._timeout.__aexit__(*exc)
+        except TimeoutError:
+            return self._timeout.expired()
+        return False
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end even when the caller is cancelled meanwhile; the cancellation is then passed on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except BaseException:
+            break
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl import codec
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
-from agentrl.envs.play import Played, Stage, graded
-from agentrl.errors import AgentError, UserError
-from agentrl.types import Ending, Message, Task, ToolCall
+from agentrl.envs.play import Abandoned, Action, Played, Stage, Stop, drive
+from agentrl.errors import UserError
+from agentrl.types import Ending, Message, Task
 
 SEARCH = 1_000
 """How many tasks are looked through for one whose id does not end in its index."""
@@ -49,7 +50,7 @@ class Difference:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """The episodes of a trajectory file (.jsonl or .jsonl.gz) or of a run's folder, oldest first."""
+    """Yield the episodes of a trajectory file (.jsonl or .jsonl.gz) or of a run's folder, oldest first."""
     if path.is_dir():
         folder = path / "trajectories" if (path / "trajectories").is_dir() else path
         files = sorted(p for p in folder.iterdir() if p.name.endswith((".jsonl", ".jsonl.gz")))
@@ -66,24 +67,28 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def options_of(path: Path) -> dict[str, dict[str, Any]]:
-    """The options that a run gave its environments, by name, where `path` lies in that run's folder."""
-    from agentrl import recipe
+    """Return the options that a run gave its environments, by name, where `path` lies in that run's folder."""
+    from agentrl import recipe, runfolder
 
     for folder in (path, *path.parents[:2]):
         if (folder / "recipe.yaml").is_file():
+            if (folder / "environment.json").is_file():
+                runfolder.check_format(folder)
             return {section.name: section.options for section in recipe.load(folder / "recipe.yaml").envs}
     return {}
 
 
 def of_row(row: Mapping[str, Any]) -> Record:
-    """A line of a trajectory file."""
+    """Read what a replay needs from a line of a trajectory file."""
+    if row["format"] != codec.FORMAT:
+        raise ValueError(f"it has format {row['format']}, this version of agentrl reads format {codec.FORMAT}")
     return Record(
         env=row["env"],
         task_id=row["task"]["id"],
         split=row["task"]["split"],
         level=row["task"]["level"],
         seed=row["seed"],
-        messages=tuple(_message(m) for m in row["messages"]),
+        messages=tuple(map(codec.message_from_row, row["messages"])),
         ending=row["ending"],
         score=row["score"],
         group=row.get("group", 0),
@@ -92,32 +97,21 @@ def of_row(row: Mapping[str, Any]) -> Record:
 
 
 def to_row(env: str, played: Played, seed: int) -> dict[str, Any]:
-    """An episode that was played here, as a line that `records` reads."""
+    """Write an episode that was played here as a line that `records` reads."""
     task = played.task
     return {
+        "format": codec.FORMAT,
         "env": env,
         "task": {"id": task.id, "split": task.split, "level": task.level},
         "seed": seed,
         "ending": played.outcome.ending,
         "score": played.outcome.score,
-        "messages": [
-            {
-                "role": m.role,
-                "content": m.content,
-                "tool_calls": [
-                    {"name": c.name, "arguments": json.dumps(dict(c.arguments)), "id": c.id, "error": c.error}
-                    for c in m.tool_calls
-                ],
-                "tool_call_id": m.tool_call_id,
-                "name": m.name,
-            }
-            for m in played.messages
-        ],
+        "messages": [codec.message_row(message) for message in played.messages],
     }
 
 
 def task_of(environment: Environment, record: Record) -> Task:
-    """The task that was recorded, found by its id."""
+    """Find the task that was recorded, by its id."""
     last = record.task_id.rsplit("/", 1)[-1]
     candidates = [int(last)] if last.isdigit() else range(min(SEARCH, environment.size or SEARCH))
     for index in candidates:
@@ -133,41 +127,54 @@ async def replay(environment: Environment, record: Record, where: Stage) -> Diff
     """Play the recorded actions on a fresh episode; None when everything comes out the same."""
     task = task_of(environment, record)
     episode = Episode(environment, task, seed=record.seed, boxes=where.boxes, permissions=where.permissions)
-    turns = _turns(record.messages)
-    ending: Ending = "turns"
+    actions = _Actions(record)
     try:
-        opening = await episode.start()
-        found = _compare("opening", turns[0], opening)
-        if found is not None:
-            return found
-        try:
-            for number, (acted, *seen) in enumerate(turns[1:], start=1):
-                if number == len(turns) - 1 and record.ending in ("tokens", "time"):
-                    ending = record.ending  # this turn was cut off, and never carried out
-                    break
-                step = await episode.act(acted)
-                found = _compare(f"turn {number}", seen, [o.message() for o in step.observations])
-                if found is not None:
-                    return found
-                if step.done:
-                    ending = "done"
-            submission = await episode.finish(ending)
-        except AgentError as error:
-            if record.ending == "agent_error":
-                return None
-            return Difference(where="ending", recorded=record.ending, replayed=f"agent_error: {error}")
-    finally:
-        await episode.close()
-    if ending != record.ending:
-        return Difference(where="ending", recorded=record.ending, replayed=ending)
-    outcome, _ = await graded(environment, submission, where, group=record.group)
+        played = await drive(episode, actions, where.context(task.id, record.group), turns=len(record.messages) + 1)
+    except Abandoned:
+        return actions.difference
+    outcome = played.outcome
+    if outcome.ending != "agent_error" and actions.differ(episode):
+        return actions.difference
+    if outcome.ending != record.ending:
+        cause = f": {outcome.fault.cause}" if outcome.ending == "agent_error" and outcome.fault else ""
+        return Difference(where="ending", recorded=record.ending, replayed=outcome.ending + cause)
     if outcome.score != record.score:
         return Difference(where="score", recorded=repr(record.score), replayed=repr(outcome.score))
     return None
 
 
+class _Actions:
+    """The policy of a replay: plays what was recorded, for as long as it sees what was recorded."""
+
+    def __init__(self, record: Record) -> None:
+        self.ending = record.ending
+        self.turns = _turns(record.messages)
+        self.number = 0
+        self.difference: Difference | None = None
+
+    def differ(self, episode: Episode) -> bool:
+        """Compare what came of the last action with the record."""
+        recorded = self.turns[self.number][1 if self.number else 0 :]
+        replayed = [o.message() for o in episode.step.observations] if episode.step else list(episode.transcript)
+        where = f"turn {self.number}" if self.number else "opening"
+        self.difference = _compare(where, recorded, replayed)
+        return self.difference is not None
+
+    async def __call__(self, episode: Episode) -> Action | Stop:
+        if self.differ(episode):
+            return Stop(None)
+        if self.number == len(self.turns) - 1:
+            return Stop(self.ending if self.ending in ("max_tokens", "timeout") else "max_turns")
+        acted, *observed = self.turns[self.number + 1]
+        last = self.number + 2 == len(self.turns)
+        if last and not observed and self.ending in ("max_tokens", "timeout"):
+            return Stop(self.ending)  # this turn was cut off, and never carried out
+        self.number += 1
+        return acted
+
+
 def _turns(messages: tuple[Message, ...]) -> list[list[Message]]:
-    """The opening, then each assistant message with what came after it."""
+    """Return the opening, then each assistant message with what came after it."""
     turns: list[list[Message]] = [[]]
     for message in messages:
         if message.role == "assistant":
@@ -193,23 +200,8 @@ def _short(role: str, content: str) -> str:
     return f"{role} {text[:400]}{'...' if len(text) > 400 else ''}".strip()
 
 
-def _message(row: Mapping[str, Any]) -> Message:
-    calls = []
-    for call in row.get("tool_calls", ()):
-        arguments = call["arguments"]
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        calls.append(ToolCall(name=call["name"], arguments=parsed, id=call.get("id", ""), error=call.get("error")))
-    return Message(
-        role=row["role"],
-        content=row["content"],
-        tool_calls=tuple(calls),
-        tool_call_id=row.get("tool_call_id", ""),
-        name=row.get("name", ""),
-    )
-
-
 def _lines(file: Path) -> Iterator[str]:
-    """Lines of a file; a torn end, left by a crash, is passed over."""
+    """Yield the lines of a file; a torn end, left by a crash, is left out."""
     opener = gzip.open if file.name.endswith(".gz") else open
     with opener(file, "rt", encoding="utf-8") as lines:
         try:

@@ -1,4 +1,4 @@
-"""`env new`: a working environment, its tests and its README, to change from there."""
+"""`env new` writes a working environment, its tests and its README as a starting point."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl import catalogue
 from agentrl.errors import AuthoringError
 
 _ENVIRONMENT = '''\
-"""{title}: add up the numbers in a file. Say here in one sentence what a policy learns."""
+"""{title}: add up the numbers in a file. Describe in one sentence what a policy learns here."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _numbers(rng: random.Random, level: int) -> list[int]:
 
 
 class {title}(Environment):
-    """Add up numbers that lie in a file."""
+    """Add up the numbers in a file."""
 
     levels = range(1, 4)
     verifier = FinalState(lambda task: task.secret["tree"], final_newline="any")
     system = "Use the shell to do the task, then say done."
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        # `draw` makes candidates from seeds until one belongs to the split: what a task says decides where it goes.
+        # A task's content decides its split: `draw` tries seeds until `content` falls into the requested split.
         numbers = draw(split, level, index, env="{name}", make=lambda rng: _numbers(rng, level), content=str)
         text = "".join(f"{{number}}\\n" for number in numbers)
         return Task(
@@ -67,7 +67,7 @@ EXPORT = {title}
 '''
 
 _TEST = '''\
-"""The environment {name}: its expert solves it, doing nothing does not, and every check holds."""
+"""Tests of the environment {name}: the expert solves it, doing nothing does not, and every check passes."""
 
 import asyncio
 
@@ -79,7 +79,7 @@ def test_the_expert_solves_every_level(scripted_policy: ScriptedPolicy) -> None:
     assert [scripted_policy("{name}", level=level).score for level in range(1, 4)] == [1.0, 1.0, 1.0]
 
 
-def test_doing_nothing_scores_nothing(scripted_policy: ScriptedPolicy) -> None:  # noqa: F811
+def test_doing_nothing_scores_zero(scripted_policy: ScriptedPolicy) -> None:  # noqa: F811
     assert scripted_policy("{name}", ["done"]).score == 0.0
 
 
@@ -91,33 +91,34 @@ def test_it_is_fit_for_training() -> None:
 _README = """\
 # {name}
 
-What a policy learns here, and why it is worth learning.
+Describe what a policy learns here, and why it is worth learning.
 
 | level | what is asked | tasks |
 |---|---|---|
-| 1 | the sum of 4 numbers | as many as you ask for |
-| 2 | the sum of 8 numbers | as many as you ask for |
-| 3 | the sum of 12 numbers | as many as you ask for |
+| 1 | the sum of 4 numbers | unlimited |
+| 2 | the sum of 8 numbers | unlimited |
+| 3 | the sum of 12 numbers | unlimited |
 
-- **Tools**: `run(command)`, a shell in a box without network.
-- **Verifier**: the final state of the workspace, compared on the trusted side. Any file besides `sum.txt` is a side
-  effect and fails the submission.
-- **Splits**: train, heldout and test are disjoint by a hash of the numbers.
+- **Tools**: `run(command)` runs a shell command in a sandbox without network access.
+- **Verifier**: compares the final files with the expected ones outside the sandbox. Any additional file scores 0.
+- **Splits**: a hash of the numbers decides the split, so train, heldout and test share no task.
 
 ## Learnability
 
-`agentrl env profile {name}` fills this in.
+Run `agentrl env profile {name} --recipe RECIPE` to measure how well a model does at each level, and put the table here.
 """
 
 
 def new(name: str, root: Path) -> list[Path]:
-    """Write the environment below `root`, laid out as envs/NAME and tests/envs; returns what was written."""
+    """Write envs/NAME and tests/envs/test_NAME.py below `root`; return the paths of the new files."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name) or keyword.iskeyword(name):
-        raise AuthoringError(f"an environment's name is a lower-case word such as my_env, not {name!r}")
+        raise AuthoringError(f"an environment's name must be a lower-case word such as my_env, got {name!r}")
     if (Path(__file__).parent / f"{name}.py").exists():
-        raise AuthoringError(f"the name {name!r} is taken by a module of agentrl.envs; choose another")
+        raise AuthoringError(f"the name {name!r} belongs to a module of agentrl.envs; choose another")
     if name in catalogue.members("envs"):
-        raise AuthoringError(f"there is an environment {name!r} already: {catalogue.members('envs')[name].where}")
+        raise AuthoringError(
+            f"environment {name!r} already exists: {catalogue.members('envs')[name].where}; choose another name"
+        )
     title = "".join(part.capitalize() for part in name.split("_") if part)
     files = {
         root / "envs" / name / "__init__.py": _ENVIRONMENT.format(name=name, title=title),
@@ -126,7 +127,7 @@ def new(name: str, root: Path) -> list[Path]:
     }
     for path in files:
         if path.exists():
-            raise AuthoringError(f"{path} exists; nothing was written")
+            raise AuthoringError(f"{path} already exists; nothing was written")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Splits that cannot overlap: what a task says decides its split, never the seed it was made from.
+"""Splits that cannot overlap: a task's content decides its split, never the seed it was made from.
 
-Two ways, both pure and random access:
+There are two ways, both pure and with random access:
 
-    draw     open spaces: candidates from a chain of seeds, until one hashes into the split that was asked for
-    Shuffle  closed spaces, numbered 0..n-1: a keyed permutation; the place of a task's number decides its split,
-             so no two indices share a task, and a task of one split can never turn up in another
+    draw     for open spaces: draws candidates from a chain of seeds until one hashes into the requested split
+    Shuffle  for closed spaces, numbered 0..n-1: a keyed permutation; the position of a task's number decides its split,
+             so no two indices share a task, and a task of one split never occurs in another
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TRIES = 1_000
 
 
 def content_hash(content: str) -> int:
-    """64 bits of a task's content; equal contents, equal hashes, on every machine."""
+    """Return a 64-bit hash of a task's content, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "big")
 
 
 def split_of(content: str) -> Split:
-    """The split a content belongs to: eight tenths train, one tenth each heldout and test."""
+    """Return the split that a content belongs to: eight tenths train, one tenth each heldout and test."""
     tenth = content_hash(content) % 10
     return next(split for split, tenths in _TENTHS.items() if tenth in tenths)
 
@@ -38,39 +38,40 @@ def split_of(content: str) -> Split:
 def draw(
     split: Split, level: int, index: int, *, env: str, make: Callable[[random.Random], T], content: Callable[[T], str]
 ) -> T:
-    """The first of `make`'s candidates for (level, index) whose `content` belongs to the split."""
+    """Return the first of `make`'s candidates for (level, index) whose `content` belongs to the split."""
     for attempt in range(_TRIES):
         candidate = make(seeds.generator(0, "task", env, split, level, index, attempt))
         if split_of(content(candidate)) == split:
             return candidate
     raise AuthoringError(
-        f"{env}: no task of split {split} and level {level} in {_TRIES} tries; its content hardly varies with the seed"
+        f"{env}: found no task of split {split} and level {level} in {_TRIES} tries: "
+        "its content hardly varies with the seed; draw more of it at random"
     )
 
 
 class Shuffle:
-    """A permutation of 0..size-1 under a key: a four-round Feistel network, walked until it lands inside."""
+    """A keyed permutation of 0..size-1: a four-round Feistel network, repeated until the result is in range."""
 
     def __init__(self, size: int, key: str) -> None:
         if size < 10:
-            raise AuthoringError(f"a space of {size} tasks is too small to split in three; it needs at least 10")
+            raise AuthoringError(f"a space of {size} tasks is too small for three splits; it needs at least 10")
         self.size = size
         self._half = max(1, ((size - 1).bit_length() + 1) // 2)
         self._keys = [hashlib.blake2b(f"{key}/{i}".encode(), digest_size=16).digest() for i in range(4)]
 
     def capacity(self, split: Split) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of the split."""
         return self.size // 10 * len(_TENTHS[split])
 
     def number(self, split: Split, index: int) -> int:
-        """The number of the split's task `index`; no two (split, index) share one."""
+        """Return the number of the split's task `index`; no two (split, index) pairs share one."""
         tenths = _TENTHS[split]
         if not 0 <= index < self.capacity(split):
             raise AuthoringError(f"split {split} has {self.capacity(split)} tasks at this level; {index} is beyond it")
         return self.permute(index // len(tenths) * 10 + tenths[index % len(tenths)])
 
     def permute(self, place: int) -> int:
-        """What lies at a place."""
+        """Return the number at a position of the permutation."""
         mask = (1 << self._half) - 1
         while True:
             left, right = place >> self._half, place & mask

@@ -1,4 +1,4 @@
-"""A box whose commands end with the tool call that started them."""
+"""A sandbox whose commands end with the tool call that started them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from agentrl.sandboxes.base import AsyncSandbox, ExecResult, Sandbox, Shell
 
 
 class TimedBox:
-    """Hands everything on to a sandbox; `exec`, `python` and shells get no more time than the call has left.
+    """Forward everything to a sandbox; `exec`, `python` and shells get no more time than the call has left.
 
-    So a command that hangs comes back with what it had written and a note, and the episode goes on.
+    So a command that hangs returns its output so far and a note, and the episode continues.
     """
 
     def __init__(self, box: Sandbox) -> None:
@@ -19,14 +19,14 @@ class TimedBox:
         self._deadline: float | None = None
 
     def until(self, seconds: float | None) -> None:
-        """From now on commands may run for at most so long, all together; None lifts it."""
+        """Limit the total time of all commands from now on; None removes the limit."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
-    def _timeout(self, wish: float | None) -> float | None:
+    def _timeout(self, requested: float | None) -> float | None:
         if self._deadline is None:
-            return wish
+            return requested
         left = max(0.05, self._deadline - time.monotonic())
-        return min(left, self._box.spec.limits.seconds if wish is None else wish)
+        return min(left, self._box.spec.limits.seconds if requested is None else requested)
 
     def exec(self, argv: Any, *, timeout: float | None = None, **options: Any) -> ExecResult:
         return self._box.exec(argv, timeout=self._timeout(timeout), **options)
@@ -56,4 +56,4 @@ class _TimedShell(Shell):
         self._shell.close()
 
 
-Sandbox.register(TimedBox)  # it offers all that a sandbox does, so isinstance should say so
+Sandbox.register(TimedBox)  # it has all methods of a sandbox, so isinstance should hold

@@ -1,9 +1,9 @@
-"""Makes tool output into text that a policy can read as data: framed, cut, and unable to leave its frame.
+"""Turn tool output into text that a policy reads as data: framed, cut to a limit, and unable to close its frame.
 
     <out>what the tool returned</out> [cut: 8000 of 20000 characters]
 
-Everything between the tags is untrusted, everything outside is ours. The tags are short because tiny policies pay for
-each token. Escaping a tokenizer's control tokens is the renderer's work, for any text that was not sampled.
+Everything between the tags is untrusted, everything outside is ours. The tags are short because every token counts for
+tiny policies. The renderer escapes a tokenizer's control tokens in all text that was not sampled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u2
 
 
 def text_of(result: Any) -> str:
-    """What a tool returned, as text: text as it is, nothing as nothing, anything else as JSON."""
+    """Return a tool's result as text: a string as it is, None as "", anything else as JSON."""
     if result is None:
         return ""
     if isinstance(result, str):
@@ -33,13 +33,13 @@ def text_of(result: Any) -> str:
 
 
 def harmless(text: str) -> str:
-    """Text that cannot close a frame, nor play tricks on a terminal: odd characters are written out."""
+    """Escape what could close a frame or control a terminal."""
     text = text.replace("\r\n", "\n")
     return _TAG.sub("<\\\\", _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def frame(text: str, limit: int) -> tuple[str, bool]:
-    """The text in its frame, and whether it was cut."""
+    """Return the text in its frame, and whether it was cut."""
     content = f"<out>{harmless(text[:limit])}</out>"
     if len(text) <= limit:
         return content, False

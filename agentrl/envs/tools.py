@@ -1,7 +1,7 @@
-"""`@tool`: what the policy may call, with a schema from type hints and the docstring.
+"""`@tool` marks what the policy may call; the schema comes from type hints and the docstring.
 
 A tool is checked when its class is defined: every parameter has a hint and a line in the docstring's `Args:` section,
-and no line there lacks its parameter. Calls are validated strictly, as JSON: nothing is guessed or converted.
+and every line there has its parameter. Calls are validated strictly, as JSON: nothing is guessed or converted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)[ \t]*(?:\([^)]*\))?:[ \t]*(.*)$")
 
 
 class CallError(ValueError):
-    """A call whose arguments do not fit; the text is for the policy."""
+    """The arguments of a call are invalid; the policy is shown the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,17 @@ class Tool:
     name: str
     description: str
     arguments: type[BaseModel]
-    """Validates a call's arguments; unknown ones are refused."""
+    """Validates a call's arguments; refuses unknown ones."""
     irreversible: bool = False
-    """Passes the permission policy before it runs."""
+    """Needs permission before it runs."""
     terminal: bool = False
     """Ends the episode; what it returns is the final answer."""
     timeout_s: float = 30.0
     output_limit: int = 8_000
-    """Characters of output that reach the policy."""
+    """The most characters of output that the policy is shown."""
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema a chat template takes: {"type": "function", "function": {...}}."""
+        """Return the JSON schema for a chat template: {"type": "function", "function": {...}}."""
         parameters = json.loads(_parameters(self.arguments))
         return {
             "type": "function",
@@ -57,7 +57,7 @@ class Tool:
         }
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the method takes them; CallError says what does not fit."""
+        """Return the arguments as the method takes them; CallError says what is invalid."""
         try:
             model = self.arguments.model_validate_json(json.dumps(dict(arguments)), strict=True)
         except ValidationError as error:
@@ -91,39 +91,38 @@ def tool(
     timeout_s: float = 30.0,
     output_limit: int = 8_000,
 ) -> F | Callable[[F], F]:
-    """Mark a method as callable by the policy. Nothing else of an environment ever is.
+    """Mark a method as callable by the policy. The policy can call nothing else of an environment.
 
     Args:
-        function: the method, where the mark stands without parentheses.
-        irreversible: it does something that cannot be undone: the permission policy is asked before each call.
-        terminal: the episode ends with it, and what it returns is the final answer.
-        timeout_s: wall seconds that a call may take.
-        output_limit: characters of its output that reach the policy.
+        function: the method, when `@tool` is used without parentheses.
+        irreversible: it does something that cannot be undone: each call needs permission.
+        terminal: it ends the episode, and its result is the final answer.
+        timeout_s: the most wall seconds of a call.
+        output_limit: the most characters of its output that the policy is shown.
     """
     scope = _scope(sys._getframe(1))
 
     def mark(f: F) -> F:
-        made = _Reader(f, scope).tool(
+        f.__agentrl_tool__ = _Reader(f, scope).tool(  # type: ignore[attr-defined]
             irreversible=irreversible, terminal=terminal, timeout_s=timeout_s, output_limit=output_limit
         )
-        f.__agentrl_tool__ = made  # type: ignore[attr-defined]
         return f
 
     return mark(function) if function is not None else mark
 
 
 def tools_of(environment: type | object) -> dict[str, Tool]:
-    """The tools of an environment class by name, in the order they are written."""
+    """Return the tools of an environment class by name, in the order they are written."""
     kind = environment if isinstance(environment, type) else type(environment)
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for cls in reversed(kind.__mro__):
         for name, value in vars(cls).items():
             marked = getattr(value, "__agentrl_tool__", None)
             if isinstance(marked, Tool):
-                found[name] = marked
+                tools[name] = marked
             else:
-                found.pop(name, None)  # overridden without the mark: no tool any more
-    return found
+                tools.pop(name, None)  # overridden without the mark: no longer a tool
+    return tools
 
 
 class _Reader:
@@ -135,12 +134,11 @@ class _Reader:
         self.function = function
         self.scope = scope
 
-    def tool(self, *, irreversible: bool, terminal: bool, timeout_s: float, output_limit: int) -> Tool:
-        f = self.function
-        if timeout_s <= 0 or output_limit <= 0:
+    def tool(self, **options: Any) -> Tool:
+        if options["timeout_s"] <= 0 or options["output_limit"] <= 0:
             self.fail("timeout_s and output_limit must be greater than 0")
         description, documented = self._docstring()
-        parameters = list(inspect.signature(f).parameters.values())
+        parameters = list(inspect.signature(self.function).parameters.values())
         if not parameters or parameters[0].name != "self":
             self.fail("a tool is a method: its first parameter is self")
         hints = self._hints()
@@ -160,15 +158,7 @@ class _Reader:
                 near = difflib.get_close_matches(name, fields, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "take the line out, or add the parameter"
                 self.fail(f"the docstring documents {name!r}, which is no parameter; {hint}", f"{name}:")
-        return Tool(
-            name=f.__name__,
-            description=description,
-            arguments=self._model(fields),
-            irreversible=irreversible,
-            terminal=terminal,
-            timeout_s=timeout_s,
-            output_limit=output_limit,
-        )
+        return Tool(name=self.function.__name__, description=description, arguments=self._model(fields), **options)
 
     def _model(self, fields: dict[str, Any]) -> type[BaseModel]:
         config = ConfigDict(
@@ -210,23 +200,23 @@ class _Reader:
     def _entries(self, text: str) -> dict[str, str]:
         lines = [line for line in text.splitlines() if line.strip()]
         indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
-        found: dict[str, str] = {}
+        entries: dict[str, str] = {}
         name = ""
         for line in lines:
             if len(line) - len(line.lstrip()) > indent and name:
-                found[name] = f"{found[name]} {line.strip()}".strip()
+                entries[name] = f"{entries[name]} {line.strip()}".strip()
                 continue
             entry = _ENTRY.match(line.strip())
             if entry is None:
                 self.fail(f"a line under `Args:` is not `name: what it is`: {line.strip()!r}", line.strip())
             name = entry[1]
-            if name in found:
+            if name in entries:
                 self.fail(f"the docstring documents {name!r} twice", f"{name}:")
-            found[name] = entry[2]
-        return found
+            entries[name] = entry[2]
+        return entries
 
     def fail(self, what: str, near: str = "") -> NoReturn:
-        """Raise an AuthoringError that points to the line in question, or to the method's first."""
+        """Raise an AuthoringError that names the line of `near`, or else the method's first line."""
         code = self.function.__code__
         line = code.co_firstlineno
         try:
@@ -240,7 +230,7 @@ class _Reader:
 
 
 def _scope(frame: Any) -> dict[str, Any]:
-    """Names that hints may use besides the module's own: those of the class body and of the functions around it."""
+    """Return the names that hints may use besides the module's: those of the class body and enclosing functions."""
     names: dict[str, Any] = {}
     file = frame.f_code.co_filename
     while frame is not None and frame.f_code.co_filename == file and frame.f_code.co_name != "<module>":
@@ -251,7 +241,7 @@ def _scope(frame: Any) -> dict[str, Any]:
 
 @cache
 def _parameters(model: type[BaseModel]) -> str:
-    """The JSON schema of a model's fields in few words: no titles, definitions written out where they are used."""
+    """Return the JSON schema of a model's fields in short form: no titles, definitions inlined."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -266,19 +256,13 @@ def _parameters(model: type[BaseModel]) -> str:
                 raise PydanticInvalidForJsonSchema(f"{name} contains itself")
             rest = {key: value for key, value in node.items() if key != "$ref"}
             return {**plain(definitions[name], (*inside, name)), **plain(rest, inside)}
-        if "properties" in node:
-            properties = {name: plain(value, inside) for name, value in node["properties"].items()}
-            node = {**node, "properties": None}
-        else:
-            properties = None
-        out = {
-            key: plain(value, inside)
-            for key, value in node.items()
-            if key not in ("title", "additionalProperties") or (key == "additionalProperties" and value is not False)
-        }
-        if properties is not None:
-            out["properties"] = properties
-        return {key: out[key] for key in sorted(out, key=lambda key: key != "type")}
+        out = {}
+        for key, value in sorted(node.items(), key=lambda item: item[0] != "type"):
+            if key == "properties":  # its keys are names of fields, which may well be "title"
+                out[key] = {name: plain(field, inside) for name, field in value.items()}
+            elif key != "title" and not (key == "additionalProperties" and value is False):
+                out[key] = plain(value, inside)
+        return out
 
     schema = plain(schema)
     schema.pop("description", None)

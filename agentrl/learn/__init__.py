@@ -1,1 +1,1 @@
-"""Learning: from groups of trajectories to new weights. torch is imported only below here and in engines."""
+"""Learning turns groups of trajectories into new weights. Only this package and the engines import torch."""

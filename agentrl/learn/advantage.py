@@ -1,9 +1,9 @@
-"""From scores to advantages: pure numpy, one training sample for each segment of each graded trajectory.
+"""Computes advantages from scores, in numpy: one training sample for each segment of each graded trajectory.
 
-    groups ── returns (a number a trajectory, or one a turn) ── estimator ── spread over tokens ── TrainingSample
+    groups ── returns (one number per trajectory, or one per turn) ── estimator ── laid on tokens ── TrainingSample
 
-A rollout without a score (infra or verifier trouble) takes no part: neither in a baseline nor in the loss.
-Weights act in the loss alone: a trajectory of weight 0 still stands in its group's baseline.
+A rollout without a score (infra or verifier error) counts neither in a baseline nor in the loss.
+Weights act in the loss alone: a trajectory of weight 0 still counts in its group's baseline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl import seeds
 from agentrl.learn.algorithms import Algorithm, Estimator, resolve
 from agentrl.recipe import AlgorithmSection
 from agentrl.types import Group, TrainingSample, Trajectory
@@ -27,42 +26,37 @@ EPSILON = 1e-6
 
 def advantages(
     groups: Sequence[Group],
-    algorithm: AlgorithmSection | Algorithm,
+    algorithm: AlgorithmSection,
     *,
     scores: Mapping[Key, float] | None = None,
     weights: Mapping[Key, float] | None = None,
-    seed: int = 0,
 ) -> list[TrainingSample]:
-    """One sample for each segment, in the groups' order.
+    """Return one sample for each segment, in the groups' order.
 
     `scores` replaces the outcome's score of a trajectory (reward shaping); `weights` says how much a trajectory counts
-    in the loss (1 where it says nothing). `seed` feeds the advantage noise, where the algorithm has any.
+    in the loss (1 by default).
     """
-    row = resolve(algorithm) if isinstance(algorithm, AlgorithmSection) else algorithm
+    row = resolve(algorithm)
     scores, weights = scores or {}, weights or {}
-    rollouts: list[list[Trajectory]] = [[t for t in g.trajectories if t.outcome.score is not None] for g in groups]
-    returns = [[_returns(t, row, scores.get((t.group, t.index))) for t in rollout] for rollout in rollouts]
-    lengths = [[_turn_lengths(t) if row.credit == "turn" else [t.sampled_tokens] for t in r] for r in rollouts]
+    graded: list[list[Trajectory]] = [[t for t in g.trajectories if t.outcome.score is not None] for g in groups]
+    returns = [[_returns(t, row, scores.get((t.group, t.index))) for t in group] for group in graded]
+    lengths = [[_turn_lengths(t) if row.credit == "turn" else [t.sampled_tokens] for t in group] for group in graded]
     estimated = estimate(row.advantage, returns, lengths)
     samples: list[TrainingSample] = []
-    for trajectories, values in zip(rollouts, estimated, strict=True):
+    for trajectories, values in zip(graded, estimated, strict=True):
         for trajectory, value in zip(trajectories, values, strict=True):
-            key = (trajectory.group, trajectory.index)
-            if row.advantage_noise and any(v.any() for v in values):
-                random = seeds.generator(seed, "advantage noise", *key)
-                value = value + [random.gauss(0.0, row.advantage_noise) for _ in value]
-            samples += _samples(trajectory, value, row.credit == "turn", weights.get(key, 1.0))
+            weight = weights.get((trajectory.group, trajectory.index), 1.0)
+            samples += _samples(trajectory, value, row.credit == "turn", weight)
     return samples
 
 
 def estimate(
     estimator: Estimator, returns: Sequence[Sequence[Floats]], tokens: Sequence[Sequence[Sequence[int]]] | None = None
 ) -> list[list[Floats]]:
-    """Advantages of every group's trajectories from their returns.
+    """Return the advantages of every group's trajectories from their returns.
 
-    A trajectory's returns are an array: one number for the whole of it, or one a turn; each turn is compared with the
-    same turn of the others. `tokens` counts the sampled tokens behind each return: the batch estimators whiten over
-    tokens, so a return counts as often as it has tokens.
+    A trajectory's returns are an array with one number for all of it, or one per turn; each turn is compared with the
+    same turn of the others. `tokens` counts the sampled tokens of each return: the batch estimators whiten over tokens.
     """
     if estimator in ("batch", "batch_baseline"):
         centred = [_each_turn(_mean_baseline, g) for g in returns] if estimator == "batch_baseline" else returns
@@ -101,7 +95,7 @@ GROUP_ESTIMATORS = {"group": _group, "mean": _mean_baseline, "leave_one_out": _l
 
 
 def _std(values: Floats) -> float:
-    """With Bessel's correction, as the field computes it; 0 for fewer than two values."""
+    """Return the standard deviation with Bessel's correction; 0 for fewer than two values."""
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
@@ -109,8 +103,9 @@ def _each_turn(function: Callable[[Floats], Floats], group: Sequence[Floats]) ->
     """Apply `function` to the first returns of all trajectories, then to the second of those that have one, ..."""
     result = [np.zeros(len(r)) for r in group]
     for turn in range(max((len(r) for r in group), default=0)):
-        there = [i for i, r in enumerate(group) if len(r) > turn]
-        for i, value in zip(there, function(np.array([group[i][turn] for i in there], dtype=np.float64)), strict=True):
+        having = [i for i, r in enumerate(group) if len(r) > turn]
+        values = function(np.array([group[i][turn] for i in having], dtype=np.float64))
+        for i, value in zip(having, values, strict=True):
             result[i][turn] = value
     return result
 
@@ -129,10 +124,10 @@ def _whiten(returns: Sequence[Sequence[Floats]], tokens: Sequence[Sequence[Seque
 
 
 def _returns(trajectory: Trajectory, algorithm: Algorithm, shaped: float | None) -> Floats:
-    """The score; or for each turn the discounted sum of the rewards from there on.
+    """Return the score; or for each turn the discounted sum of the rewards from there on.
 
-    A turn's reward is what the verifier gave it; the last turn's holds the final score as well. Process rewards
-    beyond the last turn count to the last.
+    A turn's reward is the verifier's score for it; the last turn gets the final score as well, and process rewards
+    beyond the last turn.
     """
     assert trajectory.outcome.score is not None
     score = trajectory.outcome.score if shaped is None else shaped
@@ -150,7 +145,7 @@ def _returns(trajectory: Trajectory, algorithm: Algorithm, shaped: float | None)
 
 
 def _turn_lengths(trajectory: Trajectory) -> list[int]:
-    """Sampled tokens of each turn, over all segments."""
+    """Return the number of sampled tokens of each turn, over all segments."""
     lengths: list[int] = []
     for segment in trajectory.segments:
         turns = segment.turns
@@ -159,7 +154,7 @@ def _turn_lengths(trajectory: Trajectory) -> list[int]:
 
 
 def _samples(trajectory: Trajectory, values: Floats, by_turn: bool, weight: float) -> list[TrainingSample]:
-    """The trajectory's segments with its advantages laid on their sampled tokens."""
+    """Return the trajectory's segments with its advantages laid on their sampled tokens."""
     samples: list[TrainingSample] = []
     first = 0
     for segment in trajectory.segments:

@@ -1,6 +1,6 @@
-"""The table of algorithms: each is one choice on every axis of the objective. Pure Python: no torch.
+"""The table of algorithms: each row is one choice on every axis of the objective. Pure Python, without torch.
 
-    advantage estimator × ratio level × gate × aggregation × KL × off-policy correction
+    advantage estimator × ratio level × policy loss × aggregation × KL × off-policy correction
 
 `resolve` lays a recipe's own values over its row; learn/advantage.py and learn/objective.py read the result.
 """
@@ -16,22 +16,22 @@ from agentrl.recipe import AlgorithmSection
 
 Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"]
 Level = Literal["token", "sequence"]
-GroupFilter = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
+PolicyLoss = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
 Aggregation = Literal["token", "sequence", "constant", "prompt"]
 Correction = Literal["none", "tis", "mis", "icepop"]
 Divergence = Literal["none", "k1", "k2", "k3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """SimKO: on the most uncertain tokens, share a right token's push with the likeliest candidates."""
+class SimKO:
+    """On the most uncertain tokens, SimKO shares a right token's gradient with the likeliest candidates."""
 
     candidates: int = 3
-    """How many of the likeliest tokens share the push."""
+    """How many of the likeliest tokens share the gradient."""
     share: float = 0.01
-    """The part of the push that they get together."""
+    """The part of the gradient that they get together."""
     quantile: float = 0.8
-    """Tokens whose entropy lies above this quantile of their sequence are meant."""
+    """Tokens whose entropy lies above this quantile of their sequence count as uncertain."""
     penalty: float = 1.1
     """Factor on a wrong token that was the likeliest one."""
 
@@ -43,23 +43,23 @@ class Algorithm:
     advantage: Estimator = "group"
     level: Level = "token"
     """Whether a ratio belongs to a token, or to a sequence (the geometric mean of its tokens' ratios)."""
-    gate: GroupFilter = "clip"
-    """How far a sample may push, as a function of its ratio and the sign of its advantage."""
+    policy_loss: PolicyLoss = "clip"
+    """How the loss depends on a sample's ratio and advantage, and where it stops."""
     clip_low: float = 0.2
-    """clip: ratios below 1 − this stop pushing down. cispo: the weight's floor. dppo: the divergence bound."""
+    """clip: ratios below 1 − this get no gradient down. cispo: the weight's floor. dppo: the divergence bound."""
     clip_high: float = 0.2
-    """clip: ratios above 1 + this stop pushing up. cispo: the weight's cap. dppo: the divergence bound."""
+    """clip: ratios above 1 + this get no gradient up. cispo: the weight's cap. dppo: the divergence bound."""
     dual_clip: float | None = None
     """clip: a cap on ratio × −advantage for wrong samples. dppo: the cap on the ratio."""
     temperature: tuple[float, float] = (1.0, 1.05)
-    """sapo: how fast its gate closes, for positive and for negative advantages."""
-    spread: Spread | None = None
+    """sapo: how fast its soft gate closes, for positive and for negative advantages."""
+    simko: SimKO | None = None
     aggregation: Aggregation = "token"
     """token: mean over all sampled tokens. sequence: mean over trajectories of their token means. constant: sum over
     trajectories × a constant length. prompt: mean over groups of their token means."""
     correction: Correction = "none"
-    """What to do where π_old and the engine's π differ: tis caps their ratio, mis drops sequences outside the
-    bounds, icepop drops tokens outside them."""
+    """How a difference between π_old and the engine's π is corrected: tis caps their ratio, mis drops sequences outside
+    the bounds, icepop drops tokens outside them."""
     correction_low: float = 0.0
     correction_high: float = 0.0
     kl: Divergence = "none"
@@ -67,13 +67,12 @@ class Algorithm:
     kl_unbiased: bool = False
     reference_reset: int | None = None
     entropy_bonus: float = 0.0
-    advantage_noise: float = 0.0
     credit: Literal["trajectory", "turn"] = "trajectory"
     discount: float = 1.0
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss holds a divergence from a reference model."""
+        """Return whether the loss contains a divergence from a reference model."""
         return self.kl != "none" and self.kl_coefficient > 0
 
 
@@ -82,12 +81,12 @@ ROWS: Mapping[str, Algorithm] = {
     "dr_grpo": Algorithm(advantage="mean", aggregation="constant"),
     "dapo": Algorithm(clip_high=0.28),
     "gspo": Algorithm(level="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence"),
-    "cispo": Algorithm(gate="cispo", clip_low=1.0, clip_high=4.0),
-    "sapo": Algorithm(gate="sapo", aggregation="sequence"),
-    "dppo_tv": Algorithm(gate="dppo_tv", clip_low=0.15, clip_high=0.15, dual_clip=20.0),
-    "dppo_kl": Algorithm(gate="dppo_kl", clip_low=0.05, clip_high=0.05, dual_clip=20.0),
+    "cispo": Algorithm(policy_loss="cispo", clip_low=1.0, clip_high=4.0),
+    "sapo": Algorithm(policy_loss="sapo", aggregation="sequence"),
+    "dppo_tv": Algorithm(policy_loss="dppo_tv", clip_low=0.15, clip_high=0.15, dual_clip=20.0),
+    "dppo_kl": Algorithm(policy_loss="dppo_kl", clip_low=0.05, clip_high=0.05, dual_clip=20.0),
     "maxrl": Algorithm(advantage="maxrl", clip_high=0.28),
-    "simko": Algorithm(spread=Spread()),
+    "simko": Algorithm(simko=SimKO()),
     "rloo": Algorithm(advantage="leave_one_out"),
     "reinforce_pp": Algorithm(advantage="batch"),
     "reinforce_pp_baseline": Algorithm(advantage="batch_baseline"),
@@ -102,16 +101,11 @@ CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
 
 
 def resolve(section: AlgorithmSection) -> Algorithm:
-    """The section's row with every value it sets itself; what makes no sense together is refused."""
+    """Return the section's row with the values that the section sets; refuse combinations that make no sense."""
     names = section.model_fields_set - {"type"}
-    given = {name: getattr(section, name) for name in names if getattr(section, name) is not None}
-    algorithm = replace(ROWS[section.type], **given)
-    low, high = CORRECTION_BOUNDS[algorithm.correction]
-    algorithm = replace(
-        algorithm,
-        correction_low=given.get("correction_low", low),
-        correction_high=given.get("correction_high", high),
-    )
+    values = {name: getattr(section, name) for name in names if getattr(section, name) is not None}
+    low, high = CORRECTION_BOUNDS[values.get("correction", ROWS[section.type].correction)]
+    algorithm = replace(ROWS[section.type], **{"correction_low": low, "correction_high": high} | values)
     _check(algorithm)
     return algorithm
 
@@ -119,12 +113,14 @@ def resolve(section: AlgorithmSection) -> Algorithm:
 def _check(algorithm: Algorithm) -> None:
     if algorithm.kl == "none" and (algorithm.kl_coefficient or algorithm.reference_reset or algorithm.kl_unbiased):
         raise RecipeError(
-            "algorithm: kl_coefficient, kl_unbiased and reference_reset do nothing without kl; set kl: k3, or drop them"
+            "algorithm: kl_coefficient, kl_unbiased and reference_reset need kl; set kl: k3, or remove them"
         )
     if algorithm.kl != "none" and not algorithm.kl_coefficient:
-        raise RecipeError(f"algorithm.kl is {algorithm.kl} but algorithm.kl_coefficient is 0; set it, e.g. to 0.001")
+        raise RecipeError(
+            f"algorithm.kl is {algorithm.kl} but algorithm.kl_coefficient is 0; set it, for example to 0.001"
+        )
     if algorithm.discount != 1.0 and algorithm.credit != "turn":
-        raise RecipeError("algorithm.discount discounts turns: it needs algorithm.credit: turn")
+        raise RecipeError("algorithm.discount needs algorithm.credit: turn")
     if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):
         raise RecipeError("algorithm.correction_low and correction_high need a correction: tis, mis or icepop")
     if algorithm.correction_low > algorithm.correction_high:
@@ -132,7 +128,7 @@ def _check(algorithm: Algorithm) -> None:
             f"algorithm.correction_low ({algorithm.correction_low}) is above correction_high "
             f"({algorithm.correction_high})"
         )
-    if algorithm.gate == "clip" and algorithm.clip_low > 1.0:
+    if algorithm.policy_loss == "clip" and algorithm.clip_low > 1.0:
         raise RecipeError(f"algorithm.clip_low must be at most 1 for a clipped ratio, got {algorithm.clip_low}")
-    if algorithm.dual_clip is not None and algorithm.gate in ("cispo", "sapo"):
-        raise RecipeError(f"algorithm.dual_clip means nothing to {algorithm.gate}; drop it")
+    if algorithm.dual_clip is not None and algorithm.policy_loss in ("cispo", "sapo"):
+        raise RecipeError(f"algorithm.dual_clip means nothing to {algorithm.policy_loss}; remove it")

@@ -1,10 +1,10 @@
-"""Checkpoints: atomic, complete, rotated; a torn one is found out and the one before it is used.
+"""Checkpoints are atomic, complete and rotated; a damaged one is detected, and the one before it is used.
 
     .writing-000040/ ── every file written and synced ── COMPLETE (sizes and hashes) ── rename ──> step-000040/
         model/       a transformers folder, or a LoRA adapter: what `eval`, `model export` and an engine load
         learner.pt   float32 masters, AdamW's moments, reference, counters
         state.pt     curriculum, queue, metrics, recipe, random generators
-        COMPLETE     JSON: step, and for each file its size and SHA-256
+        COMPLETE     JSON: format, step, and for each file its size and SHA-256
 
 A kill at any moment leaves either the old checkpoints, or the old ones and the new one.
 """
@@ -18,7 +18,7 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from agentrl.learn.learner import Learner
 
 MARKER = "COMPLETE"
+FORMAT = 2
+"""Counts changes after which older checkpoints can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that was read and found whole."""
+    """A complete checkpoint, read from disk."""
 
     folder: Path
     step: int
@@ -50,15 +52,15 @@ class Checkpoint:
     scheduler: Any
     metrics: Any
     recipe: Mapping[str, Any]
-    """As `Recipe.model_dump(mode="json")` gave it."""
+    """The result of `Recipe.model_dump(mode="json")`."""
     generators: Mapping[str, Any]
-    """States of the global random generators; `restore_generators` puts them back."""
+    """States of the global random generators, for `restore_generators`."""
     warnings: tuple[str, ...] = ()
-    """Newer checkpoints that could not be used, and why."""
+    """Newer checkpoints that could not be read, and why."""
 
     @property
     def model(self) -> Path:
-        """The folder to load the model from: `load_model(section, folder=...)`."""
+        """Return the folder to load the model from: `load_model(section, folder=...)`."""
         return self.folder / "model"
 
 
@@ -73,17 +75,19 @@ def save(
 ) -> Path:
     """Write a checkpoint below `folder`, then rotate. States are plain data (numbers, text, arrays, lists).
 
-    Raises StorageError when it cannot be written; checkpoints that are there already stay as they are.
+    Raise StorageError when it cannot be written; existing checkpoints stay as they are.
     """
     final = folder / f"step-{learner.steps:06d}"
     writing = folder / f".writing-{learner.steps:06d}"
     state = {
-        "sampler": _as_tensors(sampler_state),
-        "scheduler": _as_tensors(scheduler_state),
-        "metrics": _as_tensors(metrics_state),
+        "sampler": sampler_state,
+        "scheduler": scheduler_state,
+        "metrics": metrics_state,
         "recipe": learner.recipe.model_dump(mode="json", by_alias=True),
         "generators": _generators(),
     }
+    # numpy arrays as tensors, which `weights_only` can load
+    state = _convert(state, np.ndarray, lambda array: torch.from_numpy(array.copy()))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _tidy(folder)
@@ -91,12 +95,14 @@ def save(
         save_model(learner.model, learner.tokenizer, writing / "model")
         torch.save(learner.state_dict(), writing / "learner.pt")
         torch.save(state, writing / "state.pt")
-        _read(writing / "state.pt")  # what cannot be read back must fail now, not when the run is resumed
+        _read(writing / "state.pt")  # what cannot be read must fail now, not on resume
         files = {str(p.relative_to(writing)): _seal(p) for p in sorted(writing.rglob("*")) if p.is_file()}
-        _write(writing / MARKER, json.dumps({"step": learner.steps, "files": files}, indent=1))
+        marker = {"format": FORMAT, "step": learner.steps, "files": files}
+        (writing / MARKER).write_text(json.dumps(marker, indent=1), encoding="utf-8")
+        _seal(writing / MARKER)
         _sync_folder(writing / "model")
         _sync_folder(writing)
-        if final.exists():  # the same step again: the old one steps aside until the new one has its name
+        if final.exists():  # the same step again: keep the old one aside until the new one has its name
             final.rename(folder / f".aside-{final.name}")
         writing.rename(final)
         _sync_folder(folder)
@@ -114,26 +120,26 @@ def save(
 def rotate(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints."""
     for old in _newest_first(folder)[keep:]:
-        doomed = old.rename(old.with_name(f".writing-old-{old.name}"))  # never leave half a checkpoint under its name
-        shutil.rmtree(doomed, ignore_errors=True)
+        renamed = old.rename(old.with_name(f".writing-old-{old.name}"))  # a half-deleted one must not keep its name
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def _tidy(folder: Path) -> None:
-    """Finish or undo what a kill left half done."""
+    """Finish or undo what a kill interrupted."""
     for aside in folder.glob(".aside-*"):
         name = folder / aside.name.removeprefix(".aside-")
         if name.exists():
             shutil.rmtree(aside)
         else:
             aside.rename(name)
-    for left in folder.glob(".writing-*"):
-        shutil.rmtree(left)
+    for unfinished in folder.glob(".writing-*"):
+        shutil.rmtree(unfinished)
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, or None where there is none at all.
+    """Return the newest complete checkpoint, or None where there is none at all.
 
-    One that is torn or unreadable is passed over, and said so in `warnings`; when none is left, StorageError.
+    Checkpoints that cannot be read are skipped and named in `warnings`; when none is left, raise StorageError.
     """
     problems: list[str] = []
     _tidy(folder)
@@ -144,31 +150,34 @@ def latest(folder: Path) -> Checkpoint | None:
             problems.append(str(error))
     if problems:
         raise StorageError(
-            f"{folder}: no checkpoint can be read: {'; '.join(problems)}. Start the run anew under another name, or "
-            "put back a copy of a checkpoint"
+            f"{folder}: no checkpoint can be read: {'; '.join(problems)}. Start the run again under another name, or "
+            "restore a copy of a checkpoint"
         )
     return None
 
 
 def load(folder: Path, *, warnings: tuple[str, ...] = ()) -> Checkpoint:
-    """One checkpoint, every file checked against its hash."""
+    """Read one checkpoint and check every file against its hash."""
     try:
         marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        if (written := marker.get("format", 1)) != FORMAT:
+            raise StorageError(
+                f"{folder.name}: this checkpoint was written by another version of agentrl (format {written}, this one "
+                f"reads {FORMAT}); train again or use that version"
+            )
         for name, (size, digest) in marker["files"].items():
             path = folder / name
             if path.stat().st_size != size or _digest(path) != digest:
-                raise StorageError(f"{folder.name}: {name} is not what was written")
+                raise StorageError(f"{folder.name}: {name} differs from what was written")
         state = _read(folder / "state.pt")
         return Checkpoint(
             folder=folder,
             step=marker["step"],
             learner=_read(folder / "learner.pt"),
-            sampler=_as_arrays(state["sampler"]),
-            scheduler=_as_arrays(state["scheduler"]),
-            metrics=_as_arrays(state["metrics"]),
             recipe=state["recipe"],
             generators=state["generators"],
             warnings=warnings,
+            **{name: _convert(state[name], Tensor, Tensor.numpy) for name in ("sampler", "scheduler", "metrics")},
         )
     except FileNotFoundError as error:
         raise StorageError(f"{folder.name}: {Path(error.filename).name} is missing; it was never finished") from error
@@ -177,21 +186,19 @@ def load(folder: Path, *, warnings: tuple[str, ...] = ()) -> Checkpoint:
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
-    """Put back Python's, numpy's and torch's global generators."""
+    """Restore Python's, numpy's and torch's global random generators."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    np.random.set_state(_convert(states["numpy"], Tensor, Tensor.numpy))
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and states["cuda"]:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def _generators() -> dict[str, Any]:
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
-        "numpy": (kind, [int(k) for k in keys], int(position), int(has_gauss), float(cached)),
+        "numpy": np.random.get_state(legacy=True),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -201,30 +208,21 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted((p for p in folder.glob("step-*") if p.is_dir()), key=lambda p: int(p.name[5:]), reverse=True)
 
 
-def _as_tensors(value: Any) -> Any:
-    """numpy arrays as tensors, which a reader that runs no code can load."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
+def _convert(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to all values of a kind inside nested dictionaries, lists and tuples."""
+    if isinstance(value, kind):
+        return function(value)
     if isinstance(value, dict):
-        return {k: _as_tensors(v) for k, v in value.items()}
-    return type(value)(map(_as_tensors, value)) if isinstance(value, list | tuple) else value
-
-
-def _as_arrays(value: Any) -> Any:
-    """The way back."""
-    if isinstance(value, Tensor):
-        return value.numpy()
-    if isinstance(value, dict):
-        return {k: _as_arrays(v) for k, v in value.items()}
-    return type(value)(map(_as_arrays, value)) if isinstance(value, list | tuple) else value
+        return {k: _convert(v, kind, function) for k, v in value.items()}
+    return type(value)(_convert(v, kind, function) for v in value) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)  # data only: a checkpoint runs no code
+    return torch.load(path, map_location="cpu", weights_only=True)  # runs no code of the checkpoint
 
 
 def _seal(path: Path) -> tuple[int, str]:
-    """Bring a file to the disk; its size and hash."""
+    """Flush a file to disk; return its size and hash."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return path.stat().st_size, _digest(path)
@@ -233,13 +231,6 @@ def _seal(path: Path) -> tuple[int, str]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
@@ -254,9 +245,9 @@ def _sync_folder(folder: Path) -> None:
 def _storage_error(folder: Path, error: Exception) -> StorageError:
     free = shutil.disk_usage(folder).free if folder.exists() else 0
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-    # torch and safetensors report a full disk in words of their own; what is free tells it apart.
+    # torch and safetensors report a full disk in their own words, so look at the free space too.
     if full or free < 1 << 20:
-        why = f"the disk is full ({free >> 20} MiB free); make room, or lower checkpoint.keep"
+        reason = f"the disk is full ({free >> 20} MiB free); free some space, or lower checkpoint.keep"
     else:
-        why = f"{type(error).__name__}: {error}"
-    return StorageError(f"{folder}: this checkpoint could not be written: {why}. Older checkpoints are untouched")
+        reason = f"{type(error).__name__}: {error}"
+    return StorageError(f"{folder}: this checkpoint could not be written: {reason}. Older checkpoints are untouched")

@@ -1,7 +1,7 @@
-"""Fusing on a GPU: norms, MLPs and the head's elementwise work run as single kernels, made by torch.compile.
+"""torch.compile on a GPU: norms, MLPs and the head's elementwise work run as single fused kernels.
 
-On a 0.6B model at 4k this was worth 1.4 times the speed and a quarter of the memory. Where torch.compile does not work
-(no C compiler, no Triton) everything runs unfused, and a warning says so once.
+On a 0.6B model at 4k this gave 1.4 times the speed and saved a quarter of the memory. Where torch.compile does not work
+(no C compiler, no Triton) everything runs uncompiled, and one warning says so.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-FUSED = ("RMSNorm", "MLP")
-"""Modules whose class name ends so are fused: they are many, alike, and see nothing but one tensor."""
+COMPILED = ("RMSNorm", "MLP")
+"""Endings of the class names of modules that are compiled: there are many of them, alike, with one tensor as input."""
 
 
 @cache
-def can_fuse(device_type: str) -> bool:
-    """Whether torch.compile works on the device; tried once. Not worth its time on a CPU."""
+def can_compile(device_type: str) -> bool:
+    """Return whether torch.compile works on the device, tried once; on a CPU it does not pay."""
     if device_type != "cuda":
         return False
     try:
@@ -34,22 +34,22 @@ def can_fuse(device_type: str) -> bool:
 
 
 class CompiledModules:
-    """The fused forms of a model's modules; they act only while `on` is open, so copies of the model never see them."""
+    """The compiled calls of a model's modules; used only inside `use`, so that copies of the model never have them."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        self._forms: list[tuple[Any, Any]] = []
-        if can_fuse(device.type):
-            alike = [m for m in model.modules() if type(m).__name__.endswith(FUSED)]
-            self._forms = [(m, torch.compile(m._call_impl, dynamic=True)) for m in alike]
+        self._calls: list[tuple[Any, Any]] = []
+        if can_compile(device.type):
+            modules = [m for m in model.modules() if type(m).__name__.endswith(COMPILED)]
+            self._calls = [(m, torch.compile(m._call_impl, dynamic=True)) for m in modules]
 
     @contextmanager
-    def on(self, active: bool = True) -> Iterator[None]:
-        """Calls of the modules go to their fused forms while this is open; with False, to the modules themselves."""
-        before = [module._compiled_call_impl for module, _ in self._forms]
-        for module, form in self._forms:
-            module._compiled_call_impl = form if active else None
+    def use(self, active: bool = True) -> Iterator[None]:
+        """Use the compiled calls inside the block; with False, the modules' own."""
+        before = [module._compiled_call_impl for module, _ in self._calls]
+        for module, call in self._calls:
+            module._compiled_call_impl = call if active else None
         try:
             yield
         finally:
-            for (module, _), form in zip(self._forms, before, strict=True):
-                module._compiled_call_impl = form
+            for (module, _), call in zip(self._calls, before, strict=True):
+                module._compiled_call_impl = call

@@ -1,4 +1,4 @@
-"""`agentrl model export RUN`: a run's policy as a folder that transformers and SGLang load."""
+"""`agentrl model export RUN`: writes a run's policy as a folder that transformers and SGLang load."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def export(run: Path, to: Path, *, merge: bool = True, step: int | None = None) 
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"{to} exists already; name another folder")
-    found = _find(run, step)
+    saved = _find(run, step)
     to.parent.mkdir(parents=True, exist_ok=True)
     writing = to.with_name(f".writing-{to.name}")
     shutil.rmtree(writing, ignore_errors=True)
     try:
-        if not (found.model / "adapter_config.json").is_file() or not merge:
-            shutil.copytree(found.model, writing)
+        if merge and (saved.model / "adapter_config.json").is_file():
+            _merge(saved, writing)
         else:
-            _merge(found, writing)
+            shutil.copytree(saved.model, writing)
         if to.exists():
             to.rmdir()
         writing.rename(to)
@@ -41,25 +41,24 @@ def export(run: Path, to: Path, *, merge: bool = True, step: int | None = None) 
 def _find(run: Path, step: int | None) -> checkpoint.Checkpoint:
     folder = run / "checkpoints"
     if not folder.is_dir():
-        raise UserError(f"{run} is no run folder (it has no checkpoints/)")
+        raise UserError(f"{run} is no run folder: it has no checkpoints/")
     if step is not None:
-        wanted = folder / f"step-{step:06d}"
-        if not wanted.is_dir():
-            there = ", ".join(str(int(p.name[5:])) for p in sorted(folder.glob("step-*"))) or "none"
-            raise UserError(f"{run} has no checkpoint of step {step}; there are: {there}")
-        return checkpoint.load(wanted)
-    found = checkpoint.latest(folder)
-    if found is None:
+        path = folder / f"step-{step:06d}"
+        if not path.is_dir():
+            steps = ", ".join(str(int(p.name[5:])) for p in sorted(folder.glob("step-*"))) or "none"
+            raise UserError(f"{run} has no checkpoint of step {step}; there are: {steps}")
+        return checkpoint.load(path)
+    newest = checkpoint.latest(folder)
+    if newest is None:
         raise UserError(f"{run} has no checkpoint yet")
-    return found
+    return newest
 
 
-def _merge(found: checkpoint.Checkpoint, to: Path) -> None:
-    section = Recipe.model_validate(found.recipe).model
+def _merge(saved: checkpoint.Checkpoint, to: Path) -> None:
+    section = Recipe.model_validate(saved.recipe).model
     assert isinstance(section, PretrainedModel), "only pretrained models take LoRA"
-    model, _ = load_model(section, folder=found.model, device="cpu")
-    state = merged_state(model)
-    plain: Any
-    plain, tokenizer = load_model(section.model_copy(update={"lora": None}), device="cpu")
-    plain.load_state_dict(state, strict=False)
-    save_model(plain, tokenizer, to)
+    model, _ = load_model(section, folder=saved.model, device="cpu")
+    base: Any
+    base, tokenizer = load_model(section.model_copy(update={"lora": None}), device="cpu")
+    base.load_state_dict(merged_state(model), strict=False)
+    save_model(base, tokenizer, to)

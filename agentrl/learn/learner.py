@@ -1,4 +1,4 @@
-"""The learner: packed batches in, new weights out, and a report of what happened.
+"""The learner turns packed batches into new weights, and reports what happened.
 
 step(batch): [reference, old logprobs] ── for each epoch and minibatch:
                 for each micro-batch: forward ── head ── token losses ── Σ × coefficients ── backward
@@ -22,10 +22,11 @@ from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import Kind, Packing, choose, packed
 from agentrl.learn.compile import CompiledModules
 from agentrl.learn.logprobs import HeadOutput, head
+from agentrl.learn.model import adapter_state, merged_state
 from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
 from agentrl.learn.pack import Batch, MicroBatch, pack
-from agentrl.learn.step_report import Gathered, Mismatch, StepReport, mismatch, quantile
+from agentrl.learn.step_report import Mismatch, StepReport, TokenStatistics, mismatch, quantile
 from agentrl.recipe import Recipe
 from agentrl.types import Segment, TrainingSample
 
@@ -34,15 +35,15 @@ class Learner:
     """Owns the policy's weights and everything that changes them."""
 
     def __init__(self, model: Any, tokenizer: Any, recipe: Recipe) -> None:
-        """`model` and `tokenizer` as `load_model` gives them; the model stays where it is."""
+        """Take `model` and `tokenizer` from `load_model`; the model stays on its device."""
         self.model = model
         self.tokenizer = tokenizer
         self.recipe = recipe
         self.version = 0
         self.steps = 0
-        """Calls of `step`: the schedule counts them."""
+        """Calls of `step`, counted by the schedule."""
         self.skipped = 0
-        """Updates left out over the whole run."""
+        """Updates skipped over the whole run."""
         self.algorithm = resolve(recipe.algorithm)
         self._section = recipe.learner
         if self.algorithm.correction != "none" and self._section.old_logprobs == "engine":
@@ -50,16 +51,15 @@ class Learner:
                 f"algorithm.correction: {self.algorithm.correction} compares the learner's old logprobs with the "
                 "engine's; set learner.old_logprobs: recompute (free when a round is one update)"
             )
-        # peft wraps the model; its layers are changed in place, so the inner model computes the same.
+        # peft wraps the model but changes its layers in place, so the inner model computes the same.
         self._inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._head: Any = self._inner.get_output_embeddings()
         if type(self._head) is not torch.nn.Linear or self._head.bias is not None:
             raise RecipeError("the model's output head must be a plain linear layer without bias, and no LoRA target")
         self.device: torch.device = self._head.weight.device
         self._attention: Kind = choose(recipe.model.attention, self.device, self._head.weight.dtype)
-        self._fusion: CompiledModules = CompiledModules(
-            self._inner if self._section.fuse else torch.nn.Module(), self.device
-        )
+        modules = self._inner if self._section.fuse else torch.nn.Module()
+        self._compiled: CompiledModules = CompiledModules(modules, self.device)
         trainable = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
         self.optimizer: Optimizer = Optimizer(trainable, self._section)
         self._largest: int = 0
@@ -71,10 +71,10 @@ class Learner:
             self._inner.gradient_checkpointing_enable({"use_reentrant": False})
         self._check()
 
-    # The loop's side ------------------------------------------------------------------------------------------------
+    # What the loop calls --------------------------------------------------------------------------------------------
 
     def pack(self, samples: Sequence[TrainingSample]) -> Batch:
-        """The samples as this learner's recipe wants them packed."""
+        """Pack samples as this learner's recipe says."""
         return pack(
             samples,
             self.algorithm.aggregation,
@@ -85,11 +85,9 @@ class Learner:
         )
 
     def step(self, batch: Batch) -> StepReport:
-        """Train on a batch. Raises EngineError when engine and learner disagree beyond the recipe's bound."""
-        with (
-            packed(self._inner),
-            self._fusion.on(),
-        ):  # open through the backward pass: checkpointed layers run again there
+        """Train on a batch. Raise EngineError when engine and learner disagree beyond the recipe's bound."""
+        # Both blocks include the backward pass, in which checkpointed layers run again.
+        with packed(self._inner), self._compiled.use():
             return self._step(batch)
 
     def _step(self, batch: Batch) -> StepReport:
@@ -97,22 +95,23 @@ class Learner:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._make_room(batch)
-        every = [[micro.to(self.device) for micro in minibatch] for minibatch in batch.minibatches]
-        reference = [[self._reference_logprobs(m) for m in mini] for mini in every]
-        old = [[self._old_logprobs(m, self._section.epochs * len(every)) for m in mini] for mini in every]
-        gathered = Gathered()
+        minibatches = [[micro.to(self.device) for micro in minibatch] for minibatch in batch.minibatches]
+        updates = self._section.epochs * len(minibatches)
+        reference = [[self._reference_logprobs(micro) for micro in minibatch] for minibatch in minibatches]
+        old = [[self._old_logprobs(micro, updates) for micro in minibatch] for minibatch in minibatches]
+        statistics = TokenStatistics()
         losses: list[float] = []
         norms: list[float] = []
         applied = skipped = 0
         factor = schedule_factor(
             self.steps, schedule=self._section.schedule, warmup=self._section.warmup, total=self.recipe.run.steps
         )
-        found: Mismatch | None = None
+        first_mismatch: Mismatch | None = None
         for epoch in range(self._section.epochs):
-            for index, minibatch in enumerate(every):
-                loss = self._accumulate(minibatch, old[index], reference[index], gathered, first=epoch == 0)
+            for index, minibatch in enumerate(minibatches):
+                loss = self._accumulate(minibatch, old[index], reference[index], statistics, first=epoch == 0)
                 if epoch == index == 0:
-                    found = self._mismatch(gathered)
+                    first_mismatch = self._mismatch(statistics)
                 norm = self.optimizer.norm()
                 losses.append(float(loss))
                 norms.append(float(norm))
@@ -127,7 +126,7 @@ class Learner:
         self.skipped += skipped
         if self.algorithm.reference_reset and self.steps % self.algorithm.reference_reset == 0:
             self.reset_reference()
-        ratio = gathered.all("ratio")
+        ratio = statistics.all("ratio")
         return StepReport(
             version=self.version,
             updates=applied,
@@ -135,34 +134,34 @@ class Learner:
             loss=sum(losses) / len(losses) if losses else 0.0,
             grad_norm=sum(norms) / len(norms) if norms else 0.0,
             lr=self._section.lr * factor,
-            entropy=gathered.mean("entropy"),
-            kl=gathered.mean("policy_kl"),
-            reference_kl=gathered.mean("kl") if self.algorithm.needs_reference else None,
-            clip_fraction=gathered.mean("clipped"),
+            entropy=statistics.mean("entropy"),
+            kl=statistics.mean("policy_kl"),
+            reference_kl=statistics.mean("kl") if self.algorithm.needs_reference else None,
+            clip_fraction=statistics.mean("clipped"),
             ratio_low=quantile(ratio, 0.01),
             ratio_high=quantile(ratio, 0.99),
             ratio_max=float(ratio.max()) if len(ratio) else 1.0,
-            correction=gathered.mean("correction") if len(ratio) else 1.0,
-            mismatch=found or self._mismatch(gathered),
+            correction=statistics.mean("correction") if len(ratio) else 1.0,
+            mismatch=first_mismatch or self._mismatch(statistics),
             tokens=batch.tokens,
             computed=batch.computed,
             sampled=batch.sampled,
-            micro_batches=sum(len(mini) for mini in every),
+            micro_batches=sum(len(minibatch) for minibatch in minibatches),
             seconds=time.perf_counter() - began,
             memory_gb=torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else 0.0,
             memory_held_gb=torch.cuda.max_memory_reserved(self.device) / 2**30 if self.device.type == "cuda" else 0.0,
         )
 
     def _make_room(self, batch: Batch) -> None:
-        """Let go of the blocks that smaller batches left when a larger one comes: they would not fit it, and would be
-        held beside its own. Episodes grow as they are learnt: one run came to hold twice what it used."""
+        """Free cached memory blocks of smaller batches when a larger one comes: they do not fit it, and would be held
+        beside its own. Episodes grow during training: one run came to hold twice what it used."""
         largest = max((len(micro.token_ids) for minibatch in batch.minibatches for micro in minibatch), default=0)
         if largest > self._largest:
             self._largest = largest
             self.release()
 
     def adopt(self) -> None:
-        """Begin from the model's weights as they are now: something else has trained them meanwhile."""
+        """Start from the model's current weights, which something else has trained meanwhile."""
         self.optimizer.adopt()
         if self._reference is not None:
             self.reset_reference()
@@ -172,24 +171,20 @@ class Learner:
         self._reference = {n: p.detach().clone() for n, p in self.optimizer.parameters.items()}
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's tensors by the names a transformers folder of it would have; LoRA is merged into copies."""
-        from agentrl.learn.model import merged_state
-
+        """Return the policy's tensors by their names in a transformers folder; LoRA is merged into copies."""
         return merged_state(self.model)
 
     def adapter(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """What a server needs of a LoRA adapter: its configuration and its tensors; None without LoRA."""
-        from agentrl.learn.model import adapter_state
-
+        """Return configuration and tensors of the LoRA adapter; None without LoRA."""
         return adapter_state(self.model)
 
     def release(self) -> None:
-        """Give cached GPU memory back, so that a server on the same GPU can have it."""
+        """Release cached GPU memory, so that a server on the same GPU can use it."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes while it learns."""
+        """Return everything that changes during training."""
         return {
             "version": self.version,
             "steps": self.steps,
@@ -199,7 +194,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Resume from `state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.version, self.steps, self.skipped = state["version"], state["steps"], state["skipped"]
         if self.algorithm.needs_reference and state["reference"] is not None:
@@ -212,14 +207,13 @@ class Learner:
         return torch.float64 if self._head.weight.dtype == torch.float64 else torch.float32
 
     def logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> HeadOutput:
-        """What the policy says about a micro-batch's sampled tokens; with `parameters` in place of its own."""
-        packing = Packing(micro.runs, self._attention)
+        """Evaluate the policy on a micro-batch's sampled tokens, with `parameters` in place of its own."""
         decoder = self._inner.get_decoder()
         inputs: dict[str, Any] = {
             "input_ids": micro.token_ids[None],
             "position_ids": micro.positions[None],
             "use_cache": False,
-            "packing": packing,
+            "packing": Packing(micro.layout, self._attention),
         }
         weight = self._head.weight
         with packed(self._inner):
@@ -231,14 +225,14 @@ class Learner:
                 inside = {
                     n: parameters[names[id(p)]] for n, p in decoder.named_parameters() if names[id(p)] in parameters
                 }
-                with self._fusion.on(False):  # a fused form knows its own weights
+                with self._compiled.use(False):  # compiled calls hold their own weights
                     hidden = torch.func.functional_call(decoder, inside, (), inputs)[0]
         return head(
-            hidden[0, micro.predictors],
+            _rows(hidden[0], micro.predictors),
             weight,
             micro.targets,
             temperature=self.recipe.rollout.temperature,
-            candidates=self.algorithm.spread.candidates if self.algorithm.spread else 0,
+            candidates=self.algorithm.simko.candidates if self.algorithm.simko else 0,
             float32=self.recipe.model.float32_head,
         )
 
@@ -247,11 +241,11 @@ class Learner:
         minibatch: Sequence[MicroBatch],
         old: Sequence[Tensor | None],
         reference: Sequence[Tensor | None],
-        gathered: Gathered,
+        statistics: TokenStatistics,
         *,
         first: bool,
     ) -> Tensor:
-        """Add up the gradient of one optimizer step; its loss."""
+        """Accumulate the gradient of one optimizer step; return its loss."""
         self.model.train()
         total = torch.zeros((), dtype=self._loss_dtype, device=self.device)
         for micro, old_logprobs, reference_logprobs in zip(minibatch, old, reference, strict=True):
@@ -269,20 +263,20 @@ class Learner:
                 candidates=output.candidates,
                 likeliest=output.likeliest,
             )
-            made = token_losses(self.algorithm, tokens)
-            loss = (made.loss * micro.coefficients).sum()
+            losses = token_losses(self.algorithm, tokens)
+            loss = (losses.loss * micro.coefficients).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-            gathered.add(
+            statistics.add(
                 entropy=output.entropy,
-                ratio=made.ratio,
-                clipped=made.clipped.float(),
-                kl=made.kl,
-                correction=made.correction,
+                ratio=losses.ratio,
+                clipped=losses.clipped.float(),
+                kl=losses.kl,
+                correction=losses.correction,
                 policy_kl=divergence("k3", before, output.logprobs.detach()),
             )
             if first:
-                gathered.add(
+                statistics.add(
                     learner=output.logprobs,
                     engine=micro.engine_logprobs,
                     current=(micro.versions == self.version).float(),
@@ -290,81 +284,73 @@ class Learner:
         return total
 
     def _old_logprobs(self, micro: MicroBatch, updates: int) -> Tensor | None:
-        """What ratios compare with; None: the current logprobs themselves, when a batch is one update."""
+        """Return what ratios compare with; None stands for the current logprobs, when a batch is one update."""
         if self._section.old_logprobs == "engine":
             return micro.engine_logprobs
-        if updates == 1:
-            return None
-        self.model.eval()
-        with torch.no_grad():
-            return self.logprobs(micro).logprobs
+        return None if updates == 1 else self._fixed_logprobs(micro)
 
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        if self._reference is None:
-            return None
+        return None if self._reference is None else self._fixed_logprobs(micro, self._reference)
+
+    def _fixed_logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return logprobs without a gradient."""
         self.model.eval()
         with torch.no_grad():
-            return self.logprobs(micro, self._reference).logprobs
+            return self.logprobs(micro, parameters).logprobs
 
-    def _mismatch(self, gathered: Gathered) -> Mismatch:
-        """Measured before the first update; beyond the bound the run stops here."""
-        found = mismatch(gathered.all("learner"), gathered.all("engine"), gathered.all("current"))
+    def _mismatch(self, statistics: TokenStatistics) -> Mismatch:
+        """Compare engine and learner before the first update; beyond the bound the run stops here."""
+        result = mismatch(statistics.all("learner"), statistics.all("engine"), statistics.all("current"))
         bound = self._section.max_mismatch
-        if not found.judged <= bound:
+        if not result.judged <= bound:
             raise EngineError(
-                f"engine and learner disagree by {found.judged:.3g} nats a token on average (learner.max_mismatch is "
-                f"{bound}); {found.current:.0%} of the tokens come from the learner's own "
-                f"version {self.version}. If that share is high, the engine runs other weights, another temperature, "
-                "tokenizer or precision: check rollout.temperature, model.path and the engine's version. If it is "
-                "low, the samples are too old: lower async.max_staleness or learner.lr"
+                f"engine and learner disagree by {result.judged:.3g} nats per token on average (learner.max_mismatch "
+                f"is {bound}); {result.current:.0%} of the tokens come from the learner's own version {self.version}. "
+                "If that share is high, the engine uses other weights, another temperature, tokenizer or precision: "
+                "check rollout.temperature, model.path and the engine's version. If it is low, the samples are too "
+                "old: lower async.max_staleness or learner.lr"
             )
-        return found
+        return result
 
     def _check(self) -> None:
-        """Packed logprobs must be those of the model run plainly, sequence by sequence; found out before training."""
+        """Check before training that packed logprobs equal the model's own, sequence by sequence."""
         random = np.random.default_rng(0)
         first, other = random.integers(0, self._head.weight.shape[0], (2, 12), dtype=np.int32)
-        sequences = [first, np.concatenate((first[:7], other)), other[:7]]  # two share their first tokens
-        micro = self._probe(sequences)
-        ids = [torch.tensor(s, dtype=torch.int64, device=self.device) for s in sequences]
-        self.model.eval()
-        temperature = self.recipe.rollout.temperature
-        with torch.no_grad():
-            with self._fusion.on():
-                ours = self.logprobs(micro).logprobs.float()
-            plain = torch.cat(
-                [
-                    (self._inner(input_ids=i[None]).logits[0, :-1].float() / temperature)
-                    .log_softmax(-1)
-                    .gather(-1, i[1:, None])[:, 0]
-                    for i in ids
-                ]
-            )
-        # Sixteen bits leave single tokens half a nat apart, since noise has very unlikely tokens: there the mean tells.
+        sequences = [first, np.concatenate((first[:7], other)), other[:7]]  # the first two share their first tokens
+        samples = [_sample(ids, group=index // 2, trajectory=index) for index, ids in enumerate(sequences)]
+        ((micro,),) = pack(samples, "token", micro_tokens=1 << 20).minibatches
+        with self._compiled.use():
+            ours = self._fixed_logprobs(micro.to(self.device)).float()
+        own = []
+        for sequence in sequences:
+            ids = torch.tensor(sequence, dtype=torch.int64, device=self.device)
+            with torch.no_grad():
+                logits = self._inner(input_ids=ids[None]).logits[0, :-1].float() / self.recipe.rollout.temperature
+            own.append(logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0])
+        # In 16 bits single unlikely tokens differ by half a nat; there the mean is compared.
         exact = self._head.weight.dtype in (torch.float32, torch.float64)
-        apart = (ours - plain).abs()
-        difference = float(apart.max() if exact else apart.mean())
+        differences = (ours - torch.cat(own)).abs()
+        difference = float(differences.max() if exact else differences.mean())
         if not difference < (1e-3 if exact else 0.3):
             raise RecipeError(
-                f"packed sequences give {type(self._inner).__name__} other logprobs than it gives by itself (by "
-                f"{difference:.3g} nats): its head or attention does something this learner does not know of. Train a "
-                "Llama, Qwen, SmolLM or Mistral model"
+                f"{type(self._inner).__name__} gives other logprobs on packed sequences than by itself (by "
+                f"{difference:.3g} nats): its head or attention does something that this learner does not support. "
+                "Train a Llama, Qwen, SmolLM or Mistral model"
             )
 
-    def _probe(self, sequences: Sequence[NDArray[np.int32]]) -> MicroBatch:
-        """Sequences, the first two of one group, of which every token but the first counts as sampled."""
-        samples = []
-        for index, ids in enumerate(sequences):
-            sampled = np.arange(len(ids)) > 0
-            segment = Segment(ids, np.where(sampled, -1.0, 0.0), np.where(sampled, 0, -1), np.where(sampled, 2, 0))
-            samples.append(
-                TrainingSample(
-                    segment=segment,
-                    advantages=sampled.astype(np.float32),
-                    weight=1.0,
-                    group=index // 2,
-                    trajectory=index,
-                )
-            )
-        ((micro,),) = pack(samples, "token", micro_tokens=1 << 20).minibatches
-        return micro.to(self.device)
+
+def _sample(ids: NDArray[np.int32], *, group: int, trajectory: int) -> TrainingSample:
+    """Return a sample in which every token but the first counts as sampled."""
+    sampled = np.arange(len(ids)) > 0
+    segment = Segment(ids, np.where(sampled, -1.0, 0.0), np.where(sampled, 0, -1), np.where(sampled, 2, 0))
+    advantages = sampled.astype(np.float32)
+    return TrainingSample(segment=segment, advantages=advantages, weight=1.0, group=group, trajectory=trajectory)
+
+
+def _rows(hidden: Tensor, places: Tensor) -> Tensor:
+    """Return rows of the hidden states, some of them several times.
+
+    On the CPU the gradient of `hidden[places]` adds up what comes back to one row in an order that depends on which
+    thread is first, hence on the machine's load; that of `index_select` always adds in the order of `places`.
+    """
+    return hidden.index_select(0, places) if hidden.device.type == "cpu" else hidden[places]

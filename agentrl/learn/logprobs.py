@@ -1,46 +1,47 @@
-"""Logprobs and entropy from the LM head without ever holding the full logit matrix.
+"""Computes logprobs and entropy from the LM head without ever holding the full logit matrix.
 
     hidden (N, H) ─ chunks of rows ─ logits (C, V) ─ logsumexp, entropy, target, likeliest ─ overwritten by the next
                                        backward: logits again ─ gradient in their place ─ hidden and weight
 
-Each chunk's logits are computed as a plain head would (same dtype, same order of sums), so that values and gradients
-are those of the naive head. All chunks share one buffer. The last one's logits are still there when the backward pass
-begins, so it goes from the last to the first: what fits the buffer costs the naive head's three matrix products, the
-rest one more.
+Each chunk's logits are computed as a plain head would (same dtype, same order of sums), so values and gradients are
+those of the naive head. All chunks share one buffer. The backward pass goes from the last chunk to the first, because
+the last one's logits are still in the buffer: that chunk costs the naive head's three matrix products, each other chunk
+one more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl.learn.compile import can_fuse
+from agentrl.learn.compile import can_compile
 
 CHUNK_BYTES = 2560 * 2**20
-"""The most that the logits of one chunk may take on an accelerator..."""
+"""Upper limit for the logits of one chunk on an accelerator."""
 CHUNK_SHARE = 1 / 32
-"""... and the share of its memory."""
+"""Upper limit for the same as a share of the accelerator's memory."""
 CPU_CHUNK_BYTES = 32 * 2**20
-"""On a CPU chunks that stay near its caches are fastest."""
+"""On a CPU, chunks near the size of its caches are fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOutput:
-    """What the head says about N positions; all float32 (float64 when the hidden states are)."""
+    """The head's results at N positions, in float32 (float64 when the hidden states are)."""
 
     logprobs: Tensor
     """log π of the targets."""
     entropy: Tensor
-    """Of π, in nats."""
+    """Entropy of π, in nats."""
     candidates: Tensor | None
-    """The mean logprob of the likeliest tokens, where asked for."""
+    """The mean logprob of the likeliest tokens, where `candidates` > 0."""
     likeliest: Tensor | None
-    """Whether the target is the likeliest token, where candidates are asked for."""
+    """Whether the target is the likeliest token, where `candidates` > 0."""
 
 
 def head(
@@ -53,10 +54,10 @@ def head(
     float32: bool = False,
     chunk: int | None = None,
 ) -> HeadOutput:
-    """The policy π = softmax(hidden · weightᵀ / temperature) at N positions, seen through `targets`.
+    """Evaluate the policy π = softmax(hidden · weightᵀ / temperature) at N positions on `targets`.
 
     `candidates` > 0 also gives the mean logprob of that many likeliest tokens; `float32` computes the logits in
-    float32 from lower-precision inputs; `chunk` sets how many rows are done at a time.
+    float32 from lower-precision inputs; `chunk` sets the number of rows per chunk.
     """
     width = 4 if float32 else hidden.element_size()
     rows = chunk or chunk_rows(weight.shape[0], hidden.device, width)
@@ -73,7 +74,7 @@ def head(
 
 
 def chunk_rows(vocabulary: int, device: torch.device, width: int = 4) -> int:
-    """Rows whose logits, of `width` bytes each, fit the device's share; a multiple of 128, which matrix units like."""
+    """Return how many rows of logits, of `width` bytes each, fit the limits; a multiple of 128 for matrix units."""
     size = CPU_CHUNK_BYTES
     if device.type != "cpu":
         size = min(CHUNK_BYTES, int(torch.cuda.get_device_properties(device).total_memory * CHUNK_SHARE))
@@ -81,13 +82,13 @@ def chunk_rows(vocabulary: int, device: torch.device, width: int = 4) -> int:
 
 
 def _parts(n: int, rows: int) -> list[slice]:
-    """`n` rows in chunks; the last is full."""
+    """Cut `n` rows into chunks; the last one is full."""
     borders = [max(0, n - i * rows) for i in range(-(-n // rows), -1, -1)]
     return [slice(start, stop) for start, stop in pairwise(borders)]
 
 
 def _statistics(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """logsumexp, entropy and the targets' logprobs of one chunk."""
+    """Return logsumexp, entropy and the targets' logprobs of one chunk."""
     scaled = logits.to(_wide(logits)) / temperature
     total = scaled.logsumexp(-1)
     entropy = total - ((scaled - total[:, None]).exp() * scaled).sum(-1)
@@ -104,7 +105,7 @@ def _logit_gradient(
     of_candidates: Tensor,
     temperature: float,
 ) -> None:
-    """Puts the gradient by the logits of one chunk, without the candidates' own entries, in the logits' place."""
+    """Overwrite the logits of one chunk by their gradient, without the candidates' own entries."""
     logp = logits.to(_wide(logits)) / temperature - total[:, None]
     pull = of_logprob + of_candidates
     gradient = -logp.exp() * (pull[:, None] + of_entropy[:, None] * (logp + entropy[:, None]))
@@ -113,7 +114,7 @@ def _logit_gradient(
     logits.copy_(gradient / temperature)
 
 
-def _logit_gradient_unfused(
+def _logit_gradient_eager(
     logits: Tensor,
     targets: Tensor,
     total: Tensor,
@@ -123,8 +124,8 @@ def _logit_gradient_unfused(
     of_candidates: Tensor,
     temperature: float,
 ) -> None:
-    """The same with as few passes and temporaries as eager mode allows; for where nothing fuses them."""
-    logp = logits.to(_wide(logits)).div_(temperature)  # itself where it is wide enough
+    """Do the same with as few passes and temporaries as eager mode allows."""
+    logp = logits.to(_wide(logits)).div_(temperature)  # the logits themselves where they are wide enough
     logp.sub_(total[:, None])
     pull = (of_logprob + of_candidates)[:, None]
     if bool(of_entropy.any()):
@@ -141,20 +142,16 @@ def _wide(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
-def _fused(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """The function as one fused kernel on a GPU; as it is elsewhere, where compiling costs more than it gives."""
-    if not can_fuse(device.type):
-        return _logit_gradient_unfused if function is _logit_gradient else function
-    if function not in _compiled:
-        _compiled[function] = torch.compile(function, dynamic=True)
-    return _compiled[function]
+@cache
+def _compiled(function: Callable[..., Any], device_type: str) -> Callable[..., Any]:
+    """Return the function as one fused kernel on a GPU; elsewhere its eager form."""
+    if can_compile(device_type):
+        return torch.compile(function, dynamic=True)
+    return _logit_gradient_eager if function is _logit_gradient else function
 
 
 def _logits(hidden: Tensor, weight: Tensor, float32: bool, buffer: Tensor) -> Tensor:
-    """hidden · weightᵀ, in the first rows of the buffer; in float32 where that is the buffer's dtype."""
+    """Compute hidden · weightᵀ into the first rows of the buffer, in the buffer's dtype."""
     out = _first(buffer, len(hidden))
     if hidden.dtype == out.dtype:
         return torch.mm(hidden, weight.t(), out=out)
@@ -165,7 +162,7 @@ def _logits(hidden: Tensor, weight: Tensor, float32: bool, buffer: Tensor) -> Te
 
 
 class _Head(torch.autograd.Function):
-    """Forward keeps two numbers a row, and the last chunk's logits; backward computes the others again."""
+    """Forward keeps two numbers per row and the last chunk's logits; backward computes the other logits again."""
 
     @staticmethod
     def forward(
@@ -183,7 +180,7 @@ class _Head(torch.autograd.Function):
         wide = _wide(hidden)
         total, entropy, logprobs, mean = (hidden.new_empty(n, dtype=wide) for _ in range(4))
         top = targets.new_empty(n, candidates)
-        statistics = _fused(_statistics, hidden.device)
+        statistics = _compiled(_statistics, hidden.device.type)
         buffer = _buffer(hidden, weight, float32, rows)
         for part in _parts(n, rows):
             logits = _logits(hidden[part], weight, float32, buffer)
@@ -204,19 +201,15 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, total, entropy, top = ctx.saved_tensors
         temperature, candidates, float32, rows = ctx.options
-        of_logprob, of_entropy, of_mean = (
-            gradients[0].contiguous(),
-            gradients[1].contiguous(),
-            gradients[2].contiguous(),
-        )
+        of_logprob, of_entropy, of_mean = (gradient.contiguous() for gradient in gradients[:3])
         if not candidates:
             of_mean = torch.zeros_like(of_logprob)
-        kept, ctx.buffer = ctx.buffer, None  # a second backward pass finds no logits and computes them all
+        kept, ctx.buffer = ctx.buffer, None  # a second backward pass computes all logits again
         buffer = kept if kept is not None else _buffer(hidden, weight, float32, rows)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         of_hidden = torch.empty_like(hidden) if need_hidden else None
         of_weight: Tensor | None = None
-        gradient_of = _fused(_logit_gradient, hidden.device)
+        gradient_of = _compiled(_logit_gradient, hidden.device.type)
         parts = _parts(len(hidden), rows)
         for part in reversed(parts):
             logits = _first(buffer, part.stop - part.start)
@@ -239,12 +232,12 @@ class _Head(torch.autograd.Function):
 
 
 def _first(buffer: Tensor, rows: int) -> Tensor:
-    """The first rows of a buffer. As a view they would be tied to its size, and compiled functions to that."""
+    """Return the first rows of a buffer. A view would tie compiled functions to the buffer's size."""
     return buffer[:rows].detach()
 
 
 def _own(each: Tensor, part: slice) -> Tensor:
-    """A part of one number a row, copied for the same reason: a part that begins elsewhere is compiled for anew."""
+    """Return a copy of a part, because functions would be compiled again for a view that begins elsewhere."""
     return each[part].clone()
 
 
@@ -254,7 +247,7 @@ def _buffer(hidden: Tensor, weight: Tensor, float32: bool, rows: int) -> Tensor:
 
 
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor, *, whole: bool) -> Tensor:
-    """total + left · right. Over several chunks the sum is kept in float32, as one large product would keep it."""
+    """Return total + left · right. Over several chunks the sum is kept in float32, as in one large product."""
     wide = _wide(left)
     if whole or left.dtype == wide:
         return left @ right if total is None else total.addmm_(left, right)

@@ -1,4 +1,4 @@
-"""Models to train: a transformers folder, or a tiny Llama made from nothing with a tokenizer of its own."""
+"""Models to train: a transformers folder, or a tiny Llama from scratch with its own tokenizer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ tools:
 
 
 def device_of(name: str) -> torch.device:
-    """The recipe's device; auto takes a GPU where there is one."""
+    """Return the recipe's device; auto takes a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -61,14 +61,14 @@ def load_model(
     folder: Path | None = None,
     device: str = "auto",
 ) -> tuple[Any, Any]:
-    """The model and its tokenizer. `folder` (a checkpoint's) takes the place of the section's own source.
+    """Return the model and its tokenizer, from a checkpoint's `folder` instead of the section's source where given.
 
-    `texts` train a scratch model's tokenizer: rendered demonstrations; `seed` makes its weights and LoRA's.
+    `texts` (rendered demonstrations) train a scratch model's tokenizer; `seed` draws its weights and LoRA's.
     """
     dtype = getattr(torch, section.dtype)
-    where = device_of(device)
+    target = device_of(device)
     adapter = folder if folder is not None and (folder / "adapter_config.json").is_file() else None
-    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[target] if target.type == "cuda" else []):
         torch.manual_seed(seeds.derive(seed, "model"))
         if folder is not None and adapter is None:
             model, tokenizer = _pretrained(folder, dtype)
@@ -77,9 +77,9 @@ def load_model(
         else:
             tokenizer = scratch_tokenizer(texts, section.vocabulary)
             model = scratch_model(section, tokenizer)
-            for parameter in model.parameters():  # buffers stay float32, as they do in a model that is loaded
+            for parameter in model.parameters():  # buffers stay float32, as in a model that is loaded
                 parameter.data = parameter.data.to(dtype)
-        model.to(where)
+        model.to(target)
         model.config.use_cache = True
         if isinstance(section, PretrainedModel) and section.lora is not None:
             model = _with_lora(model, section.lora, adapter)
@@ -89,31 +89,31 @@ def load_model(
 def _pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _quiet()
+    hide_progress_bars()
     if not folder.is_dir():
         raise RecipeError(
             f"model.path: there is no folder {folder}; name one that transformers can load, "
-            f"or let `agentrl model get smollm2 --to {folder}` make it"
+            f"or create it with `agentrl model get smollm2 --to {folder}`"
         )
     if not (folder / "config.json").is_file():
-        raise RecipeError(f"model.path: {folder} is no transformers folder (it has no config.json)")
+        raise RecipeError(f"model.path: {folder} is no transformers folder: it has no config.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise RecipeError(f"model.path: {folder} does not load: {error}") from error
+        raise RecipeError(f"model.path: {folder} cannot be loaded: {error}") from error
     return model, tokenizer
 
 
-def _quiet() -> None:
-    """transformers draws progress bars of its own, which would tear ours."""
+def hide_progress_bars() -> None:
+    """Turn off transformers' progress bars, which would break ours."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def scratch_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer that knows ChatML and tool calls; digits stay single."""
+    """Train a byte-level BPE tokenizer with ChatML and tool-call tokens; digits stay single."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -142,7 +142,7 @@ def scratch_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 def scratch_model(section: ScratchModel, tokenizer: Any) -> Any:
-    """A small Llama with random weights, drawn from torch's global generator."""
+    """Build a small Llama with random weights, drawn from torch's global generator."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if section.width % section.heads or (section.width // section.heads) % 2:
@@ -155,7 +155,7 @@ def scratch_model(section: ScratchModel, tokenizer: Any) -> Any:
         num_attention_heads=section.heads,
         num_key_value_heads=section.heads,
         max_position_embeddings=section.context,
-        initializer_range=section.width**-0.5,  # the usual 0.02 keeps a narrow model from learning to copy for ages
+        initializer_range=section.width**-0.5,  # with the usual 0.02 a narrow model takes very long to learn to copy
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -175,7 +175,6 @@ def _with_lora(model: Any, section: LoraSection, adapter: Path | None) -> Any:
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft divides by it: any number will do
-        lora_dropout=section.dropout,
         target_modules=section.targets,
         task_type="CAUSAL_LM",
     )
@@ -186,7 +185,7 @@ def _with_lora(model: Any, section: LoraSection, adapter: Path | None) -> Any:
 
 
 def merged_state(model: Any) -> dict[str, Tensor]:
-    """The model's tensors by their plain names. LoRA's product is added to copies of the layers it changes.
+    """Return the model's tensors by their plain names, with LoRA merged into copies of the layers it changes.
 
     Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once.
     """
@@ -210,7 +209,7 @@ def merged_state(model: Any) -> dict[str, Tensor]:
 
 
 def adapter_state(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """A LoRA adapter as servers take it: what they must know of its configuration, and its tensors by peft's names."""
+    """Return a LoRA adapter for a server: the configuration that it needs, and the tensors by peft's names."""
     if not hasattr(model, "peft_config"):
         return None
     from peft import get_peft_model_state_dict
@@ -227,8 +226,8 @@ def adapter_state(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]] | None
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a transformers folder (for LoRA: an adapter folder) with the tokenizer."""
-    _quiet()
+    """Write a transformers folder (for LoRA an adapter folder) with the tokenizer."""
+    hide_progress_bars()
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

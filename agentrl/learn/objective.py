@@ -1,10 +1,9 @@
-"""The objective: one composable loss a token; each axis of the table in algorithms.py is one small pure function.
+"""The objective: one composable loss per token; each axis of the table in algorithms.py is one small pure function.
 
-    logprobs ─ spread ─ log ratio (token | sequence) ─ gate ─ × correction ─ + KL ─ − entropy bonus ─ × coefficient ─ Σ
+    logprobs ─ SimKO ─ log ratio (token, sequence) ─ policy loss ─ × correction ─ + KL ─ − entropy bonus ─ × coefficient
 
-Everything is flat: one entry for each sampled token, however it was packed. The coefficients come from pack.py, which
-computes them over the whole batch; so the loss is a plain sum, and no way of splitting it can change it. A critic
-would come in as another source of advantages and one more term here.
+Everything is flat: one entry per sampled token, however it was packed. The coefficients come from pack.py, which
+computes them over the whole batch; so the batch's loss is a plain sum, and splitting it cannot change it.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.learn.algorithms import Algorithm, Correction, Divergence, Level, Spread
+from agentrl.learn.algorithms import Algorithm, Correction, Divergence, Level, SimKO
 
 LOG_RATIO_LIMIT = 20.0
-"""Log ratios are held within this, so that no exponential overflows."""
+"""Log ratios are clamped to ± this, so that no exponential overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What the loss needs to know about N sampled tokens: tensors of length N."""
+    """What the loss needs of N sampled tokens: tensors of length N."""
 
     logprobs: Tensor
     """log π under the current weights; carries the gradient."""
     entropy: Tensor
-    """Of the current policy at that position; carries a gradient where a bonus is asked for."""
+    """Entropy of the current policy at that position; carries a gradient where the loss has a bonus."""
     old_logprobs: Tensor
     """log π_old: what ratios compare with."""
     engine_logprobs: Tensor
@@ -36,7 +35,7 @@ class Tokens:
     sequence: Tensor
     """Which sequence of the micro-batch each token belongs to, counted from 0."""
     sequences: int
-    """How many sequences there are."""
+    """The number of sequences."""
     reference_logprobs: Tensor | None = None
     candidates: Tensor | None = None
     """SimKO: the mean logprob of the likeliest tokens; carries the gradient."""
@@ -46,26 +45,26 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """The loss of each token, and what it was made of."""
+    """The loss of each token, and its parts."""
 
     loss: Tensor
     ratio: Tensor
     """π / π_old, on the level the algorithm uses."""
     clipped: Tensor
-    """True where the gate let no gradient through, or cut its weight."""
+    """True where the policy loss lets no gradient through, or reduces its weight."""
     kl: Tensor | None
     """The divergence from the reference, before its coefficient."""
     correction: Tensor
-    """The factor that made up for the engine's mismatch."""
+    """The factor that corrects the engine's mismatch."""
 
 
 def token_losses(algorithm: Algorithm, tokens: Tokens) -> Losses:
-    """The loss of every token; summing it with the coefficients gives the batch's loss."""
+    """Return the loss of every token; its sum with the coefficients is the batch's loss."""
     logprobs, advantages = tokens.logprobs, tokens.advantages
-    if algorithm.spread is not None:
-        logprobs, advantages = spread(algorithm.spread, tokens)
+    if algorithm.simko is not None:
+        logprobs, advantages = simko(algorithm.simko, tokens)
     ratio = log_ratio(algorithm.level, logprobs, tokens).exp()
-    loss, clipped = _gate(algorithm, ratio, logprobs, advantages, tokens)
+    loss, clipped = policy_loss(algorithm, ratio, logprobs, advantages, tokens)
     correction = correction_weight(
         algorithm.correction,
         (tokens.old_logprobs - tokens.engine_logprobs).detach(),
@@ -95,9 +94,9 @@ def token_losses(algorithm: Algorithm, tokens: Tokens) -> Losses:
 
 
 def log_ratio(level: Level, logprobs: Tensor, tokens: Tokens) -> Tensor:
-    """log π/π_old of each token; on the level of sequences, the mean over its sequence with each token's gradient.
+    """Return log π/π_old of each token; on the level of sequences, the mean over its sequence.
 
-    The sequence form gives a token the gradient of its own logprob, so that advantages may differ within a sequence;
+    The sequence form gives each token the gradient of its own logprob, so that advantages may differ within a sequence;
     where they do not, it is the gradient of the mean.
     """
     difference = logprobs - tokens.old_logprobs
@@ -108,44 +107,42 @@ def log_ratio(level: Level, logprobs: Tensor, tokens: Tokens) -> Tensor:
 
 
 def sequence_sum(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
-    """The sum over each sequence."""
+    """Return the sum over each sequence."""
     return values.new_zeros(sequences).index_add(0, sequence, values)
 
 
 def sequence_mean(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
-    """The mean over each sequence; 0 for one without tokens."""
+    """Return the mean over each sequence; 0 for one without tokens."""
     counts = sequence_sum(torch.ones_like(values), sequence, sequences).clamp(min=1.0)
     return sequence_sum(values, sequence, sequences) / counts
 
 
-# Gates ----------------------------------------------------------------------------------------------------------
+# Policy losses ----------------------------------------------------------------------------------------------------
 
 
-def _gate(
+def policy_loss(
     algorithm: Algorithm, ratio: Tensor, logprobs: Tensor, advantages: Tensor, tokens: Tokens
 ) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token, and where it was clipped."""
     low, high = algorithm.clip_low, algorithm.clip_high
-    if algorithm.gate == "clip":
+    if algorithm.policy_loss == "clip":
         return clip(ratio, advantages, low, high, algorithm.dual_clip)
-    if algorithm.gate == "cispo":
+    if algorithm.policy_loss == "cispo":
         return cispo(ratio, logprobs, advantages, low, high)
-    if algorithm.gate == "sapo":
+    if algorithm.policy_loss == "sapo":
         return sapo(ratio, advantages, *algorithm.temperature)
-    within = (
-        total_variation_within(tokens.logprobs, tokens.old_logprobs, advantages, low, high)
-        if algorithm.gate == "dppo_tv"
-        else binary_kl_within(tokens.logprobs, tokens.old_logprobs, advantages, low, high)
-    )
+    bound = total_variation_within if algorithm.policy_loss == "dppo_tv" else binary_kl_within
+    within = bound(tokens.logprobs, tokens.old_logprobs, advantages, low, high)
     return dppo(ratio, logprobs, advantages, within, algorithm.dual_clip)
 
 
 def clip(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """PPO's pessimistic clip. `dual` bounds the loss of a wrong token that has become much likelier."""
-    free = ratio if dual is None else torch.where(advantages < 0, ratio.clamp(max=dual), ratio)
-    held = ratio.clamp(1.0 - low, 1.0 + high)
-    loss = -torch.minimum(free * advantages, held * advantages)
+    """Return PPO's pessimistic clip. `dual` bounds the loss of a wrong token that has become much likelier."""
+    unclipped = ratio if dual is None else torch.where(advantages < 0, ratio.clamp(max=dual), ratio)
+    clipped = ratio.clamp(1.0 - low, 1.0 + high)
+    loss = -torch.minimum(unclipped * advantages, clipped * advantages)
     outside = ((ratio > 1.0 + high) & (advantages > 0)) | ((ratio < 1.0 - low) & (advantages < 0))
     if dual is not None:
         outside = outside | ((ratio > dual) & (advantages < 0))
@@ -153,13 +150,13 @@ def clip(
 
 
 def cispo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """REINFORCE with a clipped importance weight: every token keeps a gradient."""
+    """Return REINFORCE with a clipped importance weight: every token keeps a gradient."""
     weight = ratio.detach().clamp(1.0 - low, 1.0 + high)
     return -weight * advantages * logprobs, weight != ratio.detach()
 
 
 def sapo(ratio: Tensor, advantages: Tensor, positive: float, negative: float) -> tuple[Tensor, Tensor]:
-    """A soft gate: 4/τ·σ(τ(r − 1)), whose slope is 1 at r = 1 and fades to either side."""
+    """Return SAPO's soft gate 4/τ·σ(τ(r − 1)), whose slope is 1 at r = 1 and fades on both sides."""
     temperature = torch.where(advantages > 0, positive, negative).to(ratio.dtype)
     gate = torch.sigmoid(temperature * (ratio - 1.0)) * 4.0 / temperature
     return -gate * advantages, torch.zeros_like(advantages, dtype=torch.bool)
@@ -168,7 +165,7 @@ def sapo(ratio: Tensor, advantages: Tensor, positive: float, negative: float) ->
 def dppo(
     ratio: Tensor, logprobs: Tensor, advantages: Tensor, within: Tensor, cap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """REINFORCE with a capped importance weight, on tokens whose probability has not moved too far already."""
+    """Return REINFORCE with a capped importance weight, on tokens whose probability has not moved too far."""
     weight = ratio.detach() if cap is None else ratio.detach().clamp(max=cap)
     return -advantages * weight * logprobs * within.to(logprobs.dtype), ~within
 
@@ -176,13 +173,13 @@ def dppo(
 def total_variation_within(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, low: float, high: float
 ) -> Tensor:
-    """Whether the token's probability may still move the way its advantage pushes, by the change it has made."""
+    """Return whether a token's probability may move further in its advantage's direction, by its change so far."""
     change = logprobs.detach().exp() - old_logprobs.exp()
     return torch.where(advantages > 0, change <= high, change >= -low)
 
 
 def binary_kl_within(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """The same by KL(old ‖ new) between this token and all others taken as one."""
+    """Return the same by KL(old ‖ new) between this token and all others taken as one."""
     new, old = logprobs.detach().exp(), old_logprobs.exp()
     others = ((1.0 - old + 1e-8) / (1.0 - new + 1e-8)).log()
     kl = old * (old_logprobs - logprobs.detach()) + (1.0 - old) * others
@@ -195,7 +192,7 @@ def binary_kl_within(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor,
 def correction_weight(
     kind: Correction, log_ratio: Tensor, sequence: Tensor, sequences: int, bounds: tuple[float, float]
 ) -> Tensor:
-    """The factor on a token's loss that makes up for π_old ≠ π_engine; `log_ratio` is their difference.
+    """Return the factor on a token's loss that corrects π_old ≠ π_engine; `log_ratio` is log π_old − log π_engine.
 
     tis caps the token's ratio; icepop drops tokens whose ratio lies outside the bounds; mis drops whole sequences by
     the ratio of the sequence (the product over its tokens), and weights the others with it.
@@ -212,7 +209,7 @@ def correction_weight(
 
 
 def divergence(kind: Divergence, logprobs: Tensor, reference: Tensor) -> Tensor:
-    """KL(π ‖ reference) from a sampled token: k1 = −d, k2 = d²/2, k3 = eᵈ − d − 1, where d = log reference − log π."""
+    """Estimate KL(π ‖ reference) per token: k1 = −d, k2 = d²/2, k3 = eᵈ − d − 1, where d = log reference − log π."""
     difference = (reference - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":
         return -difference
@@ -221,20 +218,20 @@ def divergence(kind: Divergence, logprobs: Tensor, reference: Tensor) -> Tensor:
     return difference.expm1() - difference
 
 
-def spread(how: Spread, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """SimKO: logprobs whose value is unchanged but whose gradient the likeliest candidates share, and advantages.
+def simko(options: SimKO, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Return SimKO's logprobs (same values, but the likeliest candidates share the gradient) and advantages.
 
-    Both act on tokens whose entropy lies above the quantile of their sequence: right ones share their push, wrong ones
-    that were the likeliest candidate are pushed harder.
+    Both differ only on tokens whose entropy lies above the quantile of their sequence: right ones share their gradient,
+    wrong ones that were the likeliest candidate are penalised harder.
     """
     assert tokens.candidates is not None and tokens.likeliest is not None, "simko needs the likeliest candidates"
     entropy = tokens.entropy.detach()
     threshold = torch.full((tokens.sequences,), torch.inf, dtype=entropy.dtype, device=entropy.device)
     for number in set(tokens.sequence.tolist()):
-        threshold[number] = torch.quantile(entropy[tokens.sequence == number], how.quantile)
+        threshold[number] = torch.quantile(entropy[tokens.sequence == number], options.quantile)
     uncertain = entropy > threshold[tokens.sequence]
-    share = how.share * (uncertain & (tokens.advantages > 0))
+    share = options.share * (uncertain & (tokens.advantages > 0))
     move = tokens.candidates - tokens.logprobs
     logprobs = tokens.logprobs + share * (move - move.detach())
     harder = uncertain & (tokens.advantages < 0) & tokens.likeliest
-    return logprobs, torch.where(harder, tokens.advantages * how.penalty, tokens.advantages)
+    return logprobs, torch.where(harder, tokens.advantages * options.penalty, tokens.advantages)

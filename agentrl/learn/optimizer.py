@@ -1,10 +1,10 @@
-"""What turns gradients into new weights: float32 master weights, AdamW, schedules, and a step that refuses NaN.
+"""Turns gradients into new weights: float32 master weights, AdamW and schedules.
 
 bf16 parameter ── gradient of each micro-batch ──> added to a float32 gradient at once, then freed
 float32 master ── AdamW ── copied back, in place (an engine may be sampling from the same tensors)
 
-With `learner.offload` the masters and AdamW's two moments lie in the host's memory, and AdamW works there: twelve bytes
-a parameter less on the GPU, for one trip of the gradients and of the new weights a step.
+With `learner.offload` the masters and AdamW's two moments are in the host's memory, and AdamW runs there: twelve bytes
+less per parameter on the GPU, for one copy of the gradients and of the new weights per step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def schedule_factor(step: int, *, schedule: Schedule, warmup: int, total: int) -> float:
-    """The learning rate's factor at a step counted from 0: a linear warm-up, then the schedule down to 0 at `total`."""
+    """Return the learning rate's factor at a step (from 0): linear warm-up, then the schedule down to 0 at `total`."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if schedule == "constant":
         return 1.0
-    done = min(1.0, (step - warmup) / max(1, total - warmup))
-    return 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class Optimizer:
@@ -37,12 +37,12 @@ class Optimizer:
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], section: LearnerSection) -> None:
         if section.offload and section.optimizer != "adamw":
-            raise RecipeError("learner.offload goes with learner.optimizer adamw: 8-bit moments stay on the GPU")
+            raise RecipeError("learner.offload needs learner.optimizer: adamw, because 8-bit moments stay on the GPU")
         self.parameters = dict(parameters)
         self.masters: dict[str, Tensor] = {}
         self.section = section
         self._gradients: dict[str, Tensor] = {}
-        """Float32 gradients of 16-bit parameters, beside the parameter."""
+        """Float32 gradients of 16-bit parameters, on the parameter's device."""
         for name, parameter in self.parameters.items():
             wide = parameter.dtype in (torch.float32, torch.float64)
             self.masters[name] = self._master(parameter) if section.offload or not wide else parameter
@@ -55,15 +55,29 @@ class Optimizer:
         wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         if not self.section.offload:
             return parameter.detach().to(wide)
-        there = torch.empty(parameter.shape, dtype=wide, device="cpu", pin_memory=parameter.is_cuda)
-        return there.copy_(parameter.detach())
+        on_host = torch.empty(parameter.shape, dtype=wide, device="cpu", pin_memory=parameter.is_cuda)
+        return on_host.copy_(parameter.detach())
 
     def _adamw(self) -> torch.optim.Optimizer:
-        on_gpu = next(iter(self.parameters.values())).is_cuda
-        return _adamw(list(self.masters.values()), self.section, fused=on_gpu)
+        section, masters = self.section, list(self.masters.values())
+        options: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
+        if section.optimizer == "adamw":
+            return torch.optim.AdamW(masters, fused=next(iter(self.parameters.values())).is_cuda, **options)
+        try:
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+        except ImportError:
+            try:
+                from torchao.optim import AdamW8bit  # type: ignore[import-not-found]
+            except ImportError:
+                raise RecipeError(
+                    "learner.optimizer is adamw8bit, but neither bitsandbytes nor torchao is installed; "
+                    "pip install bitsandbytes, or use adamw"
+                ) from None
+        optimizer: torch.optim.Optimizer = AdamW8bit(masters, **options)
+        return optimizer
 
     def adopt(self) -> None:
-        """Start over from the parameters as they are now, with no memory of earlier steps."""
+        """Start again from the current parameters, without the moments of earlier steps."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 self.masters[name].copy_(parameter)
@@ -71,18 +85,18 @@ class Optimizer:
         self._adam = self._adamw()
 
     def zero(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._gradients.clear()
         for tensor in (*self.parameters.values(), *self.masters.values()):
             tensor.grad = None
 
     def gradient(self, name: str) -> Tensor | None:
-        """What has been added up for a parameter since the last step, where the parameter lies."""
-        found = self._gradients.get(name)
-        return self.parameters[name].grad if found is None else found
+        """Return the gradient of a parameter accumulated since the last step, on the parameter's device."""
+        wide = self._gradients.get(name)
+        return self.parameters[name].grad if wide is None else wide
 
     def norm(self) -> Tensor:
-        """The norm of all gradients together."""
+        """Return the norm of all gradients together."""
         gradients = [g for g in map(self.gradient, self.masters) if g is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
 
@@ -91,8 +105,8 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = self.section.lr * factor
         for name, master in self.masters.items():
-            found = self.gradient(name)
-            master.grad = None if found is None else found.to(master.device)
+            gradient = self.gradient(name)
+            master.grad = None if gradient is None else gradient.to(master.device)
         torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.section.clip_norm, norm)
         self._adam.step()
         self.zero()
@@ -102,13 +116,13 @@ class Optimizer:
                     parameter.copy_(self.masters[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Masters and AdamW's moments."""
+        """Return the masters and AdamW's moments."""
         return {"masters": {n: m.detach() for n, m in self.masters.items()}, "adam": self._adam.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave; parameters follow their masters."""
+        """Restore what `state_dict` returned; parameters are set from their masters."""
         if state["masters"].keys() != self.masters.keys():
-            raise RecipeError("the checkpoint trains other parameters than this recipe; was the model or lora changed?")
+            raise RecipeError("the checkpoint trains other parameters than this recipe; did model or its lora change?")
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(state["masters"][name])
@@ -127,21 +141,3 @@ def _collect_into(gradients: dict[str, Tensor], name: str) -> Callable[[Tensor],
         parameter.grad = None
 
     return collect
-
-
-def _adamw(masters: list[Tensor], section: LearnerSection, *, fused: bool) -> torch.optim.Optimizer:
-    options: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
-    if section.optimizer == "adamw":
-        return torch.optim.AdamW(masters, fused=fused, **options)
-    try:
-        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
-    except ImportError:
-        try:
-            from torchao.optim import AdamW8bit  # type: ignore[import-not-found]
-        except ImportError:
-            raise RecipeError(
-                "learner.optimizer is adamw8bit, but neither bitsandbytes nor torchao is installed; "
-                "pip install bitsandbytes, or use adamw"
-            ) from None
-    made: torch.optim.Optimizer = AdamW8bit(masters, **options)
-    return made

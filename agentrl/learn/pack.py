@@ -1,10 +1,10 @@
-"""From samples to batches: padding-free micro-batches by token budget, with the loss's coefficients. torch begins here.
+"""Packs samples into padding-free micro-batches within a token budget, with the loss's coefficients.
 
     samples ── minibatches (whole groups) ── coefficients (over a whole minibatch) ── micro-batches (whole segments,
-                                                                                      shared prefixes once: runs.py)
+                                                                             shared prefixes once: shared_prefix.py)
 
-A coefficient says how much one token's loss counts; it holds the aggregation and the sample's weight, and is known
-before the first micro-batch is built. What has weight 0 is left out: it can change neither the loss nor a normaliser.
+A coefficient says how much one token's loss counts; it contains the aggregation and the sample's weight, and is known
+before the first micro-batch is built. Samples of weight 0 are left out: they change neither the loss nor a normaliser.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from torch import Tensor
 
 from agentrl.errors import UserError
 from agentrl.learn.algorithms import Aggregation
-from agentrl.learn.shared_prefix import Cluster, SharedPrefix, clusters
+from agentrl.learn.shared_prefix import Cluster, PrefixLayout, clusters
 from agentrl.types import TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """S whole sequences as runs of T tokens in all; the sequences' N sampled tokens, sequence by sequence."""
+    """S whole sequences as runs of T tokens in total, and their N sampled tokens, sequence by sequence."""
 
     token_ids: Tensor
     """(T,) int64."""
     positions: Tensor
-    """(T,) int64: the place of each token in its own sequence."""
-    runs: SharedPrefix
+    """(T,) int64: the position of each token in its own sequence."""
+    layout: PrefixLayout
     """Where prefixes and their continuations lie."""
     sequences: int
     """S."""
     predictors: Tensor
-    """(N,) int64: for each sampled token the place before it, whose hidden state predicts it."""
+    """(N,) int64: for each sampled token, the index of the token before it, whose hidden state predicts it."""
     targets: Tensor
     """(N,) int64: the sampled tokens."""
     advantages: Tensor
     """(N,)"""
     coefficients: Tensor
-    """(N,) how much each token's loss counts."""
+    """(N,): how much each token's loss counts."""
     engine_logprobs: Tensor
     """(N,)"""
     versions: Tensor
@@ -53,23 +53,23 @@ class MicroBatch:
     """(N,) int64: which sequence each belongs to."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same on another device."""
+        """Return the same on another device."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
         moved: dict[str, Any] = {k: v.to(device, non_blocking=True) for k, v in values if isinstance(v, Tensor)}
-        return replace(self, runs=self.runs.to(device), **moved)
+        return replace(self, layout=self.layout.to(device), **moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one learner step gets: minibatches, each the micro-batches of one optimizer step."""
+    """The input of one learner step: minibatches, each with the micro-batches of one optimizer step."""
 
     minibatches: tuple[tuple[MicroBatch, ...], ...]
     tokens: int
-    """All tokens of all sequences."""
+    """Tokens of all sequences."""
     computed: int
-    """Those that are left to compute when shared prefixes are computed once."""
+    """Tokens that are computed, shared prefixes once."""
     sampled: int
-    """The sampled ones among them."""
+    """Sampled tokens."""
 
 
 def pack(
@@ -83,15 +83,15 @@ def pack(
 ) -> Batch:
     """Split samples over minibatches by group, then lay their segments into micro-batches of at most `micro_tokens`.
 
-    A longer segment gets a micro-batch of its own. `max_tokens` is the divisor of the aggregation `constant`.
+    A longer segment gets its own micro-batch. `max_tokens` is the divisor of the aggregation `constant`.
     """
     counting = [s for s in samples if s.weight > 0 and s.segment.loss_mask.any()]
     packed = []
-    for part in _minibatches(counting, minibatches):
-        coefficients = token_coefficients(part, aggregation, max_tokens)
-        together = clusters(part, micro_tokens)
-        bins = first_fit([cluster.cost for cluster in together], micro_tokens)
-        packed.append(tuple(_micro([together[i] for i in b], part, coefficients, dtype) for b in bins))
+    for minibatch in _minibatches(counting, minibatches):
+        coefficients = token_coefficients(minibatch, aggregation, max_tokens)
+        candidates = clusters(minibatch, micro_tokens)
+        bins = first_fit([cluster.cost for cluster in candidates], micro_tokens)
+        packed.append(tuple(_micro([candidates[i] for i in b], minibatch, coefficients, dtype) for b in bins))
     return Batch(
         minibatches=tuple(packed),
         tokens=sum(len(s.segment) for s in counting),
@@ -101,10 +101,10 @@ def pack(
 
 
 def token_coefficients(samples: Sequence[TrainingSample], aggregation: Aggregation, max_tokens: int) -> list[float]:
-    """For each sample, how much each of its sampled tokens counts; a trajectory counts once, however it is cut.
+    """Return for each sample how much each of its sampled tokens counts; a trajectory counts once, however it is cut.
 
-    All are weighted means: token over tokens; sequence over trajectories of their token means; prompt over groups of
-    their token means; constant over trajectories of their token sums / max_tokens.
+    All are weighted means: `token` over tokens; `sequence` over trajectories of their token means; `prompt` over groups
+    of their token means; `constant` over trajectories of their token sums / max_tokens.
     """
     lengths = [int(s.segment.loss_mask.sum()) for s in samples]
     weights: dict[tuple[int, int], float] = {}
@@ -118,7 +118,7 @@ def token_coefficients(samples: Sequence[TrainingSample], aggregation: Aggregati
         group_tokens[sample.group] += sample.weight * length
     total = sum(weights.values())
 
-    def of(sample: TrainingSample) -> float:
+    def coefficient(sample: TrainingSample) -> float:
         if aggregation == "token":
             return sample.weight / sum(group_tokens.values())
         if aggregation == "sequence":
@@ -127,26 +127,26 @@ def token_coefficients(samples: Sequence[TrainingSample], aggregation: Aggregati
             return sample.weight / (total * max_tokens)
         return sample.weight / (len(group_tokens) * group_tokens[sample.group])
 
-    return [of(sample) for sample in samples]
+    return [coefficient(sample) for sample in samples]
 
 
 def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices laid into as few bins as first-fit-decreasing finds; each bin's sum is at most `budget`, or it is one."""
+    """Lay indices into bins by first-fit-decreasing; each bin's sum is at most `budget`, or it holds one index."""
     bins: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        place = next((b for b, free in enumerate(room) if free >= lengths[index]), None)
-        if place is None:
+        number = next((b for b, room in enumerate(free) if room >= lengths[index]), None)
+        if number is None:
             bins.append([])
-            room.append(budget)
-            place = len(bins) - 1
-        bins[place].append(index)
-        room[place] -= lengths[index]
+            free.append(budget)
+            number = len(bins) - 1
+        bins[number].append(index)
+        free[number] -= lengths[index]
     return [sorted(b) for b in bins]
 
 
 def _minibatches(samples: Sequence[TrainingSample], count: int) -> list[list[TrainingSample]]:
-    """At most `count` parts of whole groups with about as many tokens each."""
+    """Split samples into at most `count` parts of whole groups with about as many tokens each."""
     sizes: dict[int, int] = defaultdict(int)
     for sample in samples:
         sizes[sample.group] += len(sample.segment)
@@ -176,19 +176,19 @@ def _micro(
             )
     mask = np.concatenate(masks)
     counts = [int(m.sum()) for m in masks]
-    parts, after, places = _laid_out(chosen, [len(s) for s in segments])
+    runs, prefixes, indices = _lay_out(chosen, [len(s) for s in segments])
 
     def gather(name: str, kind: torch.dtype) -> Tensor:
         values: NDArray[np.generic] = np.concatenate([getattr(s, name) for s in segments])[mask]
         return torch.from_numpy(values).to(kind)
 
     return MicroBatch(
-        token_ids=torch.from_numpy(np.concatenate([segments[i].token_ids[a:b] for i, a, b in parts])).to(torch.int64),
-        positions=torch.from_numpy(np.concatenate([np.arange(a, b) for _, a, b in parts])).to(torch.int64),
-        runs=SharedPrefix.of([b - a for _, a, b in parts], after),
+        token_ids=torch.from_numpy(np.concatenate([segments[i].token_ids[a:b] for i, a, b in runs])).to(torch.int64),
+        positions=torch.from_numpy(np.concatenate([np.arange(a, b) for _, a, b in runs])).to(torch.int64),
+        layout=PrefixLayout.of([b - a for _, a, b in runs], prefixes),
         sequences=len(samples),
         predictors=torch.from_numpy(
-            np.concatenate([p[np.flatnonzero(m) - 1] for p, m in zip(places, masks, strict=True)])
+            np.concatenate([p[np.flatnonzero(m) - 1] for p, m in zip(indices, masks, strict=True)])
         ).to(torch.int64),
         targets=gather("token_ids", torch.int64),
         advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[mask]).to(dtype),
@@ -199,26 +199,26 @@ def _micro(
     )
 
 
-def _laid_out(
+def _lay_out(
     chosen: Sequence[Cluster], lengths: Sequence[int]
 ) -> tuple[list[tuple[int, int, int]], list[int | None], list[NDArray[np.int64]]]:
-    """The runs as (sequence, first, end), the run each goes on from, and where each sequence's tokens lie."""
-    parts: list[tuple[int, int, int]] = []
-    after: list[int | None] = []
-    places: list[NDArray[np.int64]] = []
+    """Return the runs as (sequence, first, end), the run that each continues, and the indices of each sequence."""
+    runs: list[tuple[int, int, int]] = []
+    prefixes: list[int | None] = []
+    indices: list[NDArray[np.int64]] = []
     total = 0
     for cluster in chosen:
         prefix, start = None, total
         if cluster.shared:
-            prefix = len(parts)
-            parts.append((len(places), 0, cluster.shared))
-            after.append(None)
+            prefix = len(runs)
+            runs.append((len(indices), 0, cluster.shared))
+            prefixes.append(None)
             total += cluster.shared
         for _ in cluster.members:
-            sequence = len(places)
+            sequence = len(indices)
             own = lengths[sequence] - cluster.shared
-            parts.append((sequence, cluster.shared, lengths[sequence]))
-            after.append(prefix)
-            places.append(np.concatenate((np.arange(start, start + cluster.shared), np.arange(total, total + own))))
+            runs.append((sequence, cluster.shared, lengths[sequence]))
+            prefixes.append(prefix)
+            indices.append(np.concatenate((np.arange(start, start + cluster.shared), np.arange(total, total + own))))
             total += own
-    return parts, after, places
+    return runs, prefixes, indices

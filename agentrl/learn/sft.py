@@ -1,7 +1,7 @@
-"""Warm start: supervised fine-tuning on expert demonstrations through TRL's SFTTrainer, with our masks.
+"""The warm start: supervised fine-tuning on expert demonstrations with TRL's SFTTrainer and our loss masks.
 
-A demonstration is a trajectory like any other, played by a scripted engine in a real episode: the tokens, the masks
-and the observations are those that training will see.
+A demonstration is a trajectory like any other, played by a scripted engine in a real episode: its tokens, masks and
+observations are those of RL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from agentrl.errors import UserError
-from agentrl.evaluation import Evaluation
 from agentrl.recipe import WarmStartSection
 from agentrl.types import Trajectory
 
@@ -27,13 +26,13 @@ IGNORED = -100
 
 
 def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, list[int]]]:
-    """What SFTTrainer takes: input_ids, and labels that are the sampled tokens and -100 elsewhere."""
-    made = []
+    """Return SFTTrainer's rows: input_ids, and labels that are the sampled tokens and -100 elsewhere."""
+    result = []
     for trajectory in trajectories:
         for segment in trajectory.segments:
             labels = [t if m else IGNORED for t, m in zip(segment.token_ids.tolist(), segment.loss_mask, strict=True)]
-            made.append({"input_ids": segment.token_ids.tolist(), "labels": labels})
-    return made
+            result.append({"input_ids": segment.token_ids.tolist(), "labels": labels})
+    return result
 
 
 def warm_start(
@@ -46,50 +45,50 @@ def warm_start(
     micro_tokens: int,
     say: Callable[[str], None] = print,
 ) -> float:
-    """Train `model` in place; returns the last mean loss. Same seed, machine and threads: the same weights.
+    """Train `model` in place; return the last mean loss. Same seed, machine and threads give the same weights.
 
-    The work is done on a float32 copy: small updates would be lost in bfloat16 weights. About `micro_tokens` go through
-    it at once: their activations are what takes memory.
+    Training uses a float32 copy, because small updates would be lost in bfloat16 weights. About `micro_tokens` go
+    through it at once, because their activations take most of the memory.
     """
     from datasets import Dataset, disable_progress_bars
 
     solved = [t for t in trajectories if t.outcome.score == 1.0]
     if not solved:
         raise UserError(
-            "no demonstration solved its task; does the environment's expert() work? try `agentrl env check`"
+            "no demonstration solved its task; does the environment's expert() work? Try `agentrl env check`"
         )
     disable_progress_bars()
-    made = rows(solved)
+    dataset = rows(solved)
     losses: list[float] = []
-    pupil = copy.deepcopy(model).float()
+    student = copy.deepcopy(model).float()
     with tempfile.TemporaryDirectory() as temporary:
         trainer = _trainer_class(section.smoothing)(
-            model=pupil,
+            model=student,
             args=_config(
-                section, made, seed, micro_tokens, Path(temporary), next(model.parameters()).device.type == "cuda"
+                section, dataset, seed, micro_tokens, Path(temporary), next(model.parameters()).device.type == "cuda"
             ),
-            train_dataset=Dataset.from_list(made),
+            train_dataset=Dataset.from_list(dataset),
             processing_class=tokenizer,
             callbacks=[_listener(losses, say)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    model.load_state_dict(pupil.state_dict())  # into the same tensors: an engine may be sampling from them
+    model.load_state_dict(student.state_dict())  # into the same tensors: an engine may sample from them
     model.eval()
-    del trainer, pupil
+    del trainer, student
     gc.collect()
-    torch.cuda.empty_cache()  # a server on the same GPU cannot use what this process only keeps in store
+    torch.cuda.empty_cache()  # so that a server on the same GPU can use the memory
     return losses[-1] if losses else float("nan")
 
 
 def _at_once(batch: int, longest: int, micro_tokens: int) -> int:
-    """How many sequences go through the model together: a divisor of the batch that keeps to the token budget."""
+    """Return how many sequences go through the model together: a divisor of the batch within the token budget."""
     return max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * longest <= micro_tokens))
 
 
 def _config(
     section: WarmStartSection,
-    made: Sequence[dict[str, list[int]]],
+    dataset: Sequence[dict[str, list[int]]],
     seed: int,
     micro_tokens: int,
     folder: Path,
@@ -97,7 +96,7 @@ def _config(
 ) -> Any:
     from trl.trainer.sft_config import SFTConfig
 
-    at_once = _at_once(section.batch, max(len(row["input_ids"]) for row in made), micro_tokens)
+    at_once = _at_once(section.batch, max(len(row["input_ids"]) for row in dataset), micro_tokens)
     return SFTConfig(
         output_dir=str(folder),
         num_train_epochs=section.epochs,
@@ -111,7 +110,7 @@ def _config(
         use_cpu=not cuda,
         gradient_checkpointing=False,
         logging_strategy="steps",
-        logging_steps=max(1, int(len(made) * section.epochs / section.batch / 10)),
+        logging_steps=max(1, int(len(dataset) * section.epochs / section.batch / 10)),
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -124,7 +123,7 @@ def _config(
 
 
 def _listener(losses: list[float], say: Callable[[str], None]) -> TrainerCallback:
-    """Keeps the losses and says them."""
+    """Return a callback that keeps and reports the losses."""
 
     class Listener(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -136,7 +135,7 @@ def _listener(losses: list[float], say: Callable[[str], None]) -> TrainerCallbac
 
 
 def _trainer_class(smoothing: float) -> Any:
-    """TRL's SFTTrainer, with label smoothing where it is asked for."""
+    """Return TRL's SFTTrainer, with label smoothing where the recipe sets it."""
     from trl.trainer.sft_trainer import SFTTrainer
 
     class Smoothed(SFTTrainer):
@@ -153,23 +152,3 @@ def _trainer_class(smoothing: float) -> Any:
             return (loss, outputs) if return_outputs else loss
 
     return Smoothed if smoothing else SFTTrainer
-
-
-def enough(evaluation: Evaluation, group_size: int) -> str:
-    """Whether RL has something to work with: calls that can be read, episodes that end, groups whose scores differ."""
-    tried = [t for t in evaluation.trajectories if t.outcome.score is not None]
-    calls = [call for t in tried for message in t.messages for call in message.tool_calls]
-    valid = sum(call.error is None for call in calls) / len(calls) if calls else 1.0
-    well = sum(t.outcome.ending == "done" for t in tried) / max(1, len(tried))
-    rates = list(evaluation.summary([1])["levels"].values())
-    signal = sum(1 - p**group_size - (1 - p) ** group_size for p in rates) / max(1, len(rates))
-    seen = (
-        f"{valid:.0%} of the tool calls can be read, {well:.0%} of the episodes end by themselves, {signal:.0%} of "
-        f"groups of {group_size} would carry a signal"
-    )
-    if well < 0.5 or valid < 0.8:
-        return f"warm start is too short: {seen}; raise warm_start.demonstrations or .epochs"
-    if signal < 0.2:
-        hint = "harder levels" if sum(rates) > len(rates) / 2 else "easier levels, or more demonstrations"
-        return f"little for RL to work with: {seen}; choose {hint}"
-    return f"warm start is enough: {seen}"

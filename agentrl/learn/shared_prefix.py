@@ -1,10 +1,10 @@
-"""Runs of tokens: what a micro-batch computes, each prefix that sequences share only once.
+"""Shared prefixes: a micro-batch computes each prefix that sequences share only once.
 
     three sequences of a group     p p p p a a     p p p p b b b     p p p p c
-    as runs                        p p p p   a a   b b b   c         each of the last three goes on from the first
+    as runs of tokens              p p p p   a a   b b b   c         each of the last three continues the first
 
-A token's hidden state depends on the tokens before it alone, so it does not matter which of the sequences it is
-computed for. Attention lets a run see the one it goes on from, then itself; positions go on where the prefix ends.
+A token's hidden state depends only on the tokens before it, so it is the same for every sequence that shares them.
+A run attends to the prefix that it continues, then to itself; its positions start where the prefix ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,53 +21,52 @@ from torch import Tensor
 
 from agentrl.types import TrainingSample
 
-PAYS = 0.1
-"""A prefix is shared where that leaves at least this part of a group's tokens uncomputed; keys are copied for it."""
+MIN_SAVING = 0.1
+"""A prefix is shared where that saves at least this part of a group's tokens, because keys are copied for it."""
 
 
 @dataclass(frozen=True)
-class SharedPrefix:
-    """Where the runs of a micro-batch lie; R of them, laid end to end, T tokens in all."""
+class PrefixLayout:
+    """Where the R runs of a micro-batch lie, and which prefix each continues."""
 
     lengths: tuple[int, ...]
-    """In plain numbers, so that no layer waits for the device to read them."""
-    after: tuple[int | None, ...]
-    """The run that each goes on from; None where it begins a sequence."""
-    borders: Tensor
-    """(R + 1,) int32: where each begins, and the end."""
-    seen: Tensor | None
-    """(K,) int64: for each run in turn the places of the tokens it sees; None when every run sees only itself."""
-    seen_borders: Tensor
-    """(R + 1,) int32: where each run's part of `seen` begins, and the end."""
+    """Plain numbers, so that no layer waits for the device to read them."""
+    prefixes: tuple[int | None, ...]
+    """For each run, the run that it continues; None where it begins a sequence."""
+    query_offsets: Tensor
+    """(R + 1,) int32: where each run begins, and the end."""
+    keys: Tensor | None
+    """(K,) int64: for each run, the indices of the tokens it attends to; None when no run continues another."""
+    key_offsets: Tensor
+    """(R + 1,) int32: where each run's part of `keys` begins, and the end."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], after: Sequence[int | None] = ()) -> SharedPrefix:
+    def of(cls, lengths: Sequence[int], prefixes: Sequence[int | None] = ()) -> PrefixLayout:
         """Lay runs of these lengths end to end."""
-        after = tuple(after) or (None,) * len(lengths)
+        prefixes = tuple(prefixes) or (None,) * len(lengths)
         starts = np.concatenate(([0], np.cumsum(lengths)))
-        places = [np.arange(starts[r], starts[r + 1]) for r in range(len(lengths))]
-        seen = [p if a is None else np.concatenate((places[a], p)) for p, a in zip(places, after, strict=True)]
-        ends = np.concatenate(([0], np.cumsum([len(s) for s in seen])))
+        own = [np.arange(start, end) for start, end in pairwise(starts)]
+        keys = [o if p is None else np.concatenate((own[p], o)) for o, p in zip(own, prefixes, strict=True)]
         return cls(
             lengths=tuple(lengths),
-            after=after,
-            borders=torch.from_numpy(starts).to(torch.int32),
-            seen=None if after.count(None) == len(after) else torch.from_numpy(np.concatenate(seen)),
-            seen_borders=torch.from_numpy(ends).to(torch.int32),
+            prefixes=prefixes,
+            query_offsets=torch.from_numpy(starts).to(torch.int32),
+            keys=None if prefixes.count(None) == len(prefixes) else torch.from_numpy(np.concatenate(keys)),
+            key_offsets=torch.from_numpy(np.cumsum([0, *map(len, keys)])).to(torch.int32),
         )
 
     @cached_property
-    def longest_seen(self) -> int:
-        """Tokens that the run with the longest view sees."""
-        return max(n + (0 if a is None else self.lengths[a]) for n, a in zip(self.lengths, self.after, strict=True))
+    def max_keys(self) -> int:
+        """Return the largest number of tokens that a run attends to."""
+        return max(n + (0 if p is None else self.lengths[p]) for n, p in zip(self.lengths, self.prefixes, strict=True))
 
-    def to(self, device: torch.device | str) -> SharedPrefix:
-        """The same on another device."""
+    def to(self, device: torch.device | str) -> PrefixLayout:
+        """Return the same on another device."""
         return replace(
             self,
-            borders=self.borders.to(device, non_blocking=True),
-            seen=None if self.seen is None else self.seen.to(device, non_blocking=True),
-            seen_borders=self.seen_borders.to(device, non_blocking=True),
+            query_offsets=self.query_offsets.to(device, non_blocking=True),
+            keys=None if self.keys is None else self.keys.to(device, non_blocking=True),
+            key_offsets=self.key_offsets.to(device, non_blocking=True),
         )
 
 
@@ -77,11 +77,11 @@ class Cluster:
     members: tuple[int, ...]
     shared: int
     cost: int
-    """Tokens that are computed."""
+    """The number of tokens that are computed."""
 
 
 def clusters(samples: Sequence[TrainingSample], budget: int) -> list[Cluster]:
-    """The samples of each group together where sharing their prefix pays, apart where it does not.
+    """Put the samples of a group together where sharing their prefix pays; otherwise each is a cluster by itself.
 
     A cluster costs at most `budget`, or has one member.
     """
@@ -89,18 +89,18 @@ def clusters(samples: Sequence[TrainingSample], budget: int) -> list[Cluster]:
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(index)
     lengths = [len(sample.segment) for sample in samples]
-    found: list[Cluster] = []
+    result: list[Cluster] = []
     for members in groups.values():
         shared = common_prefix([samples[i].segment.token_ids for i in members])
-        if (len(members) - 1) * shared < PAYS * sum(lengths[i] for i in members):
-            found += [Cluster((i,), 0, lengths[i]) for i in members]
+        if (len(members) - 1) * shared < MIN_SAVING * sum(lengths[i] for i in members):
+            result += [Cluster((i,), 0, lengths[i]) for i in members]
         else:
-            found += _chunks(members, lengths, shared, budget)
-    return found
+            result += _chunks(members, lengths, shared, budget)
+    return result
 
 
 def common_prefix(sequences: Sequence[NDArray[np.int32]]) -> int:
-    """How many first tokens all have in common; each keeps at least one of its own."""
+    """Return how many first tokens all have in common; each keeps at least one of its own."""
     first = sequences[0]
     length = min(map(len, sequences)) - 1
     for other in sequences[1:]:
@@ -110,7 +110,7 @@ def common_prefix(sequences: Sequence[NDArray[np.int32]]) -> int:
 
 
 def _chunks(members: Sequence[int], lengths: Sequence[int], shared: int, budget: int) -> list[Cluster]:
-    """Cut a group that shares a prefix into as many clusters as the budget asks for."""
+    """Cut a group that shares a prefix into clusters within the budget."""
     chunks: list[list[int]] = []
     cost = budget + 1
     for index in members:

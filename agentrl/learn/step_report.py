@@ -1,34 +1,34 @@
-"""What one learner step did, in numbers: the report, and the sums it is made from."""
+"""The report of one learner step, and the statistics that it is made from."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 EDGES = (-1.0, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""Borders of the mismatch histogram: log π_learner − log π_engine, in nats."""
+"""Edges of the mismatch histogram: log π_learner − log π_engine, in nats."""
 ENOUGH = 100
-"""Tokens of the learner's own version from which on a mean over them says something."""
+"""Tokens of the learner's own version that are enough for a mean over them alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """How far engine and learner disagree about the tokens the engine sampled."""
+    """How far engine and learner disagree on the tokens that the engine sampled."""
 
     mean: float
     """Mean absolute difference of logprobs, in nats; over tokens of the learner's own version where there are any."""
     max: float
     judged: float
-    """What `learner.max_mismatch` is held against: that mean, or the one over all tokens where few are its own."""
+    """What `learner.max_mismatch` bounds: that mean, or the mean over all tokens where few are of its own version."""
     ess: float
     """Effective sample size of π_learner / π_engine as a fraction: 1 when they agree."""
     histogram: tuple[int, ...]
-    """Tokens between the borders EDGES of log π_learner − log π_engine."""
+    """Tokens between the EDGES of log π_learner − log π_engine."""
     current: float
-    """Fraction of tokens that were sampled by the learner's own version."""
+    """Fraction of tokens that the learner's own version sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class StepReport:
     """What one learner step did."""
 
     version: int
-    """The policy version after the step: one more, unless every update was skipped."""
+    """The policy version after the step: one higher, unless every update was skipped."""
     updates: int
     """Optimizer steps applied."""
     skipped: int
-    """Optimizer steps left out, because loss or gradient was not finite."""
+    """Optimizer steps skipped because loss or gradient was not finite."""
     loss: float
     """Mean over the optimizer steps."""
     grad_norm: float
@@ -49,11 +49,11 @@ class StepReport:
     entropy: float
     """Mean over sampled tokens, in nats."""
     kl: float
-    """Divergence of the new policy from the one it started the step with: k3, mean over tokens and updates."""
+    """Divergence (k3) of the new policy from the one before the step, mean over tokens and updates."""
     reference_kl: float | None
-    """Divergence from the reference model, where the loss holds one."""
+    """Divergence from the reference model, where the loss contains one."""
     clip_fraction: float
-    """Share of tokens that the gate held back."""
+    """Share of tokens that were clipped."""
     ratio_low: float
     """1st percentile of π / π_old."""
     ratio_high: float
@@ -63,47 +63,72 @@ class StepReport:
     """Mean factor of the off-policy correction."""
     mismatch: Mismatch
     tokens: int
-    """Tokens of a pass over the batch, prompts and observations included."""
+    """Tokens of one pass over the batch, prompts and observations included."""
     computed: int
-    """Tokens that went through the model, a group's shared prefix once."""
+    """Tokens that went through the model, shared prefixes once."""
     sampled: int
-    """Sampled tokens among them."""
+    """Sampled tokens."""
     micro_batches: int
     seconds: float
     memory_gb: float
     """Peak memory in use on the accelerator; 0 on a CPU."""
     memory_held_gb: float
-    """Peak memory that the process reserved there, in use or not."""
+    """Peak memory that the process reserved there."""
 
     def metrics(self) -> dict[str, Any]:
-        """Flat numbers for the metrics file, and the histogram."""
-        flat: dict[str, Any] = {name: value for name, value in asdict(self).items() if isinstance(value, int | float)}
-        for name in ("mean", "max", "judged", "ess", "current"):
-            flat[f"mismatch_{name}"] = getattr(self.mismatch, name)
-        flat["mismatch_histogram"] = list(self.mismatch.histogram)
-        flat["tokens_per_second"] = self.tokens / self.seconds if self.seconds else 0.0
-        return flat
+        """Return the figures of the metrics file, as agentrl/metrics.py declares them."""
+        figures: dict[str, Any] = {
+            "version": self.version,
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+            "entropy": self.entropy,
+            "kl": self.kl,
+            "clip_fraction": self.clip_fraction,
+            "ratio_p01": self.ratio_low,
+            "ratio_p99": self.ratio_high,
+            "ratio_max": self.ratio_max,
+            "correction": self.correction,
+            "mismatch_mean": self.mismatch.mean,
+            "mismatch_max": self.mismatch.max,
+            "mismatch_judged": self.mismatch.judged,
+            "mismatch_ess": self.mismatch.ess,
+            "mismatch_histogram": list(self.mismatch.histogram),
+            "on_policy": self.mismatch.current,
+            "tokens": self.tokens,
+            "tokens_computed": self.computed,
+            "tokens_sampled": self.sampled,
+            "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
+            "micro_batches": self.micro_batches,
+            "memory_gib": self.memory_gb,
+            "memory_reserved_gib": self.memory_held_gb,
+        }
+        if self.reference_kl is not None:
+            figures["reference_kl"] = self.reference_kl
+        return {f"learn/{name}": value for name, value in figures.items()}
 
 
-class Gathered:
+class TokenStatistics:
     """Per-token numbers of a step, kept on the device until the report is made."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = {}
 
     def add(self, **values: Tensor | None) -> None:
-        """Keep one micro-batch's numbers."""
+        """Add one micro-batch's numbers."""
         for name, value in values.items():
             if value is not None:
                 self._values.setdefault(name, []).append(value.detach())
 
     def all(self, name: str) -> Tensor:
-        """Every number kept under a name, on the CPU; empty when there was none."""
+        """Return all numbers of a name, on the CPU; empty when there are none."""
         parts = self._values.get(name)
         return torch.cat([p.flatten() for p in parts]).cpu() if parts else torch.zeros(0)
 
     def mean(self, name: str) -> float:
-        """Their mean; 0 when there was none."""
+        """Return their mean; 0 when there are none."""
         values = self.all(name)
         return float(values.double().mean()) if len(values) else 0.0
 
@@ -127,7 +152,7 @@ def mismatch(learner: Tensor, engine: Tensor, current: Tensor) -> Mismatch:
 
 
 def quantile(values: Tensor, q: float) -> float:
-    """A quantile by sorting, which has no limit on the number of values; 1 when there are none."""
+    """Return a quantile, by sorting because torch.quantile limits the number of values; 1 when there are none."""
     if not len(values):
         return 1.0
     return float(values.sort().values[min(len(values) - 1, int(q * len(values)))])

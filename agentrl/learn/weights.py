@@ -1,4 +1,4 @@
-"""Publishes the learner's weights into an engine: within a time limit, checked, with an error that says what to do."""
+"""Publishes the learner's weights to an engine, within a time limit and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.learn.model import merged_state
 
 
 class Publisher:
-    """Joins a learner's tensors to an engine."""
+    """Sends a learner's tensors to an engine."""
 
     def __init__(
         self,
@@ -28,9 +28,12 @@ class Publisher:
         shared: bool = False,
         timeout_s: float = 900.0,
     ) -> None:
-        """`tensors`: the policy by the names of a transformers folder, asked for at each publication.
-        `adapter`: configuration and tensors of a LoRA adapter, for an engine that takes it beside the base model.
-        `shared`: the engine samples from these very tensors, so that nothing travels."""
+        """Take callables that are called at each publication.
+
+        `tensors` returns the policy by the names of a transformers folder, `adapter` configuration and tensors of a
+        LoRA adapter, for an engine that loads it beside the base model. `shared` means that the engine samples from the
+        same tensors, so that nothing is sent.
+        """
         self.engine = engine
         self.seconds = 0.0
         """How long the last publication took."""
@@ -40,7 +43,7 @@ class Publisher:
         self._timeout_s = timeout_s
 
     async def publish(self, version: int) -> None:
-        """Every token sampled after this returns carries `version`."""
+        """Publish the weights; every token sampled after this returns carries `version`."""
         began = time.perf_counter()
         adapter = self._adapter() if getattr(self.engine, "adapters", False) else None
         if self._shared:
@@ -49,15 +52,15 @@ class Publisher:
             weights = Weights(version=version, adapter=adapter[0], tensors=adapter[1])
         else:
             tensors = dict(self._tensors())
-            wanted = getattr(self.engine, "by_checksum", False)  # others look at what they hold in their own way
-            known = await asyncio.to_thread(checksum, tensors) if wanted else ""
-            weights = Weights(version=version, tensors=tensors, checksum=known)
+            by_checksum = getattr(self.engine, "by_checksum", False)  # other engines check in their own way
+            expected = await asyncio.to_thread(checksum, tensors) if by_checksum else ""
+            weights = Weights(version=version, tensors=tensors, checksum=expected)
         try:
             await asyncio.wait_for(self.engine.publish(weights), self._timeout_s)
         except TimeoutError as error:
             raise EngineError(
                 f"the engine did not take policy version {version} within {self._timeout_s:.0f} s; "
-                "it is stuck or dead, look at its log in the run folder"
+                "it hangs or has died; see its log in the run folder"
             ) from error
         if self.engine.version != version:
             raise EngineError(f"the engine reports policy version {self.engine.version} after {version} was published")
@@ -65,6 +68,6 @@ class Publisher:
 
 
 async def hand_over(engine: Engine, section: recipe.Engine, model: torch.nn.Module) -> None:
-    """Give a server that was running before us the weights of `model`: it may hold anything."""
+    """Send the weights of `model` to a server that was already running: it may hold any weights."""
     if isinstance(section, recipe.SglangEngine) and not section.launch:
         await Publisher(engine, lambda: merged_state(model)).publish(engine.version)

@@ -1,21 +1,26 @@
 """The recipe: the only configuration, one YAML file, checked in every key before anything starts."""
 
-from agentrl.recipe.load import build, dump, load
-from agentrl.recipe.sections import (
+from agentrl.recipe.learning import (
     AlgorithmSection,
     AsyncSection,
-    CheckpointSection,
     Curriculum,
-    Engine,
-    EnvSection,
-    EvalSection,
     GroupFilterSection,
     LearnabilityCurriculum,
     LearnerSection,
+    PoolsCurriculum,
+    StagedCurriculum,
+    UniformCurriculum,
+    WarmStartSection,
+)
+from agentrl.recipe.load import build, dump, load
+from agentrl.recipe.sections import (
+    CheckpointSection,
+    Engine,
+    EnvSection,
+    EvalSection,
     LoraSection,
     Model,
     OpenaiEngine,
-    PoolsCurriculum,
     PretrainedModel,
     Recipe,
     RolloutSection,
@@ -23,22 +28,19 @@ from agentrl.recipe.sections import (
     SandboxSection,
     ScratchModel,
     SglangEngine,
-    StagedCurriculum,
     TransformersEngine,
-    UniformCurriculum,
-    WarmStartSection,
 )
 
 __all__ = [
     "AlgorithmSection",
     "AsyncSection",
-    "LearnabilityCurriculum",
     "CheckpointSection",
     "Curriculum",
     "Engine",
     "EnvSection",
     "EvalSection",
     "GroupFilterSection",
+    "LearnabilityCurriculum",
     "LearnerSection",
     "LoraSection",
     "Model",

@@ -1,6 +1,6 @@
 """Reads a recipe: strict YAML, overrides from the command line, then every section's own checks.
 
-Every surprise that YAML can hold becomes an error with a line number, and every mistake in a section one that names it.
+YAML's surprises become errors with a line number; mistakes in a section become errors that name the key.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pydantic import ValidationError
 
 from agentrl.errors import RecipeError
 from agentrl.recipe import errors
-from agentrl.recipe.sections import Recipe
+from agentrl.recipe.sections import OTHER_NAMES, Recipe, one_spelling
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases (a few lines of them can stand for gigabytes) and without doubled keys."""
+    """SafeLoader without aliases (a few lines of them can expand to gigabytes) and without repeated keys."""
 
     depth = 0
 
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise RecipeError(
-                f"line {event.start_mark.line + 1}: aliases (*{event.anchor}) are not allowed; write it out"
+                f"line {event.start_mark.line + 1}: aliases (*{event.anchor}) are not allowed; repeat the value instead"
             )
         self.depth += 1
         if self.depth > MAX_DEPTH:
@@ -41,20 +41,20 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
+        lines: dict[Any, int] = {}
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
             if not isinstance(key, str):
                 raise RecipeError(f"line {line}: a key must be a word, found {str(key)[:60]!r}")
-            if key in seen:
-                raise RecipeError(f"line {line}: key {key!r} stands twice (first on line {seen[key]}); remove one")
-            seen[key] = line
+            if key in lines:
+                raise RecipeError(f"line {line}: key {key!r} appears twice (first on line {lines[key]}); remove one")
+            lines[key] = line
         return super().construct_mapping(node, deep)
 
 
 def parse(text: str) -> Any:
-    """The document's value; RecipeError for anything YAML itself, or this reader, refuses."""
+    """Return the value of a YAML document; raise RecipeError for anything that YAML or this loader refuses."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -66,11 +66,11 @@ def parse(text: str) -> Any:
     except (ValueError, RecursionError, OverflowError) as error:
         if isinstance(error, RecipeError):
             raise
-        raise RecipeError(f"holds a value that cannot be read: {str(error)[:200]}") from None
+        raise RecipeError(f"contains a value that cannot be read: {str(error)[:200]}") from None
 
 
 def read(path: Path) -> Any:
-    """The value in a file; `-` reads standard input."""
+    """Return the value in a file; `-` reads standard input."""
     try:
         raw = sys.stdin.buffer.read(MAX_BYTES + 1) if str(path) == "-" else _bytes(path)
     except OSError as error:
@@ -95,12 +95,13 @@ def _bytes(path: Path) -> bytes:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with `a.b=c` overrides applied; RecipeError names every mistake."""
+    """Load the recipe in a file, with `a.b=c` overrides applied; RecipeError names every mistake."""
     data = read(path)
     if not isinstance(data, dict):
         raise RecipeError(
             f"{path}: a recipe is a mapping of sections (run, model, envs, ...), found {errors.show(data)}"
         )
+    data = one_spelling(data)
     for text in overrides:
         override(data, text)
     return build(data, str(path))
@@ -110,28 +111,30 @@ def override(data: dict[str, Any], text: str) -> None:
     """Set the key of `KEY=VALUE` in a parsed recipe."""
     key, equals, value = text.partition("=")
     parts = key.split(".")
+    parts[0] = OTHER_NAMES.get(parts[0], parts[0])
     if not equals or not all(parts):
         raise RecipeError(f"--set {text!r}: write it as KEY=VALUE, e.g. --set learner.lr=1e-5")
-    at: Any = data
+    section: Any = data
     for depth, part in enumerate(parts):
         step: Any = part
-        if isinstance(at, list):
-            if not part.isdecimal() or int(part) >= len(at):
-                here = ".".join(parts[:depth])
-                raise RecipeError(f"--set {text!r}: {here} is a list of {len(at)}; {part!r} is no place in it")
+        if isinstance(section, list):
+            if not part.isdecimal() or int(part) >= len(section):
+                path = ".".join(parts[:depth])
+                raise RecipeError(f"--set {text!r}: {path} is a list of {len(section)}; {part!r} is no index of it")
             step = int(part)
-        elif not isinstance(at, dict):
-            raise RecipeError(f"--set {text!r}: {'.'.join(parts[:depth])} is not a section, it holds {errors.show(at)}")
+        elif not isinstance(section, dict):
+            path = ".".join(parts[:depth])
+            raise RecipeError(f"--set {text!r}: {path} is not a section, it is {errors.show(section)}")
         if depth == len(parts) - 1:
-            at[step] = parse(value)
-        elif isinstance(at, dict):
-            at = at.setdefault(step, {})
+            section[step] = parse(value)
+        elif isinstance(section, dict):
+            section = section.setdefault(step, {})
         else:
-            at = at[step]
+            section = section[step]
 
 
 def build(data: dict[str, Any], where: str = "recipe") -> Recipe:
-    """The recipe in a parsed mapping."""
+    """Build the recipe from a parsed mapping."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
@@ -141,6 +144,6 @@ def build(data: dict[str, Any], where: str = "recipe") -> Recipe:
 
 
 def dump(recipe: Recipe) -> str:
-    """The whole resolved recipe as YAML."""
+    """Return the whole resolved recipe as YAML."""
     data = recipe.model_dump(mode="json", by_alias=True)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)

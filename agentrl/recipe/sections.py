@@ -1,8 +1,7 @@
-"""The only configuration: a recipe is one YAML file, checked in every key before anything starts.
+"""The whole recipe, and the sections about the run, the model, the environments and the rollouts.
 
-Each section below is a pydantic model that forbids unknown keys; where a section comes in kinds, `type` tells them
-apart. `load` turns every mistake into a `RecipeError` that names the key, what was found, what is allowed and the
-nearest right spelling.
+Each section is a pydantic model that forbids unknown keys; where a section comes in kinds, `type` tells them apart. The
+docstring under a field is its documentation: `agentrl recipe schema` and docs/recipe.md show it.
 """
 
 from __future__ import annotations
@@ -10,396 +9,310 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
+from pydantic import Field, Tag, model_validator
+
+from agentrl.errors import RecipeError
+from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
+from agentrl.recipe.learning import (
+    AlgorithmSection,
+    AsyncSection,
+    Curriculum,
+    GroupFilterSection,
+    LearnabilityCurriculum,
+    LearnerSection,
+    WarmStartSection,
 )
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
-
-
-class Section(BaseModel):
-    """What all sections share: strict types, no unknown keys, no change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
-
-
-def _kind(default: str) -> Discriminator:
-    """Tells the members of a union apart by `type`, and takes `default` where it is not given."""
-
-    def tag(value: Any) -> Any:
-        return value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
-
-    return Discriminator(tag)
+OTHER_NAMES = {"gates": "group_filter"}
+"""Other spellings of sections that a recipe may use."""
 
 
 class RunSection(Section):
+    """What the run is called, how long it lasts, and where it leaves its files."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    """The run's folder is `out`/`name`."""
+    """Name of the run: letters, digits, `.`, `_`, `-`. Its folder is `out`/`name`."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Every random number of the run is derived from it."""
     steps: Annotated[int, Field(ge=0, le=10_000_000)] = 100
-    """Learner steps."""
+    """Learner steps. 0 evaluates and warm-starts only. A resumed run may raise it."""
     out: Path = Path("runs")
+    """Folder that holds the run folders."""
     max_hours: Positive | None = None
-    """Checkpoint and stop after this long."""
+    """Write a checkpoint and stop after this many hours (exit code 3). By default there is no limit."""
     disk_gb: Positive = 20.0
-    """Trajectories take at most half of this, the oldest go first; `checkpoint.keep` bounds the rest."""
+    """Disk space of the run in GiB. Trajectories take at most half of it, the oldest are deleted first;
+    `checkpoint.keep` bounds the rest."""
     deterministic: bool = False
-    """Fixed batch shapes: the same tokens and weights whatever the concurrency (slower)."""
+    """Fix batch shapes, so that the same seed gives the same tokens and weights at any concurrency. Slower on a GPU;
+    on the CPU the embedded engine always does so."""
     threads: Count | None = None
-    """torch's CPU threads."""
+    """CPU threads of torch. By default torch decides."""
 
 
 class LoraSection(Section):
+    """Train low-rank adapters instead of all weights."""
+
     rank: Count = 16
+    """Rank of the adapters. Higher learns more and takes more memory."""
     alpha: Positive = 32.0
-    dropout: Fraction = 0.0
+    """Scale of the adapters: their product is multiplied by alpha / rank."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter. By default every linear layer but the output head."""
 
 
 class PretrainedModel(Section):
+    """A model in a transformers folder."""
+
     type: Literal["pretrained"] = "pretrained"
+    """Selects a pretrained model; the default."""
     path: Path
-    """A transformers folder."""
+    """The transformers folder (config.json, weights, tokenizer). `agentrl model get` makes one."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the forward pass; master weights stay float32."""
+    """Precision of the forward pass. Master weights stay float32. Use float32 on a CPU."""
     attention: Literal["auto", "sdpa", "varlen"] = "auto"
-    """Over packed sequences: varlen is one flash kernel (GPU, bfloat16), sdpa one call a sequence (anywhere)."""
+    """Attention over packed sequences. `varlen` is one flash kernel (GPU, bfloat16), `sdpa` one call per sequence
+    (anywhere). `auto` takes varlen where it works."""
     float32_head: bool = False
-    """Compute the LM head in float32."""
+    """Compute the output head in float32: logprobs agree better with the engine's, at some cost in time."""
     lora: LoraSection | None = None
+    """LoRA adapters. Without it all weights are trained."""
 
 
 class ScratchModel(Section):
-    """A tiny Llama made from nothing, with a byte-level tokenizer trained on the environment's demonstrations."""
+    """A tiny Llama with random weights, and a byte-level tokenizer trained on the environments' demonstrations."""
 
     type: Literal["scratch"]
+    """Selects a model from scratch."""
     layers: Count = 4
+    """Transformer layers."""
     width: Count = 128
+    """Width of the hidden states; a multiple of `heads`."""
     heads: Count = 4
+    """Attention heads per layer."""
     vocabulary: Count = 1024
+    """Tokens of the tokenizer."""
     context: Count = 1024
+    """Longest sequence in tokens."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the forward pass. Master weights stay float32."""
     attention: Literal["auto", "sdpa", "varlen"] = "auto"
-    """Over packed sequences: varlen is one flash kernel (GPU, bfloat16), sdpa one call a sequence (anywhere)."""
+    """Attention over packed sequences, as for a pretrained model."""
     float32_head: bool = False
+    """Compute the output head in float32."""
 
 
 Model = Annotated[
-    Annotated[PretrainedModel, Tag("pretrained")] | Annotated[ScratchModel, Tag("scratch")], _kind("pretrained")
+    Annotated[PretrainedModel, Tag("pretrained")] | Annotated[ScratchModel, Tag("scratch")], kind("pretrained")
 ]
 
 
 class EnvSection(Section):
+    """One environment, with the tasks it gives and the sandbox it runs in."""
+
     name: str
+    """Name of the environment, as `agentrl env list` shows it."""
     weight: Positive = 1.0
+    """Share of the draws, relative to the other environments."""
     sandbox: str = "namespace"
+    """Sandbox backend: `namespace`, `docker` or `process`. `agentrl doctor` says which work on this machine."""
     unsafe: bool = False
-    """Allow a sandbox that isolates nothing."""
+    """Allow a sandbox that isolates nothing (`process`)."""
     split: Literal["train", "heldout", "test"] = "train"
+    """Split that training tasks come from."""
     levels: list[int] | None = None
-    """Only these levels; all by default."""
+    """Levels that tasks come from. By default all levels of the environment."""
     tasks: Count | None = None
-    """At most this many tasks a level."""
+    """Use only the first this many tasks of each level. By default all of them."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Handed to the environment's constructor."""
+    """Keyword arguments of the environment's constructor."""
 
 
 class TransformersEngine(Section):
+    """Samples in the learner's process: for small models, the CPU and exact repeats."""
+
     type: Literal["transformers"] = "transformers"
+    """Selects this engine; the default."""
     max_batch: Count = 64
-    """Requests decoded together."""
+    """Requests decoded together. More are faster and take more key-value memory."""
 
 
 class SglangEngine(Section):
+    """Samples from SGLang servers, started by the run or running already: for GPUs."""
+
     type: Literal["sglang"]
+    """Selects this engine."""
     launch: bool = True
-    """Start servers; otherwise, and wherever `urls` are given, attach to those."""
+    """Start servers. With `urls` the run attaches to those instead, and this is false."""
     servers: Annotated[int, Field(ge=1, le=8)] = 1
-    """Servers to start side by side on the GPU; one alone may leave it idle where the model is small."""
+    """Servers to start side by side on the GPU. One alone may leave it idle where the model is small."""
     urls: list[str] = Field(default_factory=list)
+    """Running servers to attach to, e.g. http://127.0.0.1:30000. They are sent the run's weights."""
     python: Path | None = None
-    """Interpreter of the environment SGLang is installed in; by default what `agentrl engine install` made."""
+    """Python interpreter that SGLang is installed for. By default the one that `agentrl engine install` made."""
     device: Literal["cuda", "cpu"] = "cuda"
+    """Device of the servers that are started."""
     flags: list[str] = Field(default_factory=list)
-    """Passed through to the server."""
+    """Command-line flags passed on to the servers; they override the run's own."""
     memory_fraction: Fraction = 0.4
-    """Of the GPU's free memory, for all of them together."""
+    """Share of the GPU's free memory for all servers together. The learner needs the rest where both share the GPU."""
     start_timeout_s: Positive = 600.0
+    """Seconds a server may take to start."""
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"
-    """How new weights travel."""
+    """How new weights are sent. `tensor`: shared memory, on one machine. `distributed`: a process group. `disk`: a
+    file. `auto` takes tensor or distributed, and disk where that fails."""
     release_memory: bool = False
-    """Give the server's key-value memory back while the learner works; for a GPU that both share."""
+    """Free the servers' key-value memory while the learner works, for a GPU that both share. Needs
+    `async.enabled: false`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _urls_attach(cls, given: Any) -> Any:
-        """Whoever names servers means to use them; to ask for another one besides is a contradiction."""
-        if not isinstance(given, dict) or not given.get("urls"):
-            return given
-        if given.get("launch") is True:
+    def _urls_attach(cls, section: Any) -> Any:
+        """Naming servers means using them; to ask for another one besides is a contradiction."""
+        if not isinstance(section, dict) or not section.get("urls"):
+            return section
+        if section.get("launch") is True:
             raise ValueError("`urls` name servers to attach to, `launch: true` starts some; keep one of the two")
-        if given.get("servers", 1) != 1:
+        if section.get("servers", 1) != 1:
             raise ValueError("`servers` says how many to start, `urls` name running ones; keep one of the two")
-        return {**given, "launch": False}
+        return {**section, "launch": False}
 
 
 class OpenaiEngine(Section):
-    """Any OpenAI-compatible endpoint: for evaluation and judges, not for training."""
+    """Asks an OpenAI-compatible endpoint: for evaluation and judges, not for training."""
 
     type: Literal["openai"]
+    """Selects this engine."""
     url: str
+    """Base URL of the endpoint, e.g. http://localhost:8000/v1."""
     model: str
+    """Name of the model there."""
     key_variable: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key."""
     requests_per_minute: Count | None = None
+    """Requests sent per minute at most. By default there is no limit."""
     retries: Annotated[int, Field(ge=0, le=20)] = 4
+    """How often a request is sent again after a timeout, 429 or 5xx, with growing pauses."""
 
 
 Engine = Annotated[
     Annotated[TransformersEngine, Tag("transformers")]
     | Annotated[SglangEngine, Tag("sglang")]
     | Annotated[OpenaiEngine, Tag("openai")],
-    _kind("transformers"),
+    kind("transformers"),
 ]
 
 
 class RolloutSection(Section):
+    """How episodes are sampled, and what each may use."""
+
     engine: Engine = Field(default_factory=TransformersEngine)
+    """What samples tokens."""
     group_size: Annotated[int, Field(ge=2, le=4096)] = 8
+    """Episodes per task and draw, which are compared with each other. Larger groups see rarer successes."""
     max_turns: Count | None = None
-    """By default the environment's own."""
+    """Turns per episode. By default the environment's own limit."""
     max_tokens: Count = 1024
-    """Sampled tokens of a whole episode."""
+    """Sampled tokens per episode."""
     max_turn_tokens: Count | None = None
-    """Sampled tokens of one turn."""
+    """Sampled tokens per turn. By default `max_tokens` alone bounds a turn."""
     max_context: Count | None = None
-    """Prompt, sampled and observed tokens together; by default the model's."""
+    """Prompt, sampled and observed tokens together. By default, and at most, the model's context."""
     temperature: Positive = 1.0
+    """Sampling temperature. The learner's logprobs are taken at the same temperature."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Sample from the likeliest tokens that make up this probability. 1 is off, which is right for training."""
     top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample from this many likeliest tokens. 0 is off, which is right for training."""
     concurrency: Count = 256
-    """Episodes under way at once."""
+    """Episodes under way at once. `sandboxes.boxes` bounds those that have a sandbox."""
     episode_seconds: Positive = 300.0
-    """Wall time of an episode."""
+    """Wall time per episode in seconds; it then ends with `timeout` and is graded."""
     tool_seconds: Positive = 120.0
-    """Wall time of all its tool calls."""
+    """Wall time of all tool calls of an episode together, in seconds."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """How often an infra failure is tried again."""
+    """How often an episode that infrastructure failed is played again, with the same seeds."""
     verify_seconds: Positive = 60.0
-
-
-class LearnabilityCurriculum(Section):
-    """Spend rollouts where the pass rate p is expected near one half."""
-
-    type: Literal["learnability"] = "learnability"
-    band: tuple[Fraction, Fraction] = (0.2, 0.8)
-    """Pass rates worth training on."""
-    objective: Literal["variance", "band"] = "variance"
-    """Expected p(1-p), or the probability of lying in the band."""
-    floor: Fraction = 0.03
-    """Share of draws spread over all strata in turn, whatever is believed of them."""
-    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
-    """Weight that evidence about levels and tags keeps from one policy version to the next."""
-    task_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
-    """The same for what sets a task apart from others of its level and tags, which changes more slowly."""
-    candidates: Count = 64
-    """Tasks compared for each draw."""
-    repeats: Count | None = None
-    """How often a task is worth drawing while its level has new ones; None: as long as it is in the band. Few are right
-    where tasks are made without end and the policy could learn single ones by heart."""
-
-    @field_validator("band")
-    @classmethod
-    def _ordered(cls, band: tuple[float, float]) -> tuple[float, float]:
-        if not 0.0 < band[0] < band[1] < 1.0:
-            raise ValueError("band must be two rates between 0 and 1, the lower first, e.g. [0.2, 0.8]")
-        return band
-
-
-class UniformCurriculum(Section):
-    """Every level equally often, each of its tasks in turn."""
-
-    type: Literal["uniform"]
-
-
-class StagedCurriculum(Section):
-    """From easy to hard, one level after another."""
-
-    type: Literal["staged"]
-    threshold: Fraction = 0.7
-    """Mean score at which the next level opens."""
-    window: Count = 32
-    """Groups over which that mean is taken, roughly."""
-    replay: Fraction = 0.1
-    """Share of draws from earlier levels."""
-
-
-class PoolsCurriculum(Section):
-    """Three pools (easy, normal, hard) with fixed shares of the draws."""
-
-    type: Literal["pools"]
-    easy: Fraction = 0.8
-    """A task whose last group scored at least this is easy."""
-    hard: Fraction = 0.2
-    """A task whose last group scored at most this is hard."""
-    easy_share: Fraction = 0.1
-    hard_share: Fraction = 0.1
-
-
-Curriculum = Annotated[
-    Annotated[LearnabilityCurriculum, Tag("learnability")]
-    | Annotated[UniformCurriculum, Tag("uniform")]
-    | Annotated[StagedCurriculum, Tag("staged")]
-    | Annotated[PoolsCurriculum, Tag("pools")],
-    _kind("learnability"),
-]
-
-
-class GroupFilterSection(Section):
-    dynamic_sampling: bool = True
-    """Drop groups without signal and refill."""
-    max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
-    """Refill at most this many times the round's groups."""
-    probe: Fraction = 0.2
-    """Begin a group with half of its rollouts where the curriculum sees at least this chance that it ends without
-    signal, and leave out the others if those all agree and these likely would too; 0 is off."""
-    early_stop: Fraction = 0.0
-    """Stop a group once its chance of ending without signal is at least this: 1 waits for certainty, 0 is off."""
-    overlong: Literal["keep", "fail", "mask", "shape"] = "keep"
-    """Rollouts that a budget ended: keep as graded, count as failed, leave out of the loss (those out of tokens), or
-    DAPO's soft penalty on length."""
-    overlong_buffer: Count = 256
-    closeness: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
-    """MGPO-style weight of prompts near p = 0.5; 0 is off."""
-    min_advantage: Annotated[float, Field(ge=0.0)] = 0.0
-    """Leave samples with a smaller absolute advantage out of the loss."""
-    shuffle_scores: bool = False
-    """A control experiment: each rollout of a round is given another's score, so that nothing can be learnt."""
-
-
-class AlgorithmSection(Section):
-    """A row of the table in learn/objective.py, with any of its axes overridden; unset ones keep the row's value."""
-
-    type: Literal[
-        "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
-        "reinforce_pp", "reinforce_pp_baseline",
-    ] = "dapo"  # fmt: skip
-    advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"] | None = None
-    clip_low: Annotated[float, Field(ge=0.0)] | None = None
-    clip_high: Annotated[float, Field(ge=0.0)] | None = None
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    aggregation: Literal["token", "sequence", "constant", "prompt"] | None = None
-    correction: Literal["none", "tis", "mis", "icepop"] | None = None
-    correction_low: Annotated[float, Field(ge=0.0)] | None = None
-    correction_high: Positive | None = None
-    kl: Literal["none", "k1", "k2", "k3"] = "none"
-    kl_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
-    kl_unbiased: bool = False
-    """Multiply the estimator by the ratio, so that it stays unbiased off-policy."""
-    reference_reset: Count | None = None
-    """Take the current policy as the new reference every so many steps."""
-    entropy_bonus: Annotated[float, Field(ge=0.0)] = 0.0
-    advantage_noise: Annotated[float, Field(ge=0.0)] = 0.0
-    credit: Literal["trajectory", "turn"] = "trajectory"
-    discount: Fraction = 1.0
-
-
-class LearnerSection(Section):
-    lr: Positive = 1e-6
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: Annotated[int, Field(ge=0)] = 0
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    clip_norm: Positive = 1.0
-    groups_per_step: Count = 8
-    tokens_per_step: Count | None = None
-    """Size rounds by sampled tokens instead of groups."""
-    micro_tokens: Count = 16_384
-    """Tokens that go through the model at once, in training as in the warm start: lower it where memory is short."""
-    epochs: Count = 1
-    """Passes over each round."""
-    minibatches: Count = 1
-    """Optimizer steps a pass."""
-    checkpointing: bool = False
-    """Recompute activations in the backward pass."""
-    fuse: bool = True
-    """On a GPU, compile norms and MLPs into single kernels: some seconds at the start, then faster and smaller."""
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    offload: bool = False
-    """Keep master weights and AdamW's moments in the host's memory: 12 bytes a parameter less on the GPU, slower."""
-    old_logprobs: Literal["engine", "recompute"] = "engine"
-    max_mismatch: Positive = 1.0
-    """Stop with a diagnosis when engine and learner disagree by more than this on average (nats a token)."""
-    device: str = "auto"
-
-
-class AsyncSection(Section):
-    enabled: bool = False
-    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
-    """A sample may be at most this many policy versions old when it is trained on."""
-    in_flight: bool = True
-    """Weights change under running requests; otherwise the engine drains first."""
-
-
-class WarmStartSection(Section):
-    """Supervised fine-tuning on expert demonstrations before RL."""
-
-    demonstrations: Count = 256
-    epochs: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
-    lr: Positive = 1e-4
-    batch: Count = 16
-    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Label smoothing: leaves the policy some doubt, hence something for RL to explore."""
-    levels: list[int] | None = None
+    """Wall time in seconds that the verifier has per episode."""
 
 
 class EvalSection(Section):
+    """Evaluations on held-out tasks before, during and after training. `eval: null` turns them off."""
+
     every: Annotated[int, Field(ge=0)] = 20
-    """Steps between evaluations; 0: only before and after."""
+    """Steps between evaluations during RL. 0: only before and after."""
     split: Literal["train", "heldout", "test"] = "heldout"
+    """Split that the tasks come from. Keep `test` for the last evaluation of all."""
     tasks: Count = 200
+    """Tasks in all, spread evenly over environments and levels. More give narrower intervals."""
     k: list[Count] = Field(default_factory=lambda: [1])
-    """pass@k, before and after training; in between each task is tried once."""
-    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    """pass@k to report before and after training; each task is tried as often as the largest. During RL each task is
+    tried once."""
+    temperature: NonNegative = 1.0
+    """Sampling temperature; 0 takes the likeliest token."""
     levels: list[int] | None = None
+    """Levels that the tasks come from. By default the levels of the environment's entry in `envs`."""
 
 
 class CheckpointSection(Section):
+    """What `--resume` continues from."""
+
     every: Annotated[int, Field(ge=0)] = 20
-    """Steps between checkpoints; 0: only at the end, at SIGTERM and when max_hours runs out."""
+    """Steps between checkpoints. 0: only after the warm start, at the end, at SIGTERM and when `run.max_hours` is
+    over."""
     keep: Count = 2
+    """Checkpoints kept; older ones are deleted."""
 
 
 class SandboxSection(Section):
+    """Limits on the sandboxes of all environments."""
+
     boxes: Count = 64
-    """Sandboxes alive at once, episodes and grading together."""
-    memory_gb: Positive = 8.0
+    """Sandboxes alive at once per backend, episodes and grading together. Raise it with `rollout.concurrency`."""
+
+
+def one_spelling(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's data with each section under its own name."""
+    for other, name in OTHER_NAMES.items():
+        if other in data and name in data:
+            raise RecipeError(f"`{other}` and `{name}` are the same section; keep `{name}`")
+    return {OTHER_NAMES.get(key, key): section for key, section in data.items()}
 
 
 class Recipe(Section):
-    """The whole of it."""
+    """A recipe: one YAML file that says everything about a training run."""
 
     run: RunSection
+    """What the run is called, how long it lasts, and where it leaves its files."""
     model: Model
+    """The model that is trained: `pretrained` or `scratch`."""
     envs: Annotated[list[EnvSection], Field(min_length=1)]
-    rollout: RolloutSection = Field(default_factory=RolloutSection)
-    curriculum: Curriculum = Field(default_factory=LearnabilityCurriculum)
-    gates: GroupFilterSection = Field(default_factory=GroupFilterSection)
-    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
-    learner: LearnerSection = Field(default_factory=LearnerSection)
-    asynchronous: AsyncSection = Field(default_factory=AsyncSection, alias="async")
+    """The environments that tasks come from: a list with one entry for each."""
     warm_start: WarmStartSection | None = None
+    """Supervised fine-tuning before RL. By default there is none."""
+    rollout: RolloutSection = Field(default_factory=RolloutSection)
+    """How episodes are sampled, and what each may use."""
+    curriculum: Curriculum = Field(default_factory=LearnabilityCurriculum)
+    """Which task is drawn next: `learnability`, `uniform`, `staged` or `pools`."""
+    group_filter: GroupFilterSection = Field(default_factory=GroupFilterSection)
+    """Which groups are trained on. `gates` is another spelling."""
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    """The objective: a named algorithm, and any of its axes."""
+    learner: LearnerSection = Field(default_factory=LearnerSection)
+    """The optimizer, the size of a step, and how it is computed."""
+    asynchronous: AsyncSection = Field(default_factory=AsyncSection, alias="async")
+    """Learner and engine at work at the same time."""
     eval: EvalSection | None = Field(default_factory=EvalSection)
+    """Evaluations on held-out tasks; null turns them off."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    """How often checkpoints are written, and how many are kept."""
     sandboxes: SandboxSection = Field(default_factory=SandboxSection)
+    """Limits on the sandboxes of all environments."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling(cls, data: Any) -> Any:
+        return one_spelling(data) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -408,5 +321,5 @@ class Recipe(Section):
             raise ValueError("rollout.engine: with `launch: false` name at least one server in `urls`")
         names = [env.name for env in self.envs]
         if len(set(names)) < len(names):
-            raise ValueError("envs: one environment is listed twice; give it once, with the levels you want")
+            raise ValueError("envs: one environment is listed twice; list it once, with the levels you want")
         return self

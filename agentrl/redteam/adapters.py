@@ -1,4 +1,4 @@
-"""Puts a plain scoring function, or a Harbor task folder, in the place of an environment."""
+"""Turns a plain scoring function, or a Harbor task folder, into an environment that can be attacked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from agentrl.errors import UserError
-from agentrl.redteam.naive_graders.base import InAgentsBox, Naive, clamp, kept, text_of
+from agentrl.redteam.naive_graders.base import InAgentsBox, Naive, clamp, kept, read_reward, text_of
 from agentrl.redteam.testbeds.base import Testbed, problem
 from agentrl.sandboxes.base import Entry, Sandbox, SandboxSpec
 from agentrl.types import Task, ToolCall, Verdict
@@ -29,7 +29,7 @@ os.write(4, json.dumps(float(score)).encode())
 
 
 class Scorer(Verifier):
-    """A scoring function, run in a box of its own; what it returns is read as carelessly as its users would."""
+    """A scoring function, run in a sandbox of its own; what it returns is read as carelessly as its users would."""
 
     def __init__(self, module: str, function: str, files: Mapping[str, bytes], honest: str, *, code: bool) -> None:
         self.module, self.function, self.files, self.honest, self.code = module, function, dict(files), honest, code
@@ -41,22 +41,20 @@ class Scorer(Verifier):
         async with context.boxes.box(SandboxSpec(files=self.files)) as box:
             done = await box.aio.python(CALL, json.dumps(order).encode(), timeout=20.0)
         if done.timed_out:
-            return Verdict(
-                score=1.0, evidence=("the scorer hung: its caller hangs, or drops the sample",), trust="shared"
-            )
-        try:
-            score = float(json.loads(done.reply))
-        except (ValueError, TypeError):
-            last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
-            return Verdict(score=0.0, evidence=(f"the scorer failed: {last[0][:200]}",), trust="shared")
-        return Verdict(score=clamp(score), evidence=(f"the scorer returned {score}",), trust="shared")
+            score, evidence = 1.0, "the scorer hung: its caller hangs, or drops the sample"
+        else:
+            try:
+                score = float(json.loads(done.reply))
+                evidence = f"the scorer returned {score}"
+            except (ValueError, TypeError):
+                last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
+                score, evidence = 0.0, f"the scorer failed: {last[0][:200]}"
+        return Verdict(score=clamp(score), evidence=(evidence,), trust="shared")
 
 
 def scorer(target: str, honest: str, wrong: str) -> type[Testbed]:
-    """`module:function` as an environment; `honest` and `wrong` are one submission of each kind."""
+    """Make an environment of `module:function`; `honest` and `wrong` are one submission of each kind."""
     module, _, function = target.partition(":")
-    if not module or not function:
-        raise UserError(f"--scorer {target!r} must look like module:function")
     is_code = _is_code(honest)
     check = Scorer(module, function, _sources(module), honest, code=is_code)
     files: dict[str, Entry | bytes | str] = {"solution.py": wrong} if is_code else {}
@@ -68,9 +66,7 @@ def scorer(target: str, honest: str, wrong: str) -> type[Testbed]:
         """One task, graded by the user's function."""
 
         verifier = check
-
-        def problems(self) -> Sequence[Task]:
-            return (task,)
+        problems = (task,)
 
     Scored.name = target
     return Scored
@@ -84,19 +80,19 @@ def _is_code(text: str) -> bool:
 
 
 def _sources(module: str) -> dict[str, bytes]:
-    """The module's file, or its whole package, by path. It is copied, never imported here."""
+    """Read the module's file, or its whole package, by path. It is copied, never imported here."""
     top = module.split(".")[0]
-    found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    if found is None or found.origin is None or not found.origin.endswith(".py"):
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise UserError(f"--scorer: there is no Python module {top!r} in this folder or on PYTHONPATH")
-    origin = Path(found.origin)
+    origin = Path(spec.origin)
     if origin.name != "__init__.py":
         return {origin.name: origin.read_bytes()}
     return {str(p.relative_to(origin.parent.parent)): p.read_bytes() for p in sorted(origin.parent.rglob("*.py"))}
 
 
 MOVED = (("/logs/verifier", "/box/logs/verifier"), ("/tests", "/box/tests"), ("/app", "/box"), ("/workspace", "/box"))
-"""Harbor's absolute paths, and where they lie in our boxes, whose root belongs to nobody inside."""
+"""Harbor's absolute paths, and their place in our sandboxes, whose root nothing inside can write to."""
 
 
 def _moved(text: bytes) -> bytes:
@@ -106,10 +102,10 @@ def _moved(text: bytes) -> bytes:
 
 
 def harbor(folder: Path) -> type[Testbed]:
-    """A Harbor task folder as an environment that grades the way Harbor does by default: in the agent's own box."""
+    """Make an environment of a Harbor task folder that grades as Harbor does by default: in the agent's own sandbox."""
     for part in ("task.toml", "tests/test.sh", "solution/solve.sh"):
         if not (folder / part).is_file():
-            raise UserError(f"{folder} is no Harbor task: {part} is missing")
+            raise UserError(f"{folder} is not a Harbor task: {part} is missing")
     start = _tree(folder / "environment")
     tests = {f"tests/{path}": content for path, content in _tree(folder / "tests").items()}
     solution = _moved((folder / "solution" / "solve.sh").read_bytes()).decode("utf-8", "replace")
@@ -119,9 +115,7 @@ def harbor(folder: Path) -> type[Testbed]:
         """One task, graded by its own tests/test.sh."""
 
         verifier = Naive(kept, "")
-
-        def problems(self) -> Sequence[Task]:
-            return (task,)
+        problems = (task,)
 
         def examine(self, box: Sandbox) -> float:
             for path, content in tests.items():
@@ -129,7 +123,7 @@ def harbor(folder: Path) -> type[Testbed]:
             box.exec(["mkdir", "-p", "logs/verifier"])
             box.exec(["bash", "tests/test.sh"], timeout=60.0)
             time.sleep(0.2)  # Harbor copies the logs out before it reads them, and that takes longer still
-            return _reward(box)
+            return read_reward(box, missing=0.0)
 
         def expert(self, task: Task) -> Sequence[ToolCall | str]:
             return [ToolCall(name="run", arguments={"command": solution}), "done"]
@@ -141,15 +135,3 @@ def harbor(folder: Path) -> type[Testbed]:
 def _tree(folder: Path) -> dict[str, bytes]:
     files = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "Dockerfile"] if folder.is_dir() else []
     return {str(p.relative_to(folder)): _moved(p.read_bytes()) for p in files}
-
-
-def _reward(box: Sandbox) -> float:
-    try:
-        found = json.loads(box.read("logs/verifier/reward.json"))
-        return float(found["reward"] if isinstance(found, dict) else found)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    try:
-        return float(box.read("logs/verifier/reward.txt"))
-    except (OSError, ValueError):
-        return 0.0

@@ -1,4 +1,4 @@
-"""What `agentrl redteam` does: find the target, run the suite, show and save what was found."""
+"""Carries out `agentrl redteam`: finds the target, runs the suite, shows and saves the report."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from agentrl.redteam.adapters import harbor, scorer
 from agentrl.redteam.attack import FAMILIES, Attack, attacks
 from agentrl.redteam.naive_graders import NAIVE_GRADERS
 from agentrl.redteam.page import html_page
+from agentrl.redteam.quality import quality
 from agentrl.redteam.report import BREACHES, Report, together
-from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer
+from agentrl.redteam.search import search
+from agentrl.redteam.suite import AttackTarget
+from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer, Testbed
 from agentrl.sandboxes.pool import Pool
 
 
@@ -45,30 +48,29 @@ class Request:
     parallel: int = 4
 
     def written(self) -> str:
-        """The part of it that leads to the same targets, as Python."""
+        """Write the part of it that leads to the same targets as Python."""
         names = ("target", "backend", "levels", "tasks", "scorer", "honest", "wrong")
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
-        plain = {field.name: field.default for field in fields(self)}
-        return f"Request({', '.join(f'{n}={v!r}' for n, v in given.items() if v != plain[n])})"
+        values = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in names]
+        return f"Request({', '.join(f'{name}={value!r}' for name, value, default in values if value != default)})"
 
 
 def chosen(families: Sequence[str], ids: Sequence[str]) -> list[Attack]:
-    """The attacks of these families, or with these ids or names; all of them when nothing is named."""
+    """Return the attacks of these families, or with these ids or names; all of them when nothing is named."""
     corpus = attacks()
-    strange = [f for f in families if f.upper() not in FAMILIES]
-    if strange:
-        raise UserError(f"no family {strange[0]!r}; the families are {', '.join(FAMILIES)}")
+    unknown = [f for f in families if f.upper() not in FAMILIES]
+    if unknown:
+        raise UserError(f"no family {unknown[0]!r}; the families are {', '.join(FAMILIES)}")
     unknown = [i for i in ids if not any(i in (a, a.split(".")[1]) for a in corpus)]
     if unknown:
         raise UserError(f"no attack {unknown[0]!r}; `agentrl redteam --list` shows all of them")
     if not families and not ids:
         return list(corpus.values())
-    wanted = {f.upper() for f in families}
-    return [a for a in corpus.values() if a.family in wanted or a.id in ids or a.id.split(".")[1] in ids]
+    letters = {f.upper() for f in families}
+    return [a for a in corpus.values() if a.family in letters or a.id in ids or a.id.split(".")[1] in ids]
 
 
-def marks(request: Request) -> list[suite.AttackTarget]:
-    """What the target's name stands for: a scorer, a Harbor folder, an environment, a verifier, or a foil."""
+def attack_targets(request: Request) -> list[AttackTarget]:
+    """Find what the target's name means: a scorer, a Harbor folder, an environment, a verifier, or a naive grader."""
     if request.scorer:
         if ":" not in request.scorer.strip(":"):
             raise UserError(f"--scorer {request.scorer!r} must look like module:function")
@@ -77,9 +79,9 @@ def marks(request: Request) -> list[suite.AttackTarget]:
     if (path / "task.toml").is_file():
         return [_all_tasks(path.resolve().name, harbor(path))]
     if path.is_dir() and request.target not in members("envs"):
-        raise UserError(f"{request.target} is a folder, but no Harbor task: there is no task.toml in it")
+        raise UserError(f"{request.target} is a folder, but not a Harbor task: there is no task.toml in it")
     if request.target in TESTBEDS:
-        return [_all_tasks(f"{request.target}/{r.__name__.lower()}", r) for r in TESTBEDS[request.target]]
+        return [_all_tasks(f"{request.target}/{kind.__name__.lower()}", kind) for kind in TESTBEDS[request.target]]
     if request.target in NAIVE_GRADERS:
         return [_all_tasks(request.target, NAIVE_GRADERS[request.target])]
     try:
@@ -87,60 +89,59 @@ def marks(request: Request) -> list[suite.AttackTarget]:
     except CatalogueError as error:
         known = ", ".join([*members("envs"), *TESTBEDS])
         raise UserError(f"{error}\n  known environments and verifiers: {known}") from None
-    levels = request.levels or None
-    strange = [level for level in request.levels if level not in environment().levels]
-    if strange:
-        there = environment().levels
-        raise UserError(f"{request.target} has no level {strange[0]}; its levels are {there[0]} to {there[-1]}")
-    mark = suite.mark(request.target, environment, levels=levels, per_level=request.tasks, judge=ScriptedExaminer())
-    return [mark]
+    levels = environment().levels
+    unknown = [level for level in request.levels if level not in levels]
+    if unknown:
+        raise UserError(f"{request.target} has no level {unknown[0]}; its levels are {levels[0]} to {levels[-1]}")
+    chosen_levels, judge = request.levels or None, ScriptedExaminer()
+    return [AttackTarget.of(request.target, environment, levels=chosen_levels, per_level=request.tasks, judge=judge)]
 
 
-def _all_tasks(name: str, environment: type) -> suite.AttackTarget:
-    count = len({task.id for task in environment().problems()})
-    return suite.mark(name, environment, per_level=count, judge=ScriptedExaminer())
+def _all_tasks(name: str, environment: type[Testbed]) -> AttackTarget:
+    count = len({task.id for task in environment.problems})
+    return AttackTarget.of(name, environment, per_level=count, judge=ScriptedExaminer())
 
 
-def _text(given: str) -> str:
-    """The text itself, or `@file` for a file's content."""
-    if given.startswith("@"):
+def _text(option: str) -> str:
+    """Return the text itself, or the content of a file for `@file`."""
+    if option.startswith("@"):
         try:
-            return Path(given[1:]).read_text()
+            return Path(option[1:]).read_text()
         except OSError as error:
-            raise UserError(f"cannot read {given[1:]}: {error.strerror}") from None
-    if not given:
+            raise UserError(f"cannot read {option[1:]}: {error.strerror}") from None
+    if not option:
         raise UserError("--scorer needs --honest and --wrong: one right and one wrong submission, as text or @file")
-    return given
+    return option
 
 
 def known_findings(baseline: Path) -> dict[str, list[str]]:
-    """The baseline file: target → ids of the attacks that are accepted against it."""
+    """Read the baseline file: for each target, the ids of the attacks that are accepted against it."""
     try:
-        found = json.loads(baseline.read_text(encoding="utf-8"))
+        accepted_ids = json.loads(baseline.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no baseline {baseline}; --update-baseline writes it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"the baseline {baseline} cannot be read: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(ids, list) for ids in found.values()):
+    if not isinstance(accepted_ids, dict) or not all(isinstance(ids, list) for ids in accepted_ids.values()):
         raise UserError(f'the baseline {baseline} must look like {{"target": ["I.denied", ...]}}')
-    return found
+    return accepted_ids
 
 
 def accepted(report: Report, known: Mapping[str, Sequence[str]]) -> Report:
-    """The report with the findings that the baseline names marked as accepted."""
+    """Mark the findings that the baseline names as accepted."""
     ids = set(known.get(report.target, ()))
     return replace(report, findings=tuple(replace(f, accepted=f.id in ids) for f in report.findings))
 
 
 def write_baseline(reports: Sequence[Report], path: Path) -> None:
-    """Every breach of these reports, as accepted from now on; what the file says of other targets stays."""
-    found = known_findings(path) if path.is_file() else {}
-    found |= {r.target: sorted(f.id for f in r.findings if f.result in BREACHES) for r in reports}
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    """Accept every breach of these reports from now on; what the file says of other targets stays."""
+    accepted_ids = known_findings(path) if path.is_file() else {}
+    accepted_ids |= {r.target: sorted(f.id for f in r.findings if f.result in BREACHES) for r in reports}
+    path.write_text(json.dumps(accepted_ids, indent=2) + "\n", encoding="utf-8")
 
 
 def _refuse(request: Request, update: bool, *files: Path | None) -> None:
-    """What would only come out after minutes of work is said before it."""
+    """Refuse mistakes that would otherwise only show after minutes of work."""
     if update and request.baseline is None:
         raise UserError("--update-baseline needs --baseline FILE, the file to write")
     for path in (*files, request.baseline if update else None):
@@ -151,33 +152,33 @@ def _refuse(request: Request, update: bool, *files: Path | None) -> None:
 
 
 async def _run(request: Request, bar: Bar | None) -> list[Report]:
-    backend = sandboxes.load(request.backend)()
-    pool = Pool(backend)
+    pool = Pool(sandboxes.load(request.backend)())
     corpus = chosen(request.families, request.attack)
     reports = []
     try:
-        for mark in marks(request):
-            line = bar.add_task(mark.name, total=None) if bar is not None else None
-
-            def tell(text: str, done: int, total: int, line: object = line) -> None:
-                if bar is not None and line is not None:
-                    bar.update(line, completed=done, total=total, description=f"{mark.name}  {text}")  # type: ignore[arg-type] # noqa: B023
-
+        for attack_target in attack_targets(request):
             report = await suite.run(
-                mark, pool, backend=request.backend, chosen=corpus, parallel=request.parallel, progress=tell
+                attack_target,
+                pool,
+                backend=request.backend,
+                chosen=corpus,
+                parallel=request.parallel,
+                progress=_line(bar, attack_target.name) if bar is not None else None,
             )
             if request.quality:
-                from agentrl.redteam.quality import quality
-
-                report = replace(report, quality=await quality(mark, pool))
+                report = replace(report, quality=await quality(attack_target, pool))
             if request.search_s > 0:
-                from agentrl.redteam.search import search
-
-                report = await search(mark, pool, report, seconds=request.search_s, again=request.written())
+                report = await search(attack_target, pool, report, seconds=request.search_s, again=request.written())
             reports.append(report)
     finally:
         pool.close()
     return reports
+
+
+def _line(bar: Bar, name: str) -> suite.Progress:
+    """Add a line to the progress bar and return what updates it."""
+    line = bar.add_task(name, total=None)
+    return lambda text, done, total: bar.update(line, completed=done, total=total, description=f"{name}  {text}")
 
 
 def reports(request: Request) -> list[Report]:
@@ -194,33 +195,34 @@ def run(
     sarif: Path | None = None,
     update_baseline: bool = False,
 ) -> int:
-    """Carry the request out; 0 when every control is right and no attack succeeds, else 1."""
+    """Carry the request out; return 0 when every control is right and no attack succeeds, else 1."""
     console = Console(stderr=as_json)
     _refuse(request, update_baseline, html, junit, sarif)
     known = known_findings(request.baseline) if request.baseline is not None and not update_baseline else {}
     with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        found = asyncio.run(_run(request, bar))
+        reports = asyncio.run(_run(request, bar))
     if update_baseline and request.baseline is not None:
-        write_baseline(found, request.baseline)
+        write_baseline(reports, request.baseline)
         known = known_findings(request.baseline)
-    found = [accepted(report, known) for report in found]
-    for report in found:
-        suffix = "" if len(found) == 1 else f".{report.target.replace('/', '-')}"
-        writers = ((html, html_page), (junit, formats.junit), (sarif, formats.sarif_text))
+    reports = [accepted(report, known) for report in reports]
+    for report in reports:
+        suffix = "" if len(reports) == 1 else f".{report.target.replace('/', '-')}"
+        writers = ((html, html_page), (junit, formats.junit), (sarif, formats.sarif))
         for path, write in writers:
             if path is not None:
                 path.with_name(path.stem + suffix + path.suffix).write_text(write(report), encoding="utf-8")
         if not as_json:
             console.print(formats.screen(report))
     if as_json:
-        print(json.dumps(found[0].data() if len(found) == 1 else together(request.target, found)))
-    return 0 if all(report.ok for report in found) else 1
+        print(json.dumps(reports[0].data() if len(reports) == 1 else together(request.target, reports)))
+    return 0 if all(report.ok for report in reports) else 1
 
 
 def listing(*, as_json: bool = False) -> str:
-    """Every attack, one a line, or as JSON."""
-    found = attacks().values()
+    """List every attack, one per line, or as JSON."""
+    corpus = attacks().values()
     if as_json:
-        return json.dumps([{"id": a.id, "family": a.family, "title": a.title, "needs": sorted(a.needs)} for a in found])
-    lines = [f"{a.id:32} {a.title}  [{', '.join(sorted(a.needs))}]" for a in found]
+        rows = [{"id": a.id, "family": a.family, "title": a.title, "needs": sorted(a.needs)} for a in corpus]
+        return json.dumps(rows)
+    lines = [f"{a.id:32} {a.title}  [{', '.join(sorted(a.needs))}]" for a in corpus]
     return "\n".join([*lines, f"{len(lines)} attacks"])

@@ -1,4 +1,4 @@
-"""Writes a report down: a matrix for people at a terminal, JUnit and SARIF for the tools around them."""
+"""Writes a report: a matrix for the terminal, JUnit and SARIF for other tools."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agentrl.redteam.report import Finding, Report
 
 COLUMNS = ("held", "gained", "evaded", "hung", "accepted", "void", "not applicable")
 NAMES = {"accepted": "known", "not applicable": "n/a"}
-"""Columns whose heading is shorter than what they count."""
+"""Columns whose heading is shorter than the result they count."""
 _STYLES = {"gained": "bold red", "evaded": "bold red", "hung": "bold red", "held": "green", "accepted": "yellow"}
 
 
-def screen(report: Report, *, transcripts: bool = True) -> Group:
-    """Controls, the matrix family × outcome, and each breach with its evidence and its fix."""
+def screen(report: Report) -> Group:
+    """Show controls, the matrix family × outcome, and each breach with its evidence, fix and episode."""
     bad = [c for c in report.controls if not c.ok]
     head = Text(f"{report.target} on {report.backend}: ", style="bold")
     good = len(report.controls) - len(bad)
@@ -46,15 +46,15 @@ def screen(report: Report, *, transcripts: bool = True) -> Group:
         line = f"control {control.name} on {control.task}: expected {control.expected:g}, got {control.score}: {why}"
         parts.append(Text(line, style="red"))
     for finding in report.breaches:
-        parts.append(_breach(finding, transcripts))
+        parts.append(_breach(finding))
     if report.quality:
         parts += [Text("\nquality", style="bold"), *(Text(f"  {line}") for line in quality_lines(report.quality))]
     return Group(*parts)
 
 
-def quality_lines(found: Mapping[str, Any]) -> list[str]:
-    """What `--quality` measured, in words; what falls short is said last."""
-    mutation, others, flakes, cost = (found[name] for name in ("mutation", "alternatives", "flakes", "cost_ms"))
+def quality_lines(measured: Mapping[str, Any]) -> list[str]:
+    """Put into words what `--quality` measured; what falls short comes last."""
+    mutation, others, flakes, cost = (measured[name] for name in ("mutation", "alternatives", "flakes", "cost_ms"))
     total = mutation["killed"] + mutation["survived"]
     lines = [
         f"mutants killed: {mutation['killed']} of {total}, {mutation['equivalent']} more are equivalent",
@@ -64,16 +64,16 @@ def quality_lines(found: Mapping[str, Any]) -> list[str]:
         f"flakes of the oracle: {flakes['failed']} of {flakes['tried']} beside {flakes['busy_processes']} busy "
         f"processes (at most {flakes['upper_95']:.1%} with 95% confidence)",
         f"a verdict takes {cost['p50']:g} ms, at most {cost['max']:g} ms",
-        f"the stronger policy scores higher in {found['discrimination']:.0%} of the pairs",
+        f"the stronger policy scores higher in {measured['discrimination']:.0%} of the pairs",
     ]
     if not total:
         lines[0] = "mutants: none could be made here"
     if not others["tried"]:
         lines.append("no other solutions are known: give the environment alternatives(task)")
-    return [*lines, *(f"falls short: {line}" for line in shortfalls(found))]
+    return [*lines, *(f"falls short: {line}" for line in shortfalls(measured))]
 
 
-def _breach(finding: Finding, transcript: bool) -> Text:
+def _breach(finding: Finding) -> Text:
     text = Text(f"\n{finding.id}  {finding.title}\n", style="bold red")
     text.append(
         f"  {finding.result} on {finding.task}: score {finding.score} where wrong work earns {finding.baseline}\n", ""
@@ -81,14 +81,13 @@ def _breach(finding: Finding, transcript: bool) -> Text:
     for line in finding.evidence[:5]:
         text.append(f"  evidence: {visible(line[:300])}\n", "default")
     text.append(f"  fix: {finding.fix}\n", "yellow")
-    if transcript:
-        for line in "\n".join(episode(finding)).split("\n"):
-            text.append(f"    {line}\n", "dim")
+    for line in "\n".join(episode(finding)).split("\n"):
+        text.append(f"    {line}\n", "dim")
     return text
 
 
 def episode(finding: Finding) -> list[str]:
-    """What was played, a line for each call and message; characters that could move a terminal's cursor are shown."""
+    """List what was played, one line per call and message, with control characters written out."""
     lines = []
     for message in finding.transcript[2:]:
         for call in message.tool_calls:
@@ -99,12 +98,12 @@ def episode(finding: Finding) -> list[str]:
 
 
 def visible(text: str) -> str:
-    """Attackers' text with every control and invisible character written out."""
+    """Write out every control and invisible character of an attacker's text."""
     return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def junit(report: Report) -> str:
-    """One test case for each control and attack."""
+    """Write one JUnit test case for each control and attack."""
     failures = len(report.breaches) + sum(not c.ok for c in report.controls)
     skipped = sum(not f.tried for f in report.findings)
     total = len(report.controls) + len(report.findings)
@@ -132,12 +131,12 @@ def junit(report: Report) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
+    """Replace the control characters that XML cannot hold."""
     return "".join(c if c in "\n\t" or c >= " " and c not in "￾￿" else "?" for c in text)
 
 
-def sarif(report: Report) -> dict[str, Any]:
-    """SARIF 2.1.0: a rule for each attack, a result for each breach."""
+def sarif(report: Report) -> str:
+    """Write SARIF 2.1.0: a rule for each attack, a result for each breach."""
     rules = [
         {"id": f.id, "shortDescription": {"text": f.title}, "help": {"text": f.fix}} for f in report.findings if f.tried
     ]
@@ -151,13 +150,9 @@ def sarif(report: Report) -> dict[str, Any]:
         for f in report.breaches
     ]
     driver = {"name": "agentrl redteam", "version": __version__, "rules": rules}
-    return {
+    document = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }
-
-
-def sarif_text(report: Report) -> str:
-    """The SARIF document as text."""
-    return json.dumps(sarif(report), indent=2) + "\n"
+    return json.dumps(document, indent=2) + "\n"

@@ -6,6 +6,7 @@ import ast
 import copy
 import re
 from collections.abc import Iterator
+from typing import Any
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -56,42 +57,43 @@ WORDS = (
     (r"\bWHERE\b", "WHERE 1 OR"),
     (r"\bHAVING\b", "HAVING 1 OR"),
 )
-"""What is changed in a formula or a query: a pattern, and what takes its place."""
+"""What is changed in a formula or a query: a pattern and its replacement."""
 
 
 def text_mutants(text: str) -> Iterator[tuple[str, str]]:
-    """(what was changed, the whole text) of an answer that is a formula or a query: one sign, word or number each."""
-    seen = {text}
-    for pattern, other in WORDS:
-        for found in re.finditer(pattern, text):
-            changed = text[: found.start()] + other + text[found.end() :]
-            if changed not in seen:
-                seen.add(changed)
-                yield f"{found.group().strip()} at {found.start()} becomes {other or 'nothing'}", changed
-    for found in re.finditer(r"(?<![\w.])\d{1,15}", text):
-        changed = text[: found.start()] + str(int(found.group()) + 1) + text[found.end() :]
-        if changed not in seen:
-            seen.add(changed)
-            yield f"{found.group()} at {found.start()} grows by one", changed
+    """Yield (what was changed, the whole text) of a formula or a query: one sign, word or number each."""
+    changes = [
+        (match, other, f"becomes {other or 'nothing'}")
+        for pattern, other in WORDS
+        for match in re.finditer(pattern, text)
+    ]
+    for match in re.finditer(r"(?<![\w.])\d{1,15}", text):
+        changes.append((match, str(int(match.group()) + 1), "grows by one"))
+    known = {text}
+    for match, other, what in changes:
+        changed = text[: match.start()] + other + text[match.end() :]
+        if changed not in known:
+            known.add(changed)
+            yield f"{match.group().strip()} at {match.start()} {what}", changed
 
 
 def mutants(source: str) -> Iterator[tuple[str, str]]:
-    """(what was changed, the whole changed source), one change each, in the order of the text."""
+    """Yield (what was changed, the whole changed source), one change each, in the order of the text."""
     tree = ast.parse(source)
-    seen = {_runs(tree)}
-    for index, node in enumerate(ast.walk(tree)):
-        for number, what in enumerate(_changes(node)):
-            other = copy.deepcopy(tree)
-            found = next(n for i, n in enumerate(ast.walk(other)) if i == index)
-            _apply(found, number)
-            text = ast.unparse(ast.fix_missing_locations(other))
-            if _runs(other) not in seen:
-                seen.add(_runs(other))
+    known = {_runs(tree)}
+    for node in list(ast.walk(tree)):
+        for what, changes in _changes(node):
+            original = {name: getattr(node, name) for name in changes}
+            vars(node).update(changes)
+            text, runs = ast.unparse(ast.fix_missing_locations(tree)), _runs(tree)
+            vars(node).update(original)
+            if runs not in known:
+                known.add(runs)
                 yield f"line {getattr(node, 'lineno', 0)}: {what}", text + "\n"
 
 
 def _runs(tree: ast.Module) -> str:
-    """What of a program runs: all but docstrings, which no test could tell apart."""
+    """Dump what of a program runs: all but docstrings, which no test could tell apart."""
     bare = copy.deepcopy(tree)
     for node in ast.walk(bare):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -99,54 +101,31 @@ def _runs(tree: ast.Module) -> str:
     return ast.dump(bare)
 
 
-def _changes(node: ast.AST) -> list[str]:
-    """What can be changed about a node; `_apply` carries them out by number."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-        return [f"{type(node.ops[0]).__name__} becomes {COMPARISONS[type(node.ops[0])].__name__}"]
-    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in OPERATORS:
-        return [f"{type(node.op).__name__} becomes {OPERATORS[type(node.op)].__name__}"]
-    if isinstance(node, ast.BoolOp):
-        return ["and becomes or, or the other way round"]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-        return ["a sign or a not is lost"]
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return ["a number grows by one", "a number becomes zero"]
-    if isinstance(node, ast.Constant) and type(node.value) is str and node.value:
-        return ["a text becomes empty"]
-    if isinstance(node, ast.Constant) and type(node.value) is bool:
-        return ["true becomes false, or the other way round"]
-    if isinstance(node, ast.If | ast.While | ast.IfExp):
-        return ["a condition is turned round"]
-    if isinstance(node, ast.Return) and node.value is not None:
-        return ["nothing is returned"]
-    if isinstance(node, ast.Break | ast.Continue):
-        return ["break becomes continue, or the other way round"]
-    if isinstance(node, ast.FunctionDef | ast.For) and len(node.body) > 1:
-        return [f"statement {i + 1} is left out" for i in range(len(node.body))]
-    return []
-
-
-def _apply(node: ast.AST, number: int) -> None:
-    if isinstance(node, ast.Compare):
-        node.ops[0] = COMPARISONS[type(node.ops[0])]()
-    elif isinstance(node, ast.BinOp | ast.AugAssign):
-        node.op = OPERATORS[type(node.op)]()
-    elif isinstance(node, ast.BoolOp):
-        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif isinstance(node, ast.UnaryOp):
-        node.op = ast.UAdd() if isinstance(node.op, ast.USub) else ast.Not()
-        if isinstance(node.op, ast.Not):
-            node.operand = ast.UnaryOp(op=ast.Not(), operand=node.operand)
-    elif isinstance(node, ast.Constant):
-        if type(node.value) is bool:
-            node.value = not node.value
-        elif type(node.value) is int:
-            node.value = node.value + 1 if number == 0 else 0
-        else:
-            node.value = ""
-    elif isinstance(node, ast.If | ast.While | ast.IfExp):
-        node.test = ast.UnaryOp(op=ast.Not(), operand=node.test)
-    elif isinstance(node, ast.Return):
-        node.value = ast.Constant(value=None)
-    elif isinstance(node, ast.FunctionDef | ast.For):
-        del node.body[number]
+def _changes(node: ast.AST) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what can be changed about a node, in words and as new values of its fields."""
+    match node:
+        case ast.Compare(ops=[first, *rest]) if type(first) in COMPARISONS:
+            other = COMPARISONS[type(first)]
+            yield f"{type(first).__name__} becomes {other.__name__}", {"ops": [other(), *rest]}
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPERATORS:
+            yield f"{type(op).__name__} becomes {OPERATORS[type(op)].__name__}", {"op": OPERATORS[type(op)]()}
+        case ast.BoolOp(op=op):
+            yield "and becomes or, or the other way round", {"op": ast.Or() if isinstance(op, ast.And) else ast.And()}
+        case ast.UnaryOp(op=ast.USub()):
+            yield "a sign or a not is lost", {"op": ast.UAdd()}
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "a sign or a not is lost", {"operand": ast.UnaryOp(op=ast.Not(), operand=operand)}
+        case ast.Constant(value=bool(value)):
+            yield "true becomes false, or the other way round", {"value": not value}
+        case ast.Constant(value=int(value)):
+            yield "a number grows by one", {"value": value + 1}
+            yield "a number becomes zero", {"value": 0}
+        case ast.Constant(value=str(value)) if value:
+            yield "a text becomes empty", {"value": ""}
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            yield "a condition is turned round", {"test": ast.UnaryOp(op=ast.Not(), operand=test)}
+        case ast.Return(value=ast.expr()):
+            yield "nothing is returned", {"value": ast.Constant(value=None)}
+        case ast.FunctionDef(body=body) | ast.For(body=body) if len(body) > 1:
+            for i in range(len(body)):
+                yield f"statement {i + 1} is left out", {"body": [*body[:i], *body[i + 1 :]]}

@@ -1,7 +1,6 @@
-"""The report as one self-contained page: the matrix, the controls, what succeeded with its episode and its fix.
+"""The report as one self-contained HTML page: the matrix, the controls, each breach with its episode and its fix.
 
-Evidence and transcripts are written by attackers: all of it is escaped, and the page forbids itself to load or run
-anything.
+Attackers write the evidence and the transcripts: all of it is escaped, and the page may load and run nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def html_page(report: Report) -> str:
-    """The whole page."""
+    """Write the whole page."""
     title = f"Red team: {escape(report.target)}"
     parts = [
         f"<h1>{title}</h1>",

@@ -1,140 +1,77 @@
-"""Plays a scripted policy through the real episode core and has it graded exactly as training would.
-
-policy ── actions ──> Episode ── Submission ──> grade ──> Played
-       <─ what it sees ─┘
-"""
+"""Plays a script on one task and has it graded as in training: `agentrl.envs.play` drives the episode."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from agentrl.envs import play as episodes
 from agentrl.envs.base import Environment
-from agentrl.envs.episode import Episode
-from agentrl.errors import AgentError, Fault, UserError, fault_of
-from agentrl.redteam.attack import Action, Again, NotApplicable, Policy
-from agentrl.types import Ending, Message, Task, ToolCall, Verdict
-from agentrl.verifiers.base import Boxes, Context, Judge, Submission
-from agentrl.verifiers.grade import grade
+from agentrl.envs.play import Abandoned, Action, Played, Policy, Stage, Stop, scripted
+from agentrl.errors import Fault, UserError, fault_of
+from agentrl.types import Ending, Grade, Outcome, Task
+
+__all__ = ["Action", "Again", "Arena", "NotApplicable", "Played", "Script", "Stop", "Variants", "play"]
 
 MAX_ACTIONS = 64
-"""A scripted policy gets no more turns than this, whatever the environment's own budget."""
+"""Turns that a script gets, whatever the environment's own budget."""
+Script = Iterable[Action | Stop]
+"""The actions of an episode: a list, or a generator that is sent what each of its actions brought."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """One episode and what became of it."""
+@dataclass(frozen=True, slots=True)
+class Again(Stop):
+    """Yielded in place of an action: the episode ends ungraded, and the next one of the same task begins."""
 
-    score: float | None
-    """None when grading broke, which training would retry."""
-    grade: str
-    verdict: Verdict | None = None
-    submission: Submission | None = None
-    transcript: tuple[Message, ...] = ()
-    fault: Fault | None = None
-    seconds: float = 0.0
+    ending: Ending | None = None
 
-    @property
-    def evidence(self) -> tuple[str, ...]:
-        """Why it scored what it scored, in lines a person can read."""
-        lines = self.verdict.evidence if self.verdict is not None else ()
-        return (*lines, self.fault.cause) if self.fault is not None else lines
+
+class Variants(list[Script]):
+    """Several scripts that try one idea in different ways; the attack succeeds when any of them does."""
+
+
+class NotApplicable(Exception):
+    """The target offers nothing that this attack could work on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
-    """Where episodes are played: an environment, one of its tasks, boxes, and the grader's secret."""
+    """Where scripts are played: an environment, one of its tasks, and the sandboxes and secret for grading."""
 
     make: Callable[[], Environment]
     task: Task
-    boxes: Boxes
-    secret: bytes
+    stage: Stage
     seed: int = 0
-    judge: Judge | None = None
-    deadline_s: float = 60.0
-    """Wall seconds for grading one submission."""
     limit_s: float = 240.0
-    """Wall seconds for a whole episode with its grading; whoever takes longer has hung it."""
+    """Wall seconds for an episode with its grading; one that takes longer counts as hung."""
 
 
-async def play(arena: Arena, policy: Policy) -> Played:
-    """Play one episode to its end and grade it."""
+async def play(arena: Arena, script: Script) -> Played:
+    """Play a script to its end and grade it. Whatever breaks gives an outcome without a score."""
     began = time.monotonic()
+    ending: Ending = "done"
+    grade: Grade = "infra_error"
     try:
-        return await asyncio.wait_for(_play(arena, policy, began), arena.limit_s)
+        return await asyncio.wait_for(_play(arena, scripted(script)), arena.limit_s)
     except TimeoutError:
+        ending, grade = "timeout", "verifier_error"
         fault = Fault("redteam", "verifier", f"the episode and its grading took longer than {arena.limit_s:.0f} s")
-        return Played(score=None, grade="verifier_error", fault=fault, seconds=time.monotonic() - began)
     except (NotApplicable, UserError):
         raise
-    except Exception as error:  # the house broke: training would retry, so the agent got away without its 0
+    except Exception as error:  # training would retry this, so the agent got away without its 0
         fault = fault_of(error, "episode")
-        return Played(score=None, grade="infra_error", fault=fault, seconds=time.monotonic() - began)
+    outcome = Outcome(ending=ending, grade=grade, score=None, fault=fault)
+    return Played(task=arena.task, messages=(), outcome=outcome, seconds={"episode": time.monotonic() - began})
 
 
-async def _play(arena: Arena, policy: Policy, began: float) -> Played:
-    actions = iter(policy)
+async def _play(arena: Arena, policy: Policy) -> Played:
+    """Play one episode after another until the script no longer asks for the next."""
     while True:
-        episode = Episode(arena.make(), arena.task, seed=arena.seed, boxes=arena.boxes)
-        fault = None
         try:
-            await episode.start()
-            try:
-                ending = await _drive(episode, actions)
-            except AgentError as error:
-                ending, fault = "agent_error", fault_of(error, "episode")
-            if ending is None:
-                continue
-            try:
-                submission = await episode.finish(ending)
-            except AgentError as error:  # what it left cannot even be collected: nothing to grade, so a 0
-                seconds = time.monotonic() - began
-                fault = fault_of(error, "episode")
-                return Played(
-                    score=0.0, grade="graded", transcript=tuple(episode.transcript), fault=fault, seconds=seconds
-                )
-        finally:
-            await episode.close()
-        return await graded(arena, episode.environment, submission, fault, began)
-
-
-async def graded(
-    arena: Arena, environment: Environment, submission: Submission, fault: Fault | None, began: float
-) -> Played:
-    """Grade a submission with the environment's verifier, through the boundary that training uses."""
-    context = Context(secret=arena.secret, boxes=arena.boxes, deadline_s=arena.deadline_s, judge=arena.judge)
-    outcome, verdict = await grade(environment.verifier, submission, context)
-    return Played(
-        score=outcome.score,
-        grade=outcome.grade,
-        verdict=verdict,
-        submission=submission,
-        transcript=submission.transcript,
-        fault=outcome.fault or fault,
-        seconds=time.monotonic() - began,
-    )
-
-
-async def _drive(episode: Episode, actions: Iterator[Action | Again]) -> Ending | None:
-    """Feed the policy what it sees until it, or the episode, is done; None when it wants another episode."""
-    seen: str | None = None
-    for _ in range(MAX_ACTIONS):
-        try:
-            action = actions.send(seen) if seen is not None and isinstance(actions, Generator) else next(actions)
-        except StopIteration:
-            return "turns"
-        if isinstance(action, Again):
-            return None
-        step = await episode.act(_message(action))
-        if step.done:
-            return "done"
-        seen = "\n".join(o.content for o in step.observations)
-    return "turns"
-
-
-def _message(action: Action) -> Message:
-    if isinstance(action, ToolCall):
-        return Message(role="assistant", content="", tool_calls=(action,))
-    return Message(role="assistant", content=action)
+            return await episodes.play(
+                arena.make(), arena.task, policy, arena.stage, seed=arena.seed, max_turns=MAX_ACTIONS
+            )
+        except Abandoned:
+            continue

@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("agentrl", "agentrl: the red team")
     group.addoption("--agentrl-env", action="append", default=[], metavar="NAME", help="attack this environment")
     group.addoption("--agentrl-family", action="append", default=[], metavar="F", help="only this family of attacks")
-    group.addoption("--agentrl-backend", default="namespace", metavar="NAME", help="where the boxes come from")
+    group.addoption("--agentrl-backend", default="namespace", metavar="NAME", help="the sandbox backend")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,13 +33,13 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 def _check(name: str, config: pytest.Config) -> None:
-    """A mistake in the options ends the session with one message, not with one for each attack."""
+    """Report a mistake in the options once, not for each attack."""
     from agentrl.errors import AgentRLError
-    from agentrl.redteam.command import Request, chosen, marks
+    from agentrl.redteam.command import Request, attack_targets, chosen
 
     try:
         chosen(config.getoption("--agentrl-family"), ())
-        marks(Request(target=name, backend=config.getoption("--agentrl-backend")))
+        attack_targets(Request(target=name, backend=config.getoption("--agentrl-backend")))
     except AgentRLError as error:
         raise pytest.UsageError(f"--agentrl-env {name}: {error}") from None
 
@@ -63,14 +63,14 @@ class RedTeam(pytest.Collector):
 
     @property
     def reports(self) -> list[Report]:
-        """One for an environment, several for a verifier."""
+        """The suite's reports: one for an environment, several for a verifier."""
         if self._trouble is not None:
             raise self._trouble
         if not self._reports:
             from agentrl.redteam.command import Request, reports
 
-            asked = [item.name for item in self.session.items if item.parent is self]
-            ids = tuple(name for name in asked if not name.startswith("control "))
+            names = [item.name for item in self.session.items if item.parent is self]
+            ids = tuple(name for name in names if not name.startswith("control "))
             request = Request(
                 target=self.target,
                 attack=ids or ("A.always_equal",),  # only controls were asked for: one attack is cheaper than all
@@ -78,7 +78,7 @@ class RedTeam(pytest.Collector):
             )
             try:
                 self._reports = reports(request)
-            except Exception as error:  # kept: the next test would only run into it again
+            except Exception as error:  # kept: the next test would only meet it again
                 self._trouble = error
                 raise
         return self._reports
@@ -91,13 +91,13 @@ class Check(pytest.Item):
         from agentrl.redteam.report import worst
 
         assert isinstance(self.parent, RedTeam)
-        found = self.parent.reports
+        reports = self.parent.reports
         if self.name.startswith("control "):
-            for control in (c for report in found for c in report.controls):
+            for control in (c for report in reports for c in report.controls):
                 if control.name == self.name.removeprefix("control ") and not control.ok:
                     raise Breach(control)
             return
-        finding = worst([f for report in found for f in report.findings if f.id == self.name])
+        finding = worst([f for report in reports for f in report.findings if f.id == self.name])
         if finding.succeeded:
             raise Breach(finding)
         if not finding.tried:
@@ -111,11 +111,11 @@ class Check(pytest.Item):
 
 
 class Breach(Exception):
-    """A control that failed, or an attack that did not."""
+    """A control that failed, or an attack that succeeded."""
 
-    def __init__(self, found: Control | Finding) -> None:
-        lines = [f"{found.task}: score {found.score}", *found.evidence]
-        title = getattr(found, "title", "")
+    def __init__(self, failure: Control | Finding) -> None:
+        lines = [f"{failure.task}: score {failure.score}", *failure.evidence]
+        title = getattr(failure, "title", "")
         if title:
-            lines = [title, *lines, f"fix: {getattr(found, 'fix', '')}"]
+            lines = [title, *lines, f"fix: {getattr(failure, 'fix', '')}"]
         super().__init__("\n".join(lines))

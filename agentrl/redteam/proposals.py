@@ -1,5 +1,5 @@
-"""What the search tries: answers from a grammar of pieces, sources and files with changes, perturbed boxes, attacks in
-combination. Everything is drawn from one random source, so a search with a seed is repeatable."""
+"""What the search tries: answers built from pieces, changed sources and files, perturbed sandboxes, combined attacks.
+Everything is drawn from one random source, so a search with a seed is repeatable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentrl.redteam.attack import Action, Again, Attack, NotApplicable, Variants
+from agentrl.redteam.attack import Attack
+from agentrl.redteam.play import Action, NotApplicable, Stop, Variants
 from agentrl.redteam.target import Target
 
 PIECES = (
@@ -15,7 +16,7 @@ PIECES = (
     "=", "==", "1", "True", "None", "nan", "inf", "1e9", "e0", "or", "and", "not", "\\boxed{", "<answer>", "</answer>",
     "Answer: ", "####", "```", "//", "#", "/*", "*", "**", "^", "|", "~", "_", "×", "−", "½", "٣", "％",
 )  # fmt: skip
-"""What parsers stumble over."""
+"""Texts that confuse parsers."""
 CODE = (
     "import os\nos._exit(0)\n",
     "import sys\nsys.exit(0)\n",
@@ -26,7 +27,7 @@ CODE = (
     "import builtins\nbuiltins.abs = lambda x: 0\n",
     "import os\nfor fd in range(3, 9):\n    try: os.write(fd, b'{\"passed\": true}')\n    except OSError: pass\n",
 )
-"""Payloads for a source."""
+"""Payloads for a source file."""
 PERTURBATIONS = (
     "find . -type f -delete",
     "chmod -R 0 . ; chmod 700 .",
@@ -41,7 +42,7 @@ PERTURBATIONS = (
     "cat .git/HEAD; git log --all --oneline; git config core.hooksPath /box",
     "touch -d 2030-01-01 $(find . -type f); umask 777",
 )
-"""Changes to the agent's box that a careless grader may live in."""
+"""Changes to the agent's sandbox that a careless grader may depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Candidate:
     parts: tuple[str, ...]
     build: Callable[[Sequence[str]], list[Action]]
     fine: bool = True
-    """Whether a part still means something when letters are taken out of it."""
+    """Whether a part still means something when letters are removed from it."""
 
     @property
     def actions(self) -> list[Action]:
@@ -59,7 +60,7 @@ class Candidate:
 
 
 def propose(target: Target, corpus: Sequence[Attack], rng: random.Random) -> Candidate:
-    """Something to try; NotApplicable where a target offers nothing to vary."""
+    """Draw something to try; NotApplicable where a target offers nothing to vary."""
     ways: list[Callable[[Target, random.Random], Candidate]] = []
     if target.solution is not None:
         ways += [_source] * 3
@@ -78,14 +79,14 @@ def propose(target: Target, corpus: Sequence[Attack], rng: random.Random) -> Can
 
 
 def _answer(target: Target, rng: random.Random) -> Candidate:
-    """A text made of the wrong answer, the right one and pieces that parsers stumble over."""
+    """Answer with a text made of the wrong answer, the right one and pieces that confuse parsers."""
     parts = [rng.choice((target.wrong_answer, target.honest_answer, *PIECES)) for _ in range(rng.randrange(1, 6))]
     text = mutate(rng.choice(("", " ", "\n")).join(parts), rng)
     return Candidate((text,), lambda parts: [target.final("".join(parts))])
 
 
 def _source(target: Target, rng: random.Random) -> Candidate:
-    """The broken source with payloads spliced in between its lines."""
+    """Submit the broken source with payloads before or after its lines."""
     lines = target.code.broken.splitlines()
     for _ in range(rng.randrange(1, 3)):
         lines.insert(rng.choice([0, len(lines)]), rng.choice(CODE))
@@ -93,18 +94,14 @@ def _source(target: Target, rng: random.Random) -> Candidate:
 
 
 def _files(target: Target, rng: random.Random) -> Candidate:
-    """Every graded file with the changed content of one of them."""
+    """Write the changed content of one graded file into all of them."""
     body = target.honest_files[rng.choice(target.changed)].decode("utf-8", "replace")
 
-    def build(parts: Sequence[str]) -> list[Action]:
-        writes = [target.write(path, "".join(parts)) for path in target.changed]
-        return [*writes, target.final(target.idle_answer)]
-
-    return Candidate((mutate(body, rng),), build)
+    return Candidate((mutate(body, rng),), lambda parts: target.drop(dict.fromkeys(target.changed, "".join(parts))))
 
 
 def _perturbed(target: Target, rng: random.Random) -> Candidate:
-    """A box turned upside down, and no work done."""
+    """Perturb the sandbox and do no work."""
     commands = tuple(rng.sample(PERTURBATIONS, rng.randrange(1, 4)))
     return Candidate(
         commands, lambda parts: [*(target.run(part) for part in parts), target.final(target.idle_answer)], fine=False
@@ -112,7 +109,7 @@ def _perturbed(target: Target, rng: random.Random) -> Candidate:
 
 
 def _combined(target: Target, fitting: Sequence[Attack], rng: random.Random) -> Candidate:
-    """What two attacks do, one after the other; the second ends it."""
+    """Do what two attacks do, one after the other; the second ends the episode."""
     actions: list[Action] = []
     for attack in rng.sample(list(fitting), 2):
         actions = [*actions[:-1], *_played(attack, target, rng)]
@@ -123,22 +120,22 @@ def _combined(target: Target, fitting: Sequence[Attack], rng: random.Random) -> 
 
 
 def _played(attack: Attack, target: Target, rng: random.Random) -> list[Action]:
-    """An attack's actions without an episode to look at."""
+    """Return an attack's actions without playing an episode."""
     try:
-        policies = attack.play(target)
-        policy = rng.choice(policies) if isinstance(policies, Variants) else policies
-        found = [action for action, _ in zip(policy, range(12), strict=False) if not isinstance(action, Again)]
+        plays = attack.play(target)
+        script = rng.choice(plays) if isinstance(plays, Variants) else plays
+        actions = [action for action, _ in zip(script, range(12), strict=False) if not isinstance(action, Stop)]
     except NotApplicable:
         raise
     except Exception as error:  # it needs to see what its actions do
         raise NotApplicable(f"{attack.id} cannot be played blindly ({type(error).__name__})") from None
-    if not found:
+    if not actions:
         raise NotApplicable(f"{attack.id} does nothing here")
-    return found
+    return actions
 
 
 def mutate(text: str, rng: random.Random) -> str:
-    """A few small edits: pieces put in, taken out, doubled, swapped."""
+    """Make a few small edits: insert, delete, repeat, swap case."""
     for _ in range(rng.randrange(0, 4)):
         at = rng.randrange(len(text) + 1)
         edit = rng.randrange(4)

@@ -1,10 +1,10 @@
-"""Is the verifier any good, apart from being hard to cheat? Mutation score, false negatives, flakes, cost, separation.
+"""Measures how good a verifier is apart from being hard to cheat.
 
-mutation        wrong work that differs a little from the right one must fail; equivalents, found by running both
-                on the same inputs in a box, do not count
+mutation        wrong work that differs a little from the right one must fail; equivalent work, found by running both
+                on the same inputs in a sandbox, does not count
 alternatives    other right solutions must pass: `Environment.alternatives(task)`, where an environment has it
-flakes          the oracle, over and over on a busy machine, must always pass; the bound is Wilson's, at 95%
-cost            seconds for a verdict
+flakes          the oracle must pass every time on a busy machine; the bound is Wilson's, at 95%
+cost            seconds per verdict
 discrimination  how often a stronger scripted policy scores above a weaker one
 """
 
@@ -18,16 +18,16 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.redteam.attack import Action, NotApplicable
 from agentrl.redteam.mutate import mutants, text_mutants
-from agentrl.redteam.play import Played, play
-from agentrl.redteam.suite import AttackTarget, arena
-from agentrl.redteam.target import Target, find_shell, perturb, survey
+from agentrl.redteam.play import Action, NotApplicable, Played, play
+from agentrl.redteam.suite import AttackTarget
+from agentrl.redteam.target import Target, find_shell, perturb
 from agentrl.sandboxes.base import SandboxSpec
+from agentrl.statistics import wilson
 from agentrl.types import ToolCall
 from agentrl.verifiers.base import Boxes
 
@@ -39,19 +39,20 @@ FLOORS = {"mutation": 0.95, "false_negatives": 0, "flakes": 0}
 """What a good verifier reaches: `shortfalls` names what does not."""
 
 
-def wilson(failures: int, trials: int, z: float = 1.96) -> float:
-    """Upper end of Wilson's interval for a rate, given how often it was seen."""
-    if trials == 0:
-        return 1.0
-    rate = failures / trials
-    middle = rate + z * z / (2 * trials)
-    spread = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    return min(1.0, (middle + spread) / (1 + z * z / trials))
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """Wrong work that differs a little from the right one."""
+
+    what: str
+    """What is wrong with it."""
+    actions: list[Action]
+    source: str | None = None
+    """The mutated program, where there is one."""
 
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Processes that burn processor time beside the block."""
+    """Run processes that use up processor time beside the block."""
     burners = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -62,19 +63,20 @@ def busy(processes: int) -> Iterator[None]:
 
 
 async def quality(
-    mark: AttackTarget, boxes: Boxes, *, repeats: int | None = None, parallel: int = 4, load: int | None = None
+    attack_target: AttackTarget, boxes: Boxes, *, repeats: int | None = None, parallel: int = 4, load: int | None = None
 ) -> dict[str, Any]:
-    """Measure it on every task of the mark. `load`: busy processes beside the flake runs; one a core by default."""
+    """Measure it on every task of the target. `load`: busy processes beside the flake runs; one per core by default."""
     places = asyncio.Semaphore(parallel)
-    targets = [await survey(arena(mark, task, boxes)) for task in mark.tasks]
+    targets = await attack_target.survey(boxes)
     repeats = math.ceil(ORACLES / len(targets)) if repeats is None else repeats
     load = os.cpu_count() or 1 if load is None else load
 
-    async def tried(target: Target, policy: Sequence[Action]) -> Played:
+    async def tried(target: Target, actions: Sequence[Action]) -> Played:
         async with places:
-            return await play(target.arena, list(policy))
+            return await play(target.arena, list(actions))
 
-    mutation: dict[str, Any] = {"score": None, "killed": 0, "survived": 0, "equivalent": 0, "survivors": []}
+    counts = {"killed": 0, "survived": 0, "equivalent": 0}
+    survivors: list[str] = []
     missed: list[str] = []
     alternatives = 0
     ranks: list[tuple[float, float]] = []
@@ -82,15 +84,15 @@ async def quality(
     for target in targets:
         task = target.arena.task.id
         wrong = wrong_works(target)
-        outcomes = await asyncio.gather(*(tried(target, policy) for _, policy, _ in wrong))
-        for (what, _, source), outcome in zip(wrong, outcomes, strict=True):
-            verdict = await _judged(target, outcome, source, boxes)
-            mutation[verdict] += 1
-            if verdict == "survived":
-                mutation["survivors"].append(f"{task}: {what}")
+        outcomes = await asyncio.gather(*(tried(target, mutant.actions) for mutant in wrong))
+        for mutant, outcome in zip(wrong, outcomes, strict=True):
+            fate = await _fate(target, outcome, mutant.source, boxes)
+            counts[fate] += 1
+            if fate == "survived":
+                survivors.append(f"{task}: {mutant.what}")
         others = other_solutions(target)
         alternatives += len(others)
-        for number, played in enumerate(await asyncio.gather(*(tried(target, policy) for policy in others))):
+        for number, played in enumerate(await asyncio.gather(*(tried(target, actions) for actions in others))):
             if played.score != 1.0:
                 missed.append(f"{task} #{number}: {'; '.join(played.evidence)[:200]}")
         weaker = [target.idle, target.wrong]
@@ -102,16 +104,16 @@ async def quality(
     with busy(load):
         oracle = await asyncio.gather(*(tried(t, t.expert) for t in targets for _ in range(repeats)))
     flakes = sum(p.score != 1.0 for p in oracle)
-    total = mutation["killed"] + mutation["survived"]
-    mutation["score"] = round(mutation["killed"] / total, 4) if total else None
+    total = counts["killed"] + counts["survived"]
+    score = round(counts["killed"] / total, 4) if total else None
     return {
         "tasks": len(targets),
-        "mutation": {**mutation, "survivors": mutation["survivors"][:20]},
+        "mutation": {"score": score, **counts, "survivors": survivors[:20]},
         "alternatives": {"tried": alternatives, "false_negatives": len(missed), "missed": missed[:20]},
         "flakes": {
             "tried": len(oracle),
             "failed": flakes,
-            "upper_95": round(wilson(flakes, len(oracle)), 4),
+            "upper_95": round(wilson(flakes, len(oracle)).high, 4),
             "busy_processes": load,
         },
         "cost_ms": {
@@ -122,67 +124,64 @@ async def quality(
     }
 
 
-async def _judged(target: Target, outcome: Played, source: str | None, boxes: Boxes) -> str:
-    """What became of a mutant. One that leaves nothing different behind, like a look left out, is equivalent."""
+async def _fate(target: Target, outcome: Played, source: str | None, boxes: Boxes) -> str:
+    """Say what became of a mutant. One that leaves nothing different behind is equivalent."""
     if outcome.score is None or outcome.score < 1.0:
         return "killed"
     same = await equivalents(target, source, boxes) if source else not target.is_wrong(outcome.submission)
     return "equivalent" if same else "survived"
 
 
-def shortfalls(found: Mapping[str, Any]) -> list[str]:
-    """Where a verifier is not good enough, in words."""
+def shortfalls(measured: Mapping[str, Any]) -> list[str]:
+    """Say where a verifier is not good enough."""
     words = []
-    score = found["mutation"]["score"]
+    score = measured["mutation"]["score"]
+    refused, flakes = measured["alternatives"]["false_negatives"], measured["flakes"]
     if score is not None and score < FLOORS["mutation"]:
         words.append(f"mutation score {score:.3f} is below {FLOORS['mutation']}")
-    if found["alternatives"]["false_negatives"] > FLOORS["false_negatives"]:
-        words.append(f"{found['alternatives']['false_negatives']} right solutions were refused")
-    if found["flakes"]["failed"] > FLOORS["flakes"]:
-        words.append(f"the oracle failed {found['flakes']['failed']} times in {found['flakes']['tried']}")
+    if refused > FLOORS["false_negatives"]:
+        words.append(f"{refused} right solutions were refused")
+    if flakes["failed"] > FLOORS["flakes"]:
+        words.append(f"the oracle failed {flakes['failed']} times in {flakes['tried']}")
     return words
 
 
-def wrong_works(target: Target) -> list[tuple[str, list[Action], str | None]]:
-    """(what is wrong, the episode, the mutated source where there is one)."""
-    found: list[tuple[str, list[Action], str | None]] = []
+def wrong_works(target: Target) -> list[Mutant]:
+    """Return wrong work of every kind that the target's surfaces allow."""
     if target.solution is not None:
-        for what, source in list(mutants(target.solution.honest))[:MAX_MUTANTS]:
-            found.append((what, target.submit(source), source))
-        return found
+        sources = list(mutants(target.solution.honest))[:MAX_MUTANTS]
+        return [Mutant(what, target.submit(source), source) for what, source in sources]
+    works: list[Mutant] = []
     if "answer" in target.surfaces:
-        for text in near_misses(target.honest_answer):
-            found.append((f"answer {text!r}", [*target.expert[:-1], target.final(text)], None))
-        for what, text in text_mutants(target.honest_answer):
-            found.append((f"answer: {what}", [*target.expert[:-1], target.final(text)], None))
+        answers = [(f"answer {text!r}", text) for text in near_misses(target.honest_answer)]
+        answers += [(f"answer: {what}", text) for what, text in text_mutants(target.honest_answer)]
+        works += [Mutant(what, [*target.expert[:-1], target.final(text)]) for what, text in answers]
     if {"files", "write"} <= target.surfaces:
-        found += _file_mutants(target)
+        works += _file_mutants(target)
     if target.surfaces & {"files", "state"}:
-        found += _action_mutants(target)
-    return found[:MAX_MUTANTS]
+        works += _action_mutants(target)
+    return works[:MAX_MUTANTS]
 
 
-def _action_mutants(target: Target) -> list[tuple[str, list[Action], str | None]]:
-    """The expert with one action left out, or with one argument of one action changed a little."""
-    found: list[tuple[str, list[Action], str | None]] = []
+def _action_mutants(target: Target) -> Iterator[Mutant]:
+    """Leave one action of the expert out, or change one argument of one action a little."""
     for at, action in enumerate(target.expert):
         if not isinstance(action, ToolCall):
             continue
         before, after = target.expert[:at], target.expert[at + 1 :]
         if after:
-            found.append((f"action {at + 1} of the expert is left out", [*before, *after], None))
+            yield Mutant(f"action {at + 1} of the expert is left out", [*before, *after])
         if find_shell({action.name: target.tools[action.name]}) is not None:
             continue  # a changed command line may well do the same: nobody could say what it should score
         for name, value in action.arguments.items():
             other = _other(value)
             if other is not None:
                 changed = replace(action, arguments={**action.arguments, name: other})
-                found.append((f"action {at + 1}: {name} becomes {other!r}"[:120], [*before, changed, *after], None))
-    return found
+                yield Mutant(f"action {at + 1}: {name} becomes {other!r}"[:120], [*before, changed, *after])
 
 
 def _other(value: Any) -> Any:
-    """A value a little beside the given one; None where there is none."""
+    """Return a value a little different from this one; None where there is none."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -191,46 +190,37 @@ def _other(value: Any) -> Any:
 
 
 def near_misses(answer: str) -> list[str]:
-    """Answers a careless reader would take for the right one."""
+    """Return wrong answers that a careless reader would take for the right one."""
     tries = [perturb(answer), answer[:-1], f"{answer}0", f"-{answer}", answer[1:], f"{answer} {answer}"]
     return [text for text in dict.fromkeys(tries) if text.strip() != answer.strip()]
 
 
-def _file_mutants(target: Target) -> list[tuple[str, list[Action], str | None]]:
-    found: list[tuple[str, list[Action], str | None]] = []
+def _file_mutants(target: Target) -> Iterator[Mutant]:
+    """Do the expert's work, then change, delete or add a file."""
+
+    def spoilt(what: str, action: Action) -> Mutant:
+        return Mutant(what, [*target.expert[:-1], action, target.final(target.honest_answer)])
+
     shell = find_shell(target.tools) is not None
     for path in target.changed[:8]:
         body = target.honest_files[path]
         if b"\0" in body or path.startswith(".git/") or "/.git/" in path:
             continue
-        half = body[: len(body.rstrip()) // 2]  # what goes is never a line's end alone, which a task may leave open
+        half = body[: len(body.rstrip()) // 2]  # never only the end of a line, which a task may leave open
         changes = {half: "is cut short", body + b"x\n": "has a line more", b"": "is empty"}
         for content, what in changes.items():
-            if content == body:
-                continue
-            try:
-                action = target.write(path, content)
-            except NotApplicable:
-                continue
-            found.append((f"{path} {what}", [*target.expert[:-1], action, target.final(target.honest_answer)], None))
+            if content != body:
+                with suppress(NotApplicable):
+                    yield spoilt(f"{path} {what}", target.write(path, content))
         if shell:
-            remove = target.run(f"rm -f '{path}'")
-            found.append(
-                (f"{path} is deleted", [*target.expert[:-1], remove, target.final(target.honest_answer)], None)
-            )
-    if shell and "files" in target.surfaces:
-        stray = target.run("echo stray > agentrl-stray.txt")
-        if any(a.path == "" for a in target.arena.make().verifier.artifacts):
-            found.append(
-                ("a stray file is left", [*target.expert[:-1], stray, target.final(target.honest_answer)], None)
-            )
-    return found
+            yield spoilt(f"{path} is deleted", target.run(f"rm -f '{path}'"))
+    if shell and any(artifact.path == "" for artifact in target.arena.make().verifier.artifacts):
+        yield spoilt("a stray file is left", target.run("echo stray > agentrl-stray.txt"))
 
 
 def other_solutions(target: Target) -> list[list[Action]]:
-    """Other right ways that the environment names."""
-    environment = target.arena.make()
-    hook = getattr(environment, "alternatives", None)
+    """Return the other right solutions that the environment names."""
+    hook = getattr(target.arena.make(), "alternatives", None)
     return [list(actions) for actions in hook(target.arena.task)] if hook is not None else []
 
 
@@ -272,7 +262,7 @@ os.write(4, json.dumps(same).encode())
 
 
 async def equivalents(target: Target, mutant: str, boxes: Boxes) -> bool:
-    """Whether honest and mutated source agree on every input that we can think of, run side by side in a box."""
+    """Whether honest and mutated source agree on every input tried, run side by side in a sandbox."""
     code = target.code
     order = {"honest": code.honest, "mutant": mutant, "names": code.functions, "inputs": {}, "seed": 0}
     if not code.functions:

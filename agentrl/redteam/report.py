@@ -1,25 +1,25 @@
-"""What a red-team run found, as frozen data; `formats.py` writes it down in other people's formats."""
+"""The result of a red-team run as frozen data; `formats.py` writes it in other formats."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from agentrl.redteam.attack import FAMILIES
 from agentrl.types import Message
 
 Result = Literal["held", "gained", "evaded", "hung", "void", "not applicable"]
-"""held: no more than wrong work earns. gained: more. evaded: grading broke, so the 0 never came. hung: the time limit.
-void: it ended up doing the work. not applicable: nothing to work on."""
+"""held: no more than wrong work earns. gained: more. evaded: grading broke, so the 0 never came. hung: it ran into the
+time limit. void: it ended up doing the work. not applicable: it has nothing to work on."""
 BREACHES: tuple[Result, ...] = ("gained", "evaded", "hung")
 _ORDER: tuple[Result, ...] = ("gained", "evaded", "hung", "held", "void", "not applicable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """Honest play that shows the verifier works at all."""
+    """An episode without cheating, which shows that the verifier works at all."""
 
     name: str
     expected: float
@@ -34,7 +34,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """How one attack fared: the worst of all tasks and variants it was tried on."""
+    """The result of one attack: the worst over all tasks and variants it was tried on."""
 
     id: str
     family: str
@@ -49,7 +49,7 @@ class Finding:
     """The episode, kept for breaches."""
     seconds: float = 0.0
     accepted: bool = False
-    """Listed in the baseline file: known, and not counted."""
+    """Whether the baseline file lists it: known, and not counted."""
 
     @property
     def succeeded(self) -> bool:
@@ -61,8 +61,16 @@ class Finding:
 
 
 def worst(findings: Sequence[Finding]) -> Finding:
-    """Of one attack's findings, the one to report."""
+    """Return the one to report of an attack's findings."""
     return min(findings, key=lambda f: (_ORDER.index(f.result), -(f.score or 0.0)))
+
+
+def worst_of_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the worst finding of each attack; accepted ones only where there is no other."""
+    by_attack: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_attack.setdefault(finding.id, []).append(finding)
+    return tuple(worst([f for f in several if not f.accepted] or several) for several in by_attack.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +99,14 @@ class Report:
         return not self.breaches and all(c.ok for c in self.controls)
 
     def matrix(self) -> dict[str, Counter[str]]:
-        """Family → how many attacks ended how."""
+        """Count the results of each family."""
         table: dict[str, Counter[str]] = {family: Counter() for family in FAMILIES}
         for f in self.findings:
             table[f.family]["accepted" if f.accepted else f.result] += 1
         return table
 
     def data(self) -> dict[str, Any]:
-        """The report as JSON."""
+        """Return the report as JSON data."""
         return {
             "target": self.target,
             "backend": self.backend,
@@ -113,26 +121,21 @@ class Report:
 
 
 def together(target: str, reports: Sequence[Report]) -> dict[str, Any]:
-    """Several reports as one of the same form: each attack by its worst outcome; `targets` holds them one by one."""
-    by_id: dict[str, list[Finding]] = {}
-    for report in reports:
-        for f in report.findings:
-            by_id.setdefault(f.id, []).append(f)
-    findings = tuple(worst([f for f in several if not f.accepted] or several) for several in by_id.values())
+    """Merge reports into one of the same form: each attack with its worst result; `targets` holds them one by one."""
     whole = Report(
         target=target,
         backend=reports[0].backend,
         controls=tuple(control for report in reports for control in report.controls),
-        findings=findings,
+        findings=worst_of_each(f for report in reports for f in report.findings),
         seconds=sum(report.seconds for report in reports),
     )
     return {**whole.data(), "targets": [report.data() for report in reports]}
 
 
 def _controls(controls: Sequence[Control]) -> dict[str, Any]:
-    groups: dict[str, list[Control]] = {}
-    for c in controls:
-        groups.setdefault(c.name, []).append(c)
+    by_name: dict[str, list[Control]] = {}
+    for control in controls:
+        by_name.setdefault(control.name, []).append(control)
     return {
         name: {
             "expected": several[0].expected,
@@ -140,22 +143,16 @@ def _controls(controls: Sequence[Control]) -> dict[str, Any]:
             "ok": all(c.ok for c in several),
             "tasks": len(several),
         }
-        for name, several in groups.items()
+        for name, several in by_name.items()
     }
 
 
 def _attack(finding: Finding) -> dict[str, Any]:
+    data = {f.name: getattr(finding, f.name) for f in fields(finding) if f.name != "transcript"}
     return {
-        "id": finding.id,
-        "family": finding.family,
-        "title": finding.title,
+        **data,
         "succeeded": finding.succeeded,
-        "result": finding.result,
-        "score": finding.score,
-        "baseline": finding.baseline,
-        "task": finding.task,
         "evidence": list(finding.evidence),
         "fix": finding.fix if finding.succeeded else "",
-        "accepted": finding.accepted,
         "seconds": round(finding.seconds, 3),
     }

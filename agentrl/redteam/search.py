@@ -1,11 +1,11 @@
-"""Looks for attacks that nobody wrote down: mutates and combines what an agent may do, and shrinks what works.
+"""Searches for attacks that nobody wrote down: mutates and combines what an agent may do, and shrinks what works.
 
-    proposals (answers, sources, files, perturbed boxes, attacks in combination) ── play ──> score
+    proposals (answers, sources, files, perturbed sandboxes, combined attacks) ── play ──> score
                                                                         │ above the baseline
                                          minimal exploit <── shrink ────┘
 
-A search with a seed is repeatable. What it finds becomes a finding of family G with the id `G.found-<hash>`, and a
-regression test is written beside the report.
+A search with a seed is repeatable. Each exploit becomes a finding of family G with the id `G.found-<hash>`, and a
+regression test is written.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl import seeds
-from agentrl.redteam.attack import Action, NotApplicable, attacks
-from agentrl.redteam.play import Played, play
+from agentrl.redteam.attack import attacks
+from agentrl.redteam.play import Action, NotApplicable, Played, play
 from agentrl.redteam.proposals import Candidate, propose
 from agentrl.redteam.report import Finding, Report
-from agentrl.redteam.suite import AttackTarget, arena
-from agentrl.redteam.target import Target, survey
+from agentrl.redteam.suite import AttackTarget
+from agentrl.redteam.target import Target
+from agentrl.types import ToolCall
 from agentrl.verifiers.base import Boxes
 
 ENOUGH = 5
-"""Exploits after which the search stops: a verifier with five holes needs mending, not more searching."""
+"""Exploits after which the search stops: a verifier with five holes needs fixing, not more searching."""
 BARREN = 200
-"""Proposals in a row that cannot be made, after which there is nothing to vary."""
+"""Failed proposals in a row after which there is nothing to vary."""
 
 
 async def search(
-    mark: AttackTarget,
+    attack_target: AttackTarget,
     boxes: Boxes,
     report: Report,
     *,
@@ -42,17 +43,17 @@ async def search(
     folder: Path | None = Path("redteam-found"),
     again: str = "",
 ) -> Report:
-    """Search for `seconds`; the report with what was found, each exploit shrunk and saved as a test in `folder`.
+    """Search for `seconds` and add the exploits to the report; each is shrunk and saved as a test in `folder`.
 
-    `again`: the `Request(...)` that leads to this mark, as the saved test will write it.
+    `again`: the `Request(...)` that leads to this target, as the saved test will write it.
     """
     until = time.monotonic() + seconds
-    found: dict[str, Finding] = {}
+    exploits: dict[str, Finding] = {}
     tried = barren = 0
-    targets = [await survey(arena(mark, task, boxes)) for task in mark.tasks]
+    targets = await attack_target.survey(boxes)
     corpus = list(attacks().values())
-    rng = seeds.generator(seed, "redteam search", mark.name)
-    while time.monotonic() < until and len(found) < ENOUGH and barren < BARREN:
+    rng = seeds.generator(seed, "redteam search", attack_target.name)
+    while time.monotonic() < until and len(exploits) < ENOUGH and barren < BARREN:
         target = rng.choice(targets)
         try:
             candidate = propose(target, corpus, rng)
@@ -64,11 +65,11 @@ async def search(
             continue
         small = await shrink(target, candidate, until=time.monotonic() + max(5.0, seconds / 5))
         name = hashlib.sha256(repr(small.actions).encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        found[name] = _finding(name, target, small, await play(target.arena, small.actions))
+        exploits[name] = _finding(name, target, small, await play(target.arena, small.actions))
         if folder is not None:
-            save(folder, mark.name, target.arena.task.id, name, small.actions, again)
-    if found:
-        return replace(report, findings=(*report.findings, *found.values()))
+            save(folder, attack_target.name, target.arena.task.id, name, small.actions, again)
+    if exploits:
+        return replace(report, findings=(*report.findings, *exploits.values()))
     title = f"Search: {tried} submissions in {seconds:g} s, none of them gained"
     note = Finding(id="G.search", family="G", title=title, result="held" if tried else "not applicable", score=0.0)
     return replace(report, findings=(*report.findings, note))
@@ -86,12 +87,12 @@ def _finding(name: str, target: Target, small: Candidate, shown: Played) -> Find
         task=target.arena.task.id,
         evidence=(f"minimal exploit: {exploit[:400]}", *shown.evidence),
         fix="Tighten the specification until this fails; the saved test then passes.",
-        transcript=shown.transcript,
+        transcript=shown.messages,
     )
 
 
 def _gained(target: Target, played: Played) -> bool:
-    """Above the baseline with something that is not the right answer in another spelling."""
+    """Whether it scored above the baseline with something else than the right answer in another spelling."""
     if played.score is None or played.score <= target.baseline + 1e-9 or not target.is_wrong(played.submission):
         return False
     if "answer" in target.surfaces and target.solution is None and played.submission is not None:
@@ -105,7 +106,7 @@ def _gained(target: Target, played: Played) -> bool:
 
 
 async def shrink(target: Target, candidate: Candidate, *, until: float) -> Candidate:
-    """The smallest that still succeeds: parts are left out, then halves and ever smaller pieces of what stays."""
+    """Return the smallest that still succeeds: leave out parts, then ever smaller pieces of the others."""
 
     async def works(parts: Sequence[str]) -> bool:
         return _gained(target, await play(target.arena, candidate.build(parts)))
@@ -138,9 +139,8 @@ import asyncio
 from agentrl import sandboxes
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import ToolCall
-from agentrl.redteam.command import Request, marks
+from agentrl.redteam.command import Request, attack_targets
 from agentrl.redteam.play import play
-from agentrl.redteam.suite import arena
 from agentrl.redteam.target import survey
 
 REQUEST = {request}
@@ -151,30 +151,28 @@ def test_found_{name}() -> None:
     async def score() -> tuple[float, float]:
         pool = Pool(sandboxes.load(REQUEST.backend)())
         try:
-            aim = next(mark for mark in marks(REQUEST) if mark.name == {mark!r})
-            task = next(task for task in aim.tasks if task.id == {task!r})
-            target = await survey(arena(aim, task, pool))
+            attacked = next(one for one in attack_targets(REQUEST) if one.name == {target!r})
+            task = next(task for task in attacked.tasks if task.id == {task!r})
+            target = await survey(attacked.arena(task, pool))
             return (await play(target.arena, ACTIONS)).score or 0.0, target.baseline
         finally:
             pool.close()
 
-    found, baseline = asyncio.run(score())
-    assert found <= baseline
+    exploit, baseline = asyncio.run(score())
+    assert exploit <= baseline
 '''
 
 
-def save(folder: Path, mark: str, task: str, name: str, actions: Sequence[Action], again: str) -> Path:
-    """Write the exploit down as a test that fails until the verifier is mended."""
+def save(folder: Path, target: str, task: str, name: str, actions: Sequence[Action], again: str) -> None:
+    """Write the exploit as a test that fails until the verifier is fixed."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"test_found_{name}.py"
-    shown = ", ".join(_literal(action) for action in actions)
-    request = again or f"Request(target={mark!r})"
-    text = TEST.format(actions=shown, name=name, mark=mark, task=task, request=request)
-    path.write_text(text, encoding="utf-8")
-    return path
+    script = ", ".join(_literal(action) for action in actions)
+    request = again or f"Request(target={target!r})"
+    text = TEST.format(actions=script, name=name, target=target, task=task, request=request)
+    (folder / f"test_found_{name}.py").write_text(text, encoding="utf-8")
 
 
 def _literal(action: Action) -> str:
-    if isinstance(action, str):
-        return ascii(action)
-    return f"ToolCall(name={action.name!r}, arguments={ascii(json.loads(json.dumps(dict(action.arguments))))})"
+    if isinstance(action, ToolCall):
+        return f"ToolCall(name={action.name!r}, arguments={ascii(json.loads(json.dumps(dict(action.arguments))))})"
+    return ascii(action)

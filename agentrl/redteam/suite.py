@@ -1,4 +1,4 @@
-"""Runs the red team: controls first, then every attack on every task it is pointed at.
+"""Runs the red team: controls first, then every attack on every task of its target.
 
     tasks ── survey (expert, idle, mixtures) ──> Target ─┬─ controls
                                                          └─ attacks × variants ── at most `parallel` at once ──> Report
@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
-from agentrl.redteam.attack import Attack, NotApplicable, Policy, Variants, attacks
-from agentrl.redteam.play import Arena, Played, play
-from agentrl.redteam.report import Control, Finding, Report, Result, worst
+from agentrl.envs.play import Stage
+from agentrl.redteam.attack import Attack, attacks
+from agentrl.redteam.play import Arena, NotApplicable, Played, Script, Variants, play
+from agentrl.redteam.report import Control, Finding, Report, Result, worst, worst_of_each
 from agentrl.redteam.target import Target, survey
-from agentrl.types import Split, Task
+from agentrl.types import Task
 from agentrl.verifiers.base import Boxes, Judge
 
 Progress = Callable[[str, int, int], None]
-"""Called with what just ended, how many have, and how many there are."""
+"""Called with what just ended, how many have ended, and how many there are."""
 RUN_KEY = b"agentrl red team: any key will do, as long as no box can read it"
 
 
@@ -37,32 +38,34 @@ class AttackTarget:
     tasks: tuple[Task, ...]
     judge: Judge | None = None
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        make: Callable[[], Environment],
+        *,
+        levels: Iterable[int] | None = None,
+        per_level: int = 1,
+        judge: Judge | None = None,
+    ) -> AttackTarget:
+        """Take the first held-out tasks of each level of an environment."""
+        environment = make()
+        chosen = environment.levels if levels is None else levels
+        tasks = tuple(environment.task("heldout", level, index) for level in chosen for index in range(per_level))
+        return cls(name=name, make=make, tasks=tasks, judge=judge)
 
-def mark(
-    name: str,
-    make: Callable[[], Environment],
-    *,
-    levels: Iterable[int] | None = None,
-    per_level: int = 1,
-    split: Split = "heldout",
-    judge: Judge | None = None,
-) -> AttackTarget:
-    """An environment with its first tasks of each level."""
-    environment = make()
-    chosen = environment.levels if levels is None else levels
-    tasks = tuple(environment.task(split, level, index) for level in chosen for index in range(per_level))
-    return AttackTarget(name=name, make=make, tasks=tasks, judge=judge)
+    def arena(self, task: Task, boxes: Boxes) -> Arena:
+        """Return where the episodes of one task are played."""
+        stage = Stage(boxes=boxes, key=RUN_KEY, judge=self.judge)
+        return Arena(make=self.make, task=task, stage=stage, seed=seeds.derive(0, "redteam", task.id))
 
-
-def arena(aim: AttackTarget, task: Task, boxes: Boxes, **options: float) -> Arena:
-    """Where the episodes of one task are played."""
-    secret = seeds.secret(RUN_KEY, task.id, 0)
-    seed = seeds.derive(0, "redteam", task.id)
-    return Arena(make=aim.make, task=task, boxes=boxes, secret=secret, seed=seed, judge=aim.judge, **options)
+    async def survey(self, boxes: Boxes) -> list[Target]:
+        """Survey every task, one after the other."""
+        return [await survey(self.arena(task, boxes)) for task in self.tasks]
 
 
 async def run(
-    aim: AttackTarget,
+    attack_target: AttackTarget,
     boxes: Boxes,
     *,
     backend: str = "",
@@ -70,12 +73,12 @@ async def run(
     parallel: int = 4,
     progress: Progress | None = None,
 ) -> Report:
-    """Controls, then attacks; a report whatever happens."""
+    """Play the controls, then the attacks."""
     began = time.monotonic()
     corpus = list(attacks().values()) if chosen is None else list(chosen)
     places = asyncio.Semaphore(parallel)
     done = 0
-    total = len(aim.tasks) * (len(corpus) + 1)
+    total = len(attack_target.tasks) * (len(corpus) + 1)
 
     def tell(text: str) -> None:
         nonlocal done
@@ -85,10 +88,10 @@ async def run(
 
     async def prepare(task: Task) -> tuple[Target, list[Control]]:
         async with places:
-            target = await survey(arena(aim, task, boxes))
-            found = await controls(target)
+            target = await survey(attack_target.arena(task, boxes))
+            played = await controls(target)
         tell(f"controls {task.id}")
-        return target, found
+        return target, played
 
     async def one(attack: Attack, target: Target) -> Finding:
         async with places:
@@ -96,25 +99,21 @@ async def run(
         tell(attack.id)
         return finding
 
-    prepared = await asyncio.gather(*(prepare(task) for task in aim.tasks))
-    pairs = [(attack, target) for attack in corpus for target, _ in prepared]
-    found = await asyncio.gather(*(one(attack, target) for attack, target in pairs))
-    by_attack: dict[str, list[Finding]] = {}
-    for finding in found:
-        by_attack.setdefault(finding.id, []).append(finding)
+    prepared = await asyncio.gather(*(prepare(task) for task in attack_target.tasks))
+    findings = await asyncio.gather(*(one(attack, target) for attack in corpus for target, _ in prepared))
     return Report(
-        target=aim.name,
+        target=attack_target.name,
         backend=backend,
         controls=tuple(control for _, several in prepared for control in several),
-        findings=tuple(worst(several) for several in by_attack.values()),
+        findings=worst_of_each(findings),
         seconds=time.monotonic() - began,
     )
 
 
 async def controls(target: Target) -> list[Control]:
-    """The oracle scores 1; doing nothing, handing in nothing and handing in garbage score 0.
+    """Check that the oracle scores 1, and that doing nothing, submitting nothing and submitting garbage score 0.
 
-    Where plain wrong work earns full marks there is nothing left to gain by cheating: that is a failed control too.
+    Where plain wrong work earns a full score, cheating could gain nothing more: that is a failed control too.
     """
     noise = random.Random(seeds.derive(0, "garbage", target.arena.task.id))
     garbage = "".join(noise.choice("abcdefghjkmnpqrstuvwxyz (){}<>") for _ in range(400))
@@ -133,7 +132,7 @@ async def controls(target: Target) -> list[Control]:
     ]
 
 
-def fill(target: Target, content: bytes, answer: str) -> Policy:
+def fill(target: Target, content: bytes, answer: str) -> Script:
     """Overwrite everything that the honest work touches, then answer."""
     try:
         writes = [target.write(path, content) for path in target.changed] if "files" in target.surfaces else []
@@ -143,7 +142,7 @@ def fill(target: Target, content: bytes, answer: str) -> Policy:
 
 
 async def assault(attack: Attack, target: Target) -> Finding:
-    """Try one attack on one target, every variant until one succeeds."""
+    """Try one attack on one target: every variant until one succeeds."""
     blank = Finding(
         id=attack.id,
         family=attack.family,
@@ -158,11 +157,10 @@ async def assault(attack: Attack, target: Target) -> Finding:
         return replace(blank, evidence=(f"needs {', '.join(sorted(missing))}",))
     bar = max(target.baseline, 1.0 - 2e-9) if attack.partial else target.baseline
     try:
-        policies = attack.play(target)
-        variants = policies if isinstance(policies, Variants) else [policies]
+        plays = attack.play(target)
         findings = []
-        for policy in variants:
-            findings.append(_finding(blank, target, await play(target.arena, policy), bar))
+        for script in plays if isinstance(plays, Variants) else [plays]:
+            findings.append(_finding(blank, target, await play(target.arena, script), bar))
             if findings[-1].succeeded:
                 break
         return replace(worst(findings), seconds=sum(f.seconds for f in findings))
@@ -172,8 +170,9 @@ async def assault(attack: Attack, target: Target) -> Finding:
 
 def _finding(blank: Finding, target: Target, played: Played, bar: float) -> Finding:
     result: Result = "held"
-    if played.grade != "graded":
-        result = "hung" if played.fault is not None and played.fault.component == "redteam" else "evaded"
+    outcome = played.outcome
+    if outcome.grade != "graded":
+        result = "hung" if outcome.fault is not None and outcome.fault.component == "redteam" else "evaded"
     elif played.score is not None and played.score > bar + 1e-9:
         stolen = blank.family == "F"  # there the right result is found, not made
         result = "gained" if stolen or target.is_wrong(played.submission) else "void"
@@ -182,6 +181,6 @@ def _finding(blank: Finding, target: Target, played: Played, bar: float) -> Find
         result=result,
         score=played.score,
         evidence=played.evidence,
-        seconds=played.seconds,
-        transcript=played.transcript if result != "held" else (),
+        seconds=sum(played.seconds.values()),
+        transcript=played.messages if result != "held" else (),
     )

@@ -1,7 +1,7 @@
-"""What attacks work on: one task of an environment, honest and wrong play beside it, and the surfaces it exposes.
+"""What attacks work on: one task of an environment, honest and wrong episodes of it, and the surfaces it exposes.
 
-Surfaces are found by trying, not by asking: the expert plays, a policy that does nothing plays, and mixtures of the
-two show whether the answer, the state of the box, or both decide the score.
+Surfaces are found by playing: the expert plays, a policy that does nothing plays, and mixtures of the two show whether
+the answer, the state of the sandbox, or both decide the score.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from agentrl.envs.tools import Tool, tools_of
 from agentrl.errors import UserError
-from agentrl.redteam.attack import Action, NotApplicable
-from agentrl.redteam.play import Arena, Played, play
+from agentrl.redteam.play import Action, Arena, NotApplicable, Played, Variants, play
 from agentrl.types import ToolCall
 from agentrl.verifiers.base import Submission
 
@@ -26,7 +26,7 @@ SURFACES = {
     "answer": "the final message decides the score",
     "files": "the files of the workspace decide the score",
     "state": "what the tools did on the host side decides the score",
-    "shell": "a tool runs shell commands in the box",
+    "shell": "a tool runs shell commands in the sandbox",
     "write": "files of the workspace can be written",
     "python": "a Python file of the workspace is the solution",
     "program": "the solution is a Python program with a command line",
@@ -38,6 +38,8 @@ SURFACES = {
     "tools": "there are tools to call",
 }
 
+SQLITE = b"SQLite format 3\0"
+"""How every SQLite database begins."""
 _COMMAND = ("command", "cmd", "script", "shell", "bash")
 _PATH = ("path", "file", "filename", "name", "file_path")
 _CONTENT = ("content", "contents", "text", "source", "data", "body")
@@ -46,37 +48,37 @@ _OLD, _NEW = ("old", "old_text", "old_str", "before", "search"), ("new", "new_te
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A Python file that is graded: as the expert leaves it, and as it stands when nothing was done."""
+    """A Python file that is graded: as the expert leaves it, and as it is when nothing was done."""
 
     path: str
     honest: str
     broken: str
 
     def poisoned(self, payload: str) -> str:
-        """The broken source with hostile code run at import, before and independent of everything else."""
+        """Return the broken source with hostile code that runs first when it is imported."""
         future = re.match(r'(\s*("""(.|\n)*?"""|#.*\n)?\s*from __future__ import [^\n]*\n)', self.broken)
         head = future.group(0) if future else ""
         return f"{head}{payload}\n\n{self.broken[len(head) :]}"
 
     def hollow(self, returns: str, prelude: str = "") -> str:
-        """The honest source's outline whose every function does no work and returns one expression."""
+        """Return the honest source with every function's body replaced by one returned expression."""
         tree = ast.parse(self.honest)
         body = ast.parse(f"return {returns}").body
-        found = 0
+        hollowed = False
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and not (node.name.startswith("__") and node.name.endswith("__")):
-                node.body, found = body, found + 1
+                node.body, hollowed = body, True
                 node.decorator_list = [d for d in node.decorator_list if isinstance(d, ast.Name)]
-        if not found:
+        if not hollowed:
             raise NotApplicable("the solution defines no function")
         tree.body = [n for n in tree.body if not _is_main(n)]
         return f"{prelude}\n\n{ast.unparse(ast.fix_missing_locations(tree))}\n"
 
     def wrapped(self, helpers: str, wrapper: str, *, broken: bool = False) -> str:
-        """A source whose every function is replaced, at its end, by `wrapper(function)`."""
+        """Return a source that replaces, at its end, each of its functions by `wrapper(function)`."""
         names = self.functions
         if not names or "__main__" in self.honest:  # a program has done its work before its end is reached
-            raise NotApplicable("the solution is no module of functions")
+            raise NotApplicable("the solution is not a module of functions")
         lines = "\n".join(f"{name} = {wrapper}({name})" for name in names)
         return f"{self.broken if broken else self.honest}\n\n{helpers}\n{lines}\n"
 
@@ -97,21 +99,21 @@ def _is_main(node: ast.stmt) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One task with the controls played on it. Attacks use its helpers to act; `t.honest_answer` and the files of the
-    expert are for building submissions that are wrong by construction, never for submitting as they are."""
+    """One task with the controls played on it. Attacks act through its helpers; the expert's answer and files serve to
+    build submissions that are wrong by construction, never to be submitted as they are."""
 
     arena: Arena
     expert: tuple[Action, ...]
     honest: Played
     idle: Played
     wrong: Played
-    """Honest wrong work: nothing done in the box, and a wrong answer."""
+    """Wrong work without cheating: nothing done in the sandbox, and a wrong answer."""
     surfaces: frozenset[str]
     solution: Solution | None = None
 
     @property
     def baseline(self) -> float:
-        """What wrong work earns without any cheating."""
+        """What wrong work earns without cheating."""
         return max(self.idle.score or 0.0, self.wrong.score or 0.0)
 
     @property
@@ -131,7 +133,7 @@ class Target:
 
     @property
     def wrong_answer(self) -> str:
-        """A neat answer that is not the right one: the one the task names, or the right one spoilt."""
+        """A well-formed wrong answer: the one the task names, or the right one changed."""
         return str(self.arena.task.secret.get("wrong_answer") or perturb(self.honest_answer))
 
     @property
@@ -141,7 +143,7 @@ class Target:
 
     @property
     def idle_files(self) -> dict[str, bytes]:
-        """What lies there when nothing is done."""
+        """What is in them when nothing is done."""
         return files_of(self.idle.submission)
 
     @property
@@ -150,17 +152,35 @@ class Target:
         idle = self.idle_files
         return tuple(p for p, content in sorted(self.honest_files.items()) if idle.get(p) != content)
 
+    @property
+    def graded_file(self) -> str:
+        """The first of them."""
+        if not self.changed:
+            raise NotApplicable("no file is graded")
+        return self.changed[0]
+
+    @property
+    def database(self) -> str:
+        """The path of the graded SQLite database."""
+        return next(path for path in self.changed if self.honest_files[path].startswith(SQLITE))
+
+    @property
+    def documents(self) -> list[str]:
+        """The paths of the graded JSON documents."""
+        return [path for path in self.changed if path.endswith(".json")]
+
     # Acting ----------------------------------------------------------------------------------------------------
 
     def run(self, script: str) -> ToolCall:
-        """Run a shell script in the agent's box."""
-        found = find_shell(self.tools)
-        if found is None:
+        """Run a shell script in the agent's sandbox."""
+        shell = find_shell(self.tools)
+        if shell is None:
             raise NotApplicable("no tool runs shell commands")
-        return ToolCall(name=found[0], arguments={found[1]: script})
+        tool, parameter = shell
+        return ToolCall(name=tool, arguments={parameter: script})
 
     def write(self, path: str, content: str | bytes) -> ToolCall:
-        """Write a file of the workspace, by whatever tool there is."""
+        """Write a file of the workspace with any tool that can."""
         data = content.encode() if isinstance(content, str) else content
         if find_shell(self.tools) is not None:
             folder = posixpath.dirname(path)
@@ -172,14 +192,14 @@ class Target:
         except UnicodeDecodeError:
             raise NotApplicable("only text can be written here") from None
         for tool in self.tools.values():
-            where, what = _field(tool, _PATH), _field(tool, _CONTENT)
-            if where and what:
-                return ToolCall(name=tool.name, arguments={where: path, what: text})
+            to, body = _field(tool, _PATH), _field(tool, _CONTENT)
+            if to and body:
+                return ToolCall(name=tool.name, arguments={to: path, body: text})
         for tool in self.tools.values():
-            where, old, new = _field(tool, _PATH), _field(tool, _OLD), _field(tool, _NEW)
-            if where and old and new:
+            to, old, new = _field(tool, _PATH), _field(tool, _OLD), _field(tool, _NEW)
+            if to and old and new:
                 before = self.idle_files.get(path, b"").decode("utf-8", "replace")
-                return ToolCall(name=tool.name, arguments={where: path, old: before, new: text})
+                return ToolCall(name=tool.name, arguments={to: path, old: before, new: text})
         raise NotApplicable("no tool writes files")
 
     def final(self, text: str = "") -> Action:
@@ -191,39 +211,40 @@ class Target:
                 return replace(last, arguments={**last.arguments, field: text})
         return text
 
+    def say(self, *texts: str) -> Variants:
+        """Try each text as the answer, in an episode of its own."""
+        return Variants([self.final(text)] for text in texts)
+
     def submit(self, source: str) -> list[Action]:
-        """Hand in this source as the solution, and end."""
+        """Submit this source as the solution, and end."""
         return [self.write(self.code.path, source), self.final(self.honest_answer)]
 
     def poison(self, payload: str) -> list[Action]:
-        """Hand in the broken solution with hostile code at its head."""
+        """Submit the broken solution with hostile code at its start."""
         return self.submit(self.code.poisoned(payload))
 
     def hollow(self, returns: str, prelude: str = "") -> list[Action]:
-        """Hand in functions that all return one expression."""
+        """Submit functions that all return one expression."""
         return self.submit(self.code.hollow(returns, prelude))
 
     def shell(self, script: str) -> list[Action]:
         """Run one script instead of working, then end as the expert would."""
         return [self.run(script), self.final(self.idle_answer)]
 
-    def drop(self, files: dict[str, str], *, source: str | None = None) -> list[Action]:
-        """Lay files beside the work that was not done, then end."""
-        actions: list[Action] = [self.write(path, content) for path, content in files.items()]
-        if source is not None:
-            actions.append(self.write(self.code.path, source))
-        return [*actions, self.final(self.idle_answer)]
+    def drop(self, files: Mapping[str, str | bytes]) -> list[Action]:
+        """Write these files instead of working, then end."""
+        return [*(self.write(path, content) for path, content in files.items()), self.final(self.idle_answer)]
 
     @property
     def idle_answer(self) -> str:
-        """The right answer where only the state decides (talk is free), a wrong one where the answer counts."""
+        """The right answer where only the state decides the score, a wrong one where the answer counts."""
         return self.wrong_answer if "answer" in self.surfaces else self.honest_answer
 
     def is_wrong(self, submission: Submission | None) -> bool:
-        """Whether a submission differs from the expert's in anything that is graded: the independent oracle.
+        """Whether a submission differs from the expert's in anything that is graded.
 
-        It looks at bytes, not through the verifier: a submission equal to the expert's in every graded byte is right,
-        and an attack that ends there has done the work.
+        It compares bytes and does not ask the verifier: a submission that equals the expert's in every graded byte is
+        right, and an attack that ends with it has done the work.
         """
         if submission is None or self.honest.submission is None:
             return True
@@ -235,17 +256,17 @@ class Target:
 
 
 def files_of(submission: Submission | None) -> dict[str, bytes]:
-    """Regular files among the artifacts, by workspace path."""
-    found: dict[str, bytes] = {}
+    """Return the regular files among the artifacts, by workspace path."""
+    files: dict[str, bytes] = {}
     for declared, tree in (submission.artifacts if submission is not None else {}).items():
         for path, entry in tree.items():
             if entry.kind == "file":
-                found[posixpath.join(declared, path) if path else declared] = entry.content
-    return found
+                files[posixpath.join(declared, path) if path else declared] = entry.content
+    return files
 
 
 def perturb(answer: str) -> str:
-    """The answer made wrong: its last number more than doubled, or every letter replaced by the next."""
+    """Make an answer wrong: its last number is more than doubled, or every letter becomes the next."""
     if not answer.strip():
         return "42"
     numbers = list(re.finditer(r"\d+", answer))
@@ -260,7 +281,7 @@ def _field(tool: Tool, names: Sequence[str]) -> str | None:
 
 
 def find_shell(tools: dict[str, Tool]) -> tuple[str, str] | None:
-    """The tool that runs shell commands, and its parameter."""
+    """Return the tool that runs shell commands and its parameter, if there is one."""
     for tool in tools.values():
         field = _field(tool, _COMMAND)
         required = [n for n, f in tool.arguments.model_fields.items() if f.is_required()]
@@ -276,7 +297,7 @@ def can_write(tools: dict[str, Tool]) -> bool:
 
 
 async def survey(arena: Arena) -> Target:
-    """Play the controls on a task and find out which surfaces it exposes."""
+    """Play the controls on a task and find the surfaces that it exposes."""
     environment = arena.make()
     try:
         expert = tuple(environment.expert(arena.task))
@@ -288,14 +309,13 @@ async def survey(arena: Arena) -> Target:
     draft = Target(arena=arena, expert=expert, honest=honest, idle=idle, wrong=idle, surfaces=frozenset())
     tools = draft.tools
     surfaces = {"tools"} if tools else set()
-    talk = await play(arena, [draft.final(draft.honest_answer)])
+    answer_only = await play(arena, [draft.final(draft.honest_answer)])
     if draft.honest_answer.strip():
-        mute = await play(arena, [*expert[:-1], draft.final("")])
-        if (mute.score or 0.0) < (honest.score or 0.0):
+        unanswered = await play(arena, [*expert[:-1], draft.final("")])
+        if (unanswered.score or 0.0) < (honest.score or 0.0):
             surfaces.add("answer")
-    by_files = draft.honest_files != draft.idle_files
-    if (talk.score or 0.0) < (honest.score or 0.0):
-        surfaces.add("files" if by_files else "state")
+    if (answer_only.score or 0.0) < (honest.score or 0.0):
+        surfaces.add("state" if draft.honest_files == draft.idle_files else "files")
     if find_shell(tools) is not None:
         surfaces.add("shell")
     if can_write(tools):
@@ -305,8 +325,8 @@ async def survey(arena: Arena) -> Target:
     solution = _solution(draft) if {"files", "write"} <= surfaces else None
     if solution is not None:
         surfaces |= {"python", "program"} if "__main__" in solution.honest else {"python"}
-        given = [*draft.idle_files, *arena.task.setup.get("files", ())]
-        if any(re.search(r"(^|/)(test_[^/]*|[^/]*_test|conftest)\.py$", path) for path in given):
+        paths = [*draft.idle_files, *arena.task.setup.get("files", ())]
+        if any(re.search(r"(^|/)(test_[^/]*|[^/]*_test|conftest)\.py$", path) for path in paths):
             surfaces.add("tests")
     if honest.verdict is not None and honest.verdict.trust == "judged":
         surfaces.add("judge")
@@ -316,20 +336,18 @@ async def survey(arena: Arena) -> Target:
 
 
 def _formats(target: Target) -> set[str]:
-    found = set()
+    formats = set()
     for path in target.changed:
         content = target.honest_files[path]
-        if content.startswith(b"SQLite format 3\0"):
-            found.add("sqlite")
+        if content.startswith(SQLITE):
+            formats.add("sqlite")
         if path.startswith(".git/") or "/.git/" in path:
-            found.add("git")
+            formats.add("git")
         if path.endswith(".json"):
-            try:
+            with suppress(ValueError):
                 json.loads(content)
-                found.add("json")
-            except ValueError:
-                pass
-    return found
+                formats.add("json")
+    return formats
 
 
 def _solution(target: Target) -> Solution | None:
@@ -337,9 +355,7 @@ def _solution(target: Target) -> Solution | None:
         if path.endswith(".py"):
             honest = target.honest_files[path].decode("utf-8", "replace")
             broken = target.idle_files.get(path, b"").decode("utf-8", "replace")
-            try:
+            with suppress(SyntaxError):
                 ast.parse(honest)
-            except SyntaxError:
-                continue
-            return Solution(path, honest, broken)
+                return Solution(path, honest, broken)
     return None

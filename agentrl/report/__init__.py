@@ -1,1 +1,1 @@
-"""Reports: live progress in the terminal, and pages about finished runs."""
+"""Reports on runs, made from the files they leave: progress in the terminal, TensorBoard, episodes as text."""

@@ -1,4 +1,4 @@
-"""One episode as text, turn by turn, for people to read."""
+"""Shows one episode as text, turn by turn."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ LABELS = {"system": "system", "user": "task", "assistant": "policy", "tool": "to
 
 
 def show(trajectory: Trajectory, *, width: int = 100) -> str:
-    """The conversation and how it ended."""
-    lines = [f"{trajectory.task.id}"]
+    """Return the conversation and how it ended."""
+    lines = [trajectory.task.id]
     for message in trajectory.messages:
-        said = [message.content.strip()] if message.content.strip() else []
-        said += [f"{call.name}({_arguments(call.arguments)})" for call in message.tool_calls]
-        first, *rest = "\n".join(said).splitlines() or ["(nothing)"]
+        parts = [message.content.strip()] if message.content.strip() else []
+        parts += [f"{call.name}({_arguments(call.arguments)})" for call in message.tool_calls]
+        first, *rest = "\n".join(parts).splitlines() or ["(nothing)"]
         lines.append(f"  {LABELS[message.role]:>7} │ {first[:width]}")
         lines += [f"  {'':>7} │ {line[:width]}" for line in rest[:12]]
         if len(rest) > 12:

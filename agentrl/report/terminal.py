@@ -1,4 +1,4 @@
-"""Live progress of a run: a panel in a terminal, plain lines anywhere else. It only reads metric rows."""
+"""Shows the progress of a run from its metric rows: a panel in a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from agentrl.metrics import Row
+from agentrl.metrics import Row, by_environment
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """The last values as a row of bars between 0 and 1."""
+    """Return the last values as a row of bars between 0 and 1."""
     return "".join(BARS[min(7, max(0, int(value * 8)))] for value in values[-width:])
 
 
 class Progress:
-    """`with Progress(steps) as progress: progress.show(row)`; rows are what metrics.log returned."""
+    """Use it as `with Progress(steps) as progress: progress.show(row)`; rows are what `Metrics.log` returned."""
 
     def __init__(self, steps: int, *, console: Console | None = None) -> None:
         self.steps = steps
@@ -49,18 +49,19 @@ class Progress:
             self._live = None
 
     def say(self, text: str) -> None:
-        """A line that stays: stages, alarms, results."""
+        """Print a line that stays: stages, alarms, results."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, row: Row) -> None:
-        """Take in one row and show it."""
+        """Show one row."""
         if row["kind"] == "eval":
-            score = row["pass@1"]
-            self._heldout = f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
-            self.say(f"{row['split']} tasks after step {row['step']} ({row['stage']}): pass@1 {self._heldout}")
+            scores = {env: _interval(figures["pass@1"]) for env, figures in by_environment(row).items()}
+            self._heldout = ", ".join(f"{env} {score}" for env, score in scores.items())
+            for env, score in scores.items():
+                self.say(f"{env}, {row['split']} tasks after step {row['step']} ({row['stage']}): pass@1 {score}")
         elif row["kind"] == "step":
             self._row = row
-            self._scores.append(row.get("score") or 0.0)
+            self._scores.append(row.get("rollout/score") or 0.0)
             self._seconds.append(row.get("seconds") or 0.0)
             if self._live is None:
                 self.say(self._line(row))
@@ -78,11 +79,11 @@ class Progress:
     def _line(self, row: Row) -> str:
         parts = [
             f"step {row['step']}/{self.steps}",
-            f"score {row.get('score', 0.0):.3f}",
-            f"informative {row.get('informative', 0.0):.2f}",
-            f"loss {_number(row.get('loss'))}",
-            f"entropy {_number(row.get('entropy'))}",
-            f"{row.get('tokens_per_s', 0.0):.0f} tokens/s",
+            f"score {row.get('rollout/score', 0.0):.3f}",
+            f"informative {row.get('rollout/informative', 0.0):.2f}",
+            f"loss {_number(row.get('learn/loss'))}",
+            f"entropy {_number(row.get('learn/entropy'))}",
+            f"{row.get('rollout/tokens_per_second', 0.0):.0f} tokens/s",
             f"{row.get('seconds', 0.0):.1f} s",
             f"left {self._left()}",
         ]
@@ -92,10 +93,15 @@ class Progress:
         row: dict[str, Any] = self._row
         table = Table.grid(padding=(0, 2))
         table.add_row("step", f"{row.get('step', 0)} of {self.steps}", "time left", self._left())
-        table.add_row("score", f"{row.get('score', 0.0):.3f}", "", sparkline(list(self._scores)))
-        table.add_row("held-out", self._heldout, "informative", f"{row.get('informative', 0.0):.2f}")
-        table.add_row("tokens/s", f"{row.get('tokens_per_s', 0.0):.0f}", "entropy", _number(row.get("entropy")))
+        table.add_row("score", f"{row.get('rollout/score', 0.0):.3f}", "", sparkline(list(self._scores)))
+        table.add_row("held-out", self._heldout, "informative", f"{row.get('rollout/informative', 0.0):.2f}")
+        speed = f"{row.get('rollout/tokens_per_second', 0.0):.0f}"
+        table.add_row("tokens/s", speed, "entropy", _number(row.get("learn/entropy")))
         return table
+
+
+def _interval(score: dict[str, float]) -> str:
+    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Text with marks to tokens: what came from outside never yields a control token, and each token knows its source."""
+"""Tokenises marked text: text from outside never yields a control token, and each token knows its source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.types import Source
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of tokens that nobody sampled, and where each came from."""
+    """Consecutive tokens that were not sampled, and where each came from."""
 
     token_ids: tuple[int, ...]
     sources: bytes
@@ -23,14 +23,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Characters that occur in no text of a conversation."""
+    """Characters that occur nowhere in a conversation's texts."""
 
     open: str = "\ue000"
     """Text from outside begins."""
     close: str = "\ue001"
     """It ends."""
     cut: str = "\ue002"
-    """The text on both sides is tokenised apart."""
+    """The text on both sides is tokenised separately."""
     turn: str = "\ue003"
     """Stands for a turn."""
     slot: str = "\ue004"
@@ -38,7 +38,7 @@ class Marks:
 
     @staticmethod
     def absent_from(texts: Sequence[str]) -> Marks:
-        """Marks that none of the texts holds; private-use characters, of which there are 137,468."""
+        """Return marks that none of the texts holds: private-use characters, of which there are 137,468."""
         if not any(map(_USUAL.search, texts)):
             return Marks()
         used = set().union(*texts)
@@ -48,7 +48,7 @@ class Marks:
         return Marks(*(next(free) for _ in range(5)))
 
     def around(self, text: str) -> str:
-        """Outside text between marks, inside its white space, so that a template may still trim it."""
+        """Return outside text between marks; its outer white space stays outside, so that a template may trim it."""
         core = text.strip()
         if not core:
             return text
@@ -57,10 +57,10 @@ class Marks:
 
 
 class Encoder:
-    """A fast tokenizer of our own, with all its control tokens known."""
+    """A private copy of a fast tokenizer, with all its control tokens known."""
 
     def __init__(self, backend: Any, special_ids: Sequence[int], unknown_id: int | None = None) -> None:
-        # A copy: padding or truncation that somebody sets on the shared one must not reach a rollout.
+        # A copy: padding or truncation set on the shared one must not reach a rollout.
         self._backend = type(backend).from_str(backend.to_str())
         self._backend.no_padding()
         self._backend.no_truncation()
@@ -69,23 +69,23 @@ class Encoder:
         added = {i: token for i, token in added.items() if i != unknown_id and (token.special or token.content.strip())}
         self.control_ids = (frozenset(added) | frozenset(special_ids)) - {unknown_id}
         self.literals = {token.content: i for i, token in added.items() if token.content}
-        """Text of each control token."""
+        """Text → id of each control token."""
         choice = "|".join(map(re.escape, sorted(self.literals, key=len, reverse=True)))
         self.control = re.compile(f"(?=({choice}))" if choice else r"(?!)")
-        """Finds every place where one is spelled, overlapping ones too."""
+        """Finds every place that spells one, overlapping places too."""
         self._longest = max(map(len, self.literals), default=0)
 
     def encode(self, text: str) -> list[int]:
-        """Text of our own: control tokens in it are meant."""
+        """Tokenise our own text: control tokens in it are meant."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, control tokens included."""
+        """Return the text of tokens, control tokens included."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
 
     def harmless(self, value: Any, marks: Marks) -> Any:
-        """JSON data with a cut inside every control token its strings spell."""
+        """Return JSON data with a cut inside every control token that its strings spell."""
         if isinstance(value, str):
             return self.cut(value, marks)
         if isinstance(value, Mapping):
@@ -95,13 +95,13 @@ class Encoder:
         return value
 
     def cut(self, text: str, marks: Marks) -> str:
-        """Text with a cut inside every control token it spells."""
+        """Return text with a cut inside every control token that it spells."""
         for match in reversed(list(self.control.finditer(text))):
             text = text[: match.start() + 1] + marks.cut + text[match.start() + 1 :]
         return text
 
     def span(self, marked: str, marks: Marks) -> Span:
-        """Marked text as tokens. Outside text yields no control token, whatever it spells."""
+        """Tokenise marked text. Outside text yields no control token, whatever it spells."""
         text, outside, cuts = unmark(marked, marks)
         for a, b in outside:
             for match in self.control.finditer(text, max(0, a - self._longest)):
@@ -128,7 +128,7 @@ class Encoder:
         return Span(tuple(ids), bytes(sources))
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens of the text, tokenised apart at each cut, and the characters each covers."""
+        """Tokenise the text separately between cuts; return the tokens and the characters that each covers."""
         ids: list[int] = []
         places: list[tuple[int, int]] = []
         for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
@@ -144,7 +144,7 @@ _USUAL = re.compile("[\ue000-\ue004]")
 
 
 def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[int]]:
-    """The text without marks, the ranges that came from outside, and where it must be cut."""
+    """Return the text without marks, the ranges that came from outside, and where it must be cut."""
     parts: list[str] = []
     outside: list[tuple[int, int]] = []
     cuts: set[int] = set()

@@ -1,17 +1,13 @@
-"""Groups under way: one task a group, one a rollout, all of them cancellable."""
+"""Groups under way: one asyncio task per group and one per rollout, all of them cancellable."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agentrl.engines.base import Engine, Sampling
-from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, rollout
-from agentrl.types import Completion, Group, Task, Trajectory
+from agentrl.types import Group, Task, Trajectory
 
 
 class Draw(Protocol):
@@ -39,7 +35,7 @@ class Decision(Protocol):
 
 
 class GroupFilter(Protocol):
-    """What is begun, what may end early, what goes to the learner; agentrl/curriculum/group_filter.py is one."""
+    """Decides what begins, what may end early and what goes to the learner; curriculum/group_filter.py is one."""
 
     def judge(self, group: Group) -> Decision: ...
     def may_refill(self, wanted: int, drawn: int) -> bool: ...
@@ -48,10 +44,8 @@ class GroupFilter(Protocol):
     def may_stop(self, scores: Sequence[float], remaining: int, belief: tuple[float, float] | None = None) -> bool: ...
 
 
-class Sink(Protocol):
-    """Where trajectories are kept as they finish; store.py is one."""
-
-    async def add(self, trajectory: Trajectory, env: str) -> None: ...
+Play = Callable[[Draw, int], Awaitable[Trajectory]]
+"""Plays one rollout of a drawn task: the draw, and the rollout's place in its group."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,135 +71,85 @@ class InFlightGroup:
         )
 
 
-class RequestGate:
-    """An engine whose requests can be held back: inside `still` none is under way and none begins."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._open = asyncio.Event()
-        self._open.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._running = 0
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
-        """The engine's, once the way is open."""
-        while not self._open.is_set():
-            await self._open.wait()
-        self._running += 1
-        self._idle.clear()
-        try:
-            return await self.engine.generate(token_ids, sampling, request_id=request_id)
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
-
-    @asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
-        """Requests under way end, others wait until the block is over."""
-        self._open.clear()
-        try:
-            await self._idle.wait()
-            yield
-        finally:
-            self._open.set()
-
-
 class InFlightGroups:
-    """Starts groups, lets `concurrency` rollouts run at once, and brings the groups in."""
+    """Starts groups, lets `concurrency` rollouts run at once, and collects the groups that finish."""
 
     def __init__(
-        self,
-        *,
-        engine: Engine,
-        renderer: Renderer,
-        worlds: Mapping[str, EnvRuntime],
-        gate: GroupFilter,
-        group_size: int,
-        concurrency: int,
-        budget: Budget,
-        style: SamplingParams,
-        seed: int,
-        key: bytes,
-        sink: Sink | None,
+        self, play: Play, version: Callable[[], int], group_filter: GroupFilter, *, group_size: int, concurrency: int
     ) -> None:
-        self.engine, self.renderer, self.worlds, self.gate = engine, renderer, worlds, gate
-        self.group_size, self.budget, self.style = group_size, budget, style
-        self.seed, self.key, self.sink = seed, key, sink
-        self.turnstile = RequestGate(engine)
+        self.play, self.version, self.group_filter, self.group_size = play, version, group_filter, group_size
         self.counts = dict.fromkeys(
             ("groups", "rollouts", "tokens", "ungraded", "spared_rollouts", "stale_groups", "thrown_tokens"), 0
         )
         """Over the run. `spared_rollouts`: never begun, because the first half of their group agreed. `thrown_tokens`:
         sampled by rollouts that finished after their group was stopped."""
-        self._places = asyncio.Semaphore(concurrency)
-        self._flying: dict[int, InFlightGroup] = {}
-        self._dying: set[asyncio.Task[Group]] = set()
+        self._slots = asyncio.Semaphore(concurrency)
+        self._running: dict[int, InFlightGroup] = {}
+        self._ending: set[asyncio.Task[Group]] = set()
 
     def __len__(self) -> int:
-        return len(self._flying)
+        return len(self._running)
 
     @property
     def tasks(self) -> set[asyncio.Task[Group]]:
         """Of the groups under way."""
-        return {flight.task for flight in self._flying.values() if flight.task is not None}
+        return {group.task for group in self._running.values() if group.task is not None}
 
     def start(self, draw: Draw) -> InFlightGroup:
         """Begin a group."""
-        assert draw.group not in self._flying, f"group {draw.group} was drawn twice"
-        flight = InFlightGroup(draw=draw)
-        flight.task = asyncio.create_task(self._group(flight), name=f"group-{draw.group}")
-        self._flying[draw.group] = flight
-        return flight
+        assert draw.group not in self._running, f"group {draw.group} was drawn twice"
+        group = InFlightGroup(draw=draw)
+        group.task = asyncio.create_task(self._group(group), name=f"group-{draw.group}")
+        self._running[draw.group] = group
+        return group
 
-    def land(self, done: set[asyncio.Task[Group]]) -> list[Group]:
-        """Finished groups, in dispatch order. What a user must mend is raised here, and ends the run."""
-        found = [flight for flight in self._flying.values() if flight.task in done]
-        for flight in found:
-            del self._flying[flight.draw.group]
-        self.counts["groups"] += len(found)
-        return [flight.task.result() for flight in found if flight.task is not None]
+    def collect(self, done: set[asyncio.Task[Group]]) -> list[Group]:
+        """Return finished groups, in dispatch order. What a user must fix is raised here, and ends the run."""
+        finished = [group for group in self._running.values() if group.task in done]
+        for group in finished:
+            del self._running[group.draw.group]
+        self.counts["groups"] += len(finished)
+        return [group.task.result() for group in finished if group.task is not None]
 
-    def ground(self, oldest: int) -> list[Group]:
-        """Cancel the groups that began under a version before `oldest`; returns what there is of them."""
-        stale = [f for f in self._flying.values() if f.version is not None and f.version < oldest]
-        for flight in stale:
-            del self._flying[flight.draw.group]
-            if flight.task is not None:
-                self._dying.add(flight.task)
-                flight.task.add_done_callback(self._dying.discard)
-                flight.task.cancel()
+    def cancel_stale(self, oldest: int) -> list[Group]:
+        """Cancel the groups that began under a version before `oldest`; return what there is of them."""
+        stale = [g for g in self._running.values() if g.version is not None and g.version < oldest]
+        for group in stale:
+            del self._running[group.draw.group]
+            if group.task is not None:
+                self._ending.add(group.task)
+                group.task.add_done_callback(self._ending.discard)
+                group.task.cancel()
         self.counts["stale_groups"] += len(stale)
-        return [flight.group(censored=True) for flight in stale]
+        return [group.group(censored=True) for group in stale]
 
     async def cancel(self) -> None:
-        """End everything under way and wait until its boxes are gone."""
-        tasks = self.tasks | self._dying
-        self._flying.clear()
+        """End everything under way and wait until its sandboxes are closed."""
+        tasks = self.tasks | self._ending
+        self._running.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _group(self, flight: InFlightGroup) -> Group:
-        """All rollouts of one task. They are looked at in their order, so that an early stop owes nothing to luck."""
-        size, belief = self.group_size, flight.draw.belief
+    async def _group(self, group: InFlightGroup) -> Group:
+        """Play all rollouts of one task. They are judged in their order, so that an early stop does not depend on timing."""
+        size, belief = self.group_size, group.draw.belief
         tasks: list[asyncio.Task[Trajectory]] = []
 
         def begin(number: int) -> None:
-            tasks.extend(asyncio.create_task(self._one(flight, index)) for index in range(len(tasks), number))
+            tasks.extend(asyncio.create_task(self._one(group, index)) for index in range(len(tasks), number))
 
         censored = False
-        begin(self.gate.begin_with(size, belief))
+        begin(self.group_filter.begin_with(size, belief))
         try:
             for left in reversed(range(size)):
-                flight.finished.append(await tasks[len(flight.finished)])
-                scores = [t.outcome.score for t in flight.finished if t.outcome.score is not None]
-                if left and self.gate.may_stop(scores, left, belief):
+                group.finished.append(await tasks[len(group.finished)])
+                scores = [t.outcome.score for t in group.finished if t.outcome.score is not None]
+                if left and self.group_filter.may_stop(scores, left, belief):
                     censored = True
                     break
-                if len(flight.finished) == len(tasks) < size:
-                    if self.gate.may_spare(scores, left, belief):
+                if len(group.finished) == len(tasks) < size:
+                    if self.group_filter.may_spare(scores, left, belief):
                         self.counts["spared_rollouts"] += left
                         break
                     begin(size)
@@ -213,27 +157,16 @@ class InFlightGroups:
             for task in tasks:
                 task.cancel()
             ended: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
-            late = [t for t in ended[len(flight.finished) :] if isinstance(t, Trajectory)]
+            late = [t for t in ended[len(group.finished) :] if isinstance(t, Trajectory)]
             self.counts["thrown_tokens"] += sum(t.sampled_tokens for t in late)
-        return flight.group(censored=censored)
+        return group.group(censored=censored)
 
-    async def _one(self, flight: InFlightGroup, index: int) -> Trajectory:
-        draw = flight.draw
-        async with self._places:
-            if flight.version is None:
-                flight.version = self.engine.version
-            trajectory = await rollout(
-                self.turnstile,
-                self.renderer,
-                self.worlds[draw.env],
-                draw.task,
-                place=RolloutId(seed=self.seed, group=draw.group, index=index, key=self.key),
-                budget=self.budget,
-                style=self.style,
-            )
+    async def _one(self, group: InFlightGroup, index: int) -> Trajectory:
+        async with self._slots:
+            if group.version is None:
+                group.version = self.version()
+            trajectory = await self.play(group.draw, index)
         self.counts["rollouts"] += 1
         self.counts["ungraded"] += trajectory.outcome.score is None
         self.counts["tokens"] += trajectory.sampled_tokens
-        if self.sink is not None:
-            await self.sink.add(trajectory, draw.env)
         return trajectory

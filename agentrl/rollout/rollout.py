@@ -1,32 +1,28 @@
 """Joins an engine to an episode: one call, one finished trajectory, whatever happens on the way.
 
-    start ─ prompt ─┬─> sample ─> parse ─> act ─┬─ bridge ─┐        done, turns, tokens, time: graded
-                    │     (off the loop)        └─ ending ─┼─> finish ─> close ─> grade ─> Trajectory
-                    └──────────────────────────────────────┘        box died: agent_error, graded 0
-                                                                     InfraError: again, on a fresh episode
-The episode's box is gone before grading asks for its own, so that a full pool can never wait for itself.
+prompt ─┬─> sample ─> parse ─> (envs/play.py acts) ─┬─ bridge ─┐     a budget ends the episode: it is graded
+        └───────────────────────────────────────────┴──────────┘     InfraError: tried again on a fresh episode
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from agentrl import seeds
 from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
-from agentrl.envs.episode import Episode, Step
-from agentrl.errors import AgentError, EngineError, Fault, UserError, fault_of
-from agentrl.rollout.render import Renderer, Span
+from agentrl.envs.episode import Episode
+from agentrl.envs.play import Action, Played, Stop, drive
+from agentrl.errors import EngineError, UserError, fault_of
+from agentrl.rollout.encoder import Span
+from agentrl.rollout.render import Renderer
 from agentrl.rollout.token_log import TokenLog
-from agentrl.types import Completion, Ending, Message, Outcome, Task, Trajectory, Verdict
-from agentrl.verifiers.base import Boxes, Context, Judge, Submission
-from agentrl.verifiers.grade import grade
-
-T = TypeVar("T")
+from agentrl.types import Completion, Outcome, Task, Trajectory
+from agentrl.verifiers.base import Boxes, Context, Judge
 
 EMPTY_ABORTS = 100
 """Aborts in a row without a single new token after which the engine counts as broken."""
@@ -34,7 +30,7 @@ BACKOFF_S = 0.25
 """Wait before the first retry; doubled each time, up to 10 s."""
 
 
-class Policy(Protocol):
+class TokenGenerator(Protocol):
     """What a rollout needs of an engine."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion: ...
@@ -46,9 +42,9 @@ class EnvRuntime:
 
     name: str
     make: Callable[[], Environment]
-    """A fresh instance for each episode."""
+    """Makes a fresh instance for each episode."""
     boxes: Boxes
-    """Where episodes and grading get their boxes."""
+    """Where episodes and grading get their sandboxes."""
     judge: Judge | None = None
 
 
@@ -63,12 +59,13 @@ class Budget:
     turn_tokens: int | None = None
     """Sampled tokens of one turn."""
     turns: int | None = None
-    """By default the environment's own."""
+    """By default the environment's own limit."""
     tool_seconds: float = 120.0
     """Wall time of all its tool calls."""
     wall_seconds: float = 300.0
     """Wall time from the first prompt on."""
     verify_seconds: float = 60.0
+    """Wall time of grading."""
     retries: int = 2
     """How often an infrastructure failure is tried again."""
 
@@ -87,171 +84,148 @@ class RolloutId:
     """Which rollout of the run this is: every seed follows from it."""
 
     seed: int
-    """The run's."""
+    """The run's seed."""
     group: int
     index: int
-    """Within the group."""
+    """Its place within the group."""
     key: bytes = b""
     """The run's key, from which verifiers' secrets follow."""
 
     def reset(self, task: Task) -> int:
-        """Shared by the group, kept by a retry."""
+        """Return the reset seed: shared by the group, kept by a retry."""
         return seeds.derive(self.seed, "reset", task.id, self.group)
 
     def sampling(self, task: Task, turn: int, part: int = 0) -> int:
-        """Differs by rollout and turn; a turn that is resumed under newer weights goes on with another."""
+        """Return a turn's sampling seed; a turn that is resumed under newer weights continues with another."""
         names: tuple[str | int, ...] = (task.id, self.group, self.index, turn)
         return seeds.derive(self.seed, "sampling", *names, *(("part", part) if part else ()))
 
 
 async def rollout(
-    engine: Policy,
+    engine: TokenGenerator,
     renderer: Renderer,
-    world: EnvRuntime,
+    runtime: EnvRuntime,
     task: Task,
     *,
-    place: RolloutId,
+    rollout_id: RolloutId,
     budget: Budget,
-    style: SamplingParams | None = None,
+    sampling: SamplingParams | None = None,
 ) -> Trajectory:
-    """Play one task to its end and have it graded. Raises only for cancellation and for what a user must mend."""
+    """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix."""
     delay = BACKOFF_S
     for attempt in range(budget.retries + 1):
-        run = _Run(engine, renderer, world, task, place, budget, style or SamplingParams())
+        turns = _Turns(engine, renderer, task, rollout_id, budget, sampling or SamplingParams())
+        episode = Episode(runtime.make(), task, seed=rollout_id.reset(task), boxes=runtime.boxes)
+        began = perf_counter()
         try:
-            return await run.play()
+            played = await turns.play(episode, runtime)
+            return _trajectory(rollout_id, episode, turns.log, perf_counter() - began, played)
         except (UserError, AssertionError):
             raise
         except Exception as error:
-            fault = fault_of(error, run.stage)
+            fault = fault_of(error, episode.stage)
         if attempt < budget.retries:
             await asyncio.sleep(delay)
             delay = min(10.0, 2 * delay)
-    return run.trajectory(Outcome(ending=run.ending, grade="infra_error", score=None, fault=fault))
+    broken = Played(
+        task=task.public(),
+        messages=tuple(episode.transcript),
+        outcome=Outcome(ending=episode.ending, grade="infra_error", score=None, fault=fault),
+        ledger=episode.ledger,
+        root=episode.root,
+    )
+    return _trajectory(rollout_id, episode, turns.log, perf_counter() - began, broken)
 
 
-class _Run:
-    """One attempt at one episode."""
+class _Turns:
+    """The policy of one attempt at an episode: asks the engine for each turn, and keeps the log of its tokens."""
 
     def __init__(
         self,
-        engine: Policy,
+        engine: TokenGenerator,
         renderer: Renderer,
-        world: EnvRuntime,
         task: Task,
-        place: RolloutId,
+        rollout_id: RolloutId,
         budget: Budget,
-        style: SamplingParams,
+        sampling: SamplingParams,
     ) -> None:
-        self.engine, self.renderer, self.world = engine, renderer, world
-        self.task, self.place, self.budget, self.style = task, place, budget, style
-        self.tape = TokenLog()
-        self.episode = Episode(world.make(), task, seed=place.reset(task), boxes=world.boxes)
-        self.stage = "environment"
-        """Which part of the house is at work, for a fault."""
-        self.ending: Ending = "done"
-        self.seconds = dict.fromkeys(("start", "engine", "tools", "finish", "verifier"), 0.0)
-        self.began = perf_counter()
-        self.submission: Submission | None = None
+        self.engine, self.renderer, self.task = engine, renderer, task
+        self.rollout_id, self.budget, self.sampling = rollout_id, budget, sampling
+        self.log = TokenLog()
+        self._turn = 0
+        self._completion: Completion | None = None
+        """The last turn's."""
+        self._aside = False
+        """Whether any turn so far was one that the template treats apart."""
 
-    async def play(self) -> Trajectory:
-        died: Fault | None = None
-        try:
-            opening = await self._timed("start", self.episode.start())
-            try:
-                self.ending = await self._turns(opening)
-                self.stage = "environment"
-                self.submission = await self._timed("finish", self.episode.finish(self.ending))
-            except AgentError as error:
-                self.ending, died = "agent_error", fault_of(error, self.stage)
-        finally:
-            await uninterrupted(self.episode.close())
-        if died is not None or self.submission is None:
-            return self.trajectory(Outcome(ending=self.ending, grade="graded", score=0.0, fault=died))
-        self.stage = "verifier"
+    async def play(self, episode: Episode, runtime: EnvRuntime) -> Played:
+        """Play the episode within the budget."""
+        budget = self.budget
         context = Context(
-            secret=seeds.secret(self.place.key, self.task.id, self.place.group),
-            boxes=self.world.boxes,
-            deadline_s=self.budget.verify_seconds,
-            judge=self.world.judge,
+            secret=seeds.secret(self.rollout_id.key, self.task.id, self.rollout_id.group),
+            boxes=runtime.boxes,
+            deadline_s=budget.verify_seconds,
+            judge=runtime.judge,
         )
-        outcome, verdict = await self._timed(
-            "verifier", grade(self.episode.environment.verifier, self.submission, context)
+        return await drive(
+            episode,
+            self,
+            context,
+            turns=budget.turns or episode.environment.max_turns,
+            tool_seconds=budget.tool_seconds,
+            wall_seconds=budget.wall_seconds,
         )
-        return self.trajectory(outcome, verdict)
 
-    async def _turns(self, opening: tuple[Message, ...]) -> Ending:
-        """Turn by turn until something ends the episode, or its time is up."""
-        deadline = asyncio.get_running_loop().time() + self.budget.wall_seconds
-        async with _until(deadline):
-            return await self._played(opening, deadline)
-        return "time"
+    async def __call__(self, episode: Episode) -> Action | Stop:
+        """Show the policy what came of its last turn, sample the next one, and parse it."""
+        episode.stage = "environment"
+        budget = self.budget
+        span = self._span(episode)
+        room = min(budget.tokens - self.log.sampled_tokens, budget.turn_tokens or budget.tokens)
+        room = min(room, budget.context - len(self.log) - len(span.token_ids))
+        if room < 1 and self._turn:
+            return Stop("max_tokens")
+        self.log.append(span)
+        if room < 1:
+            return Stop("max_tokens")
+        episode.stage = "engine"
+        completion = self._completion = await episode.timed("engine", self._sample(room))
+        episode.stage = "environment"
+        self._turn += 1
+        message = self.renderer.parse(completion.token_ids)
+        if completion.finish != "stop":
+            # Cut off by a budget: its calls may be half written, so none of them is carried out.
+            episode.transcript.append(message)
+            return Stop("max_tokens")
+        self._aside = self._aside or self.renderer.aside(message)
+        return message
 
-    async def _played(self, opening: tuple[Message, ...], deadline: float) -> Ending:
-        budget, renderer = self.budget, self.renderer
-        limit = budget.turns or self.episode.environment.max_turns
-        schemas = self.episode.schemas
-        span = renderer.prompt(opening, schemas)
-        aside = False
-        for turn in range(limit):
-            room = min(budget.tokens - self.tape.sampled_tokens, budget.turn_tokens or budget.tokens)
-            room = min(room, budget.context - len(self.tape) - len(span.token_ids))
-            if room < 1 and turn:
-                return "tokens"
-            self.tape.lay(span)
-            if room < 1:
-                return "tokens"
-            self.stage = "engine"
-            completion = await self._timed("engine", self._sample(turn, room))
-            self.stage = "environment"
-            message = renderer.parse(completion.token_ids)
-            if completion.finish != "stop":
-                # Cut off by a budget: its calls may be half written, so none of them is carried out.
-                self.episode.transcript.append(message)
-                return "tokens"
-            step = await self._act(message, deadline)
-            if step is None:
-                return "time"
-            if step.done:
-                return "done"
-            aside = aside or renderer.aside(message)
-            span = self._after(step, completion, aside, schemas)
-        return "turns"
-
-    def _after(self, step: Step, completion: Completion, aside: bool, schemas: list[dict[str, Any]]) -> Span:
-        """What the policy sees next; a new segment where the template rewrites what it saw."""
-        observed = [observation.message() for observation in step.observations]
-        span = self.renderer.bridge(observed, completion.token_ids[-1], aside=aside)
+    def _span(self, episode: Episode) -> Span:
+        """Render what the policy sees next; a new segment where the template rewrites what it saw."""
+        if self._completion is None or episode.step is None:
+            return self.renderer.prompt(tuple(episode.transcript), episode.schemas)
+        observed = [observation.message() for observation in episode.step.observations]
+        span = self.renderer.bridge(observed, self._completion.token_ids[-1], aside=self._aside)
         if span is None:
-            self.tape.cut()
-            span = self.renderer.prompt(self.episode.transcript, schemas)
+            self.log.end_segment()
+            span = self.renderer.prompt(episode.transcript, episode.schemas)
         return span
 
-    async def _act(self, message: Message, deadline: float) -> Step | None:
-        """Carry out a turn; None when the tools' time ran out."""
-        until = asyncio.get_running_loop().time() + self.budget.tool_seconds - self.seconds["tools"]
-        if until >= deadline:  # then the episode's own limit comes first
-            return await self._timed("tools", self.episode.act(message))
-        async with _until(until) as scope:
-            return await self._timed("tools", self.episode.act(message))
-        assert scope.expired()
-        return None
-
-    async def _sample(self, turn: int, room: int) -> Completion:
-        """One turn, over as many requests as it takes: what an abort left is kept, and sampled on from there."""
-        got: Completion | None = None
+    async def _sample(self, room: int) -> Completion:
+        """Sample one turn over as many requests as it takes: what an abort left is kept and continued."""
+        sampled: Completion | None = None
         part = empty = failures = 0
         while True:
-            prompt = self.tape.prompt()
+            prompt = self.log.prompt()
             sampling = Sampling(
-                max_tokens=room - (len(got.token_ids) if got else 0),
-                temperature=self.style.temperature,
-                top_p=self.style.top_p,
-                top_k=self.style.top_k,
-                seed=self.place.sampling(self.task, turn, part),
+                max_tokens=room - (len(sampled.token_ids) if sampled else 0),
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                top_k=self.sampling.top_k,
+                seed=self.rollout_id.sampling(self.task, self._turn, part),
                 stop_token_ids=self.renderer.stop_token_ids,
             )
-            name = f"{self.place.group}-{self.place.index}-{turn}-{part}"
+            name = f"{self.rollout_id.group}-{self.rollout_id.index}-{self._turn}-{part}"
             try:
                 new = await self.engine.generate(prompt, sampling, request_id=name)
             except EngineError:
@@ -263,14 +237,12 @@ class _Run:
                 continue
             if len(new.token_ids) > sampling.max_tokens or (new.finish == "stop" and not new.token_ids):
                 raise EngineError(f"asked for 1 to {sampling.max_tokens} tokens, the engine gave {len(new.token_ids)}")
-            self.tape.take(prompt, new)
-            got = new if got is None else _joined(got, new)
+            self.log.append_sampled(prompt, new)
+            sampled = new if sampled is None else _joined(sampled, new)
             if new.finish != "abort":
-                return got
-            if len(got.token_ids) >= room:
-                return Completion(
-                    token_ids=got.token_ids, logprobs=got.logprobs, versions=got.versions, finish="length"
-                )
+                return sampled
+            if len(sampled.token_ids) >= room:
+                return replace(sampled, finish="length")
             part += bool(new.token_ids)
             empty = 0 if new.token_ids else empty + 1
             if empty:
@@ -278,28 +250,22 @@ class _Run:
                     raise EngineError(f"the engine aborted a request {empty} times without sampling a token")
                 await asyncio.sleep(min(1.0, 0.01 * 2 ** min(empty, 10)))
 
-    async def _timed(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        began = perf_counter()
-        try:
-            return await work
-        finally:
-            self.seconds[name] += perf_counter() - began
 
-    def trajectory(self, outcome: Outcome, verdict: Verdict | None = None) -> Trajectory:
-        total = perf_counter() - self.began
-        return Trajectory(
-            task=self.task.public(),
-            group=self.place.group,
-            index=self.place.index,
-            seed=self.episode.seed,
-            segments=self.tape.finished(),
-            messages=tuple(self.episode.transcript),
-            outcome=outcome,
-            verdict=verdict,
-            ledger=self.submission.ledger if self.submission else self.episode.ledger,
-            timings={**self.seconds, "overhead": max(0.0, total - sum(self.seconds.values())), "total": total},
-            root=self.episode.root,
-        )
+def _trajectory(rollout_id: RolloutId, episode: Episode, log: TokenLog, total: float, played: Played) -> Trajectory:
+    overhead = max(0.0, total - sum(episode.seconds.values()))
+    return Trajectory(
+        task=played.task,
+        group=rollout_id.group,
+        index=rollout_id.index,
+        seed=episode.seed,
+        segments=log.finished(),
+        messages=played.messages,
+        outcome=played.outcome,
+        verdict=played.verdict,
+        ledger=played.ledger,
+        timings={**episode.seconds, "overhead": overhead, "total": total},
+        root=played.root,
+    )
 
 
 def _joined(one: Completion, other: Completion) -> Completion:
@@ -309,38 +275,3 @@ def _joined(one: Completion, other: Completion) -> Completion:
         versions=one.versions + other.versions,
         finish=other.finish,
     )
-
-
-class _until:
-    """`asyncio.timeout_at` that ends its block quietly when the time is up; `expired()` tells."""
-
-    def __init__(self, when: float) -> None:
-        self._timeout = asyncio.timeout_at(when)
-
-    async def __aenter__(self) -> asyncio.Timeout:
-        return await self._timeout.__aenter__()
-
-    async def __aexit__(self, *exc: Any) -> bool:
-        try:
-            await self._timeout.__aexit__(*exc)
-        except TimeoutError:
-            return self._timeout.expired()
-        return False
-
-
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end even when the caller is cancelled meanwhile; the cancellation is then passed on."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-        except BaseException:
-            break
-    if cancelled is not None:
-        raise cancelled
-    return task.result()

@@ -1,16 +1,16 @@
 """Trajectory files: appended to as rollouts finish, safe against a crash, compressed, bounded.
 
-    <folder>/trajectories-000000.jsonl.gz   a row of gzip members, each some lines of JSON, one line a trajectory
-    <folder>/trajectories-000001.jsonl.gz   begun when the one before is large enough; the oldest go when space runs out
+    <folder>/trajectories-000000.jsonl.gz   gzip members, each some lines of JSON, one line per trajectory
+    <folder>/trajectories-000001.jsonl.gz   begun when the one before is large enough
 
-A member is written by one call and never touched again. A process killed in the middle leaves at most one torn member
-at the end of one file: opening the store cuts it off, reading stops before it. Any gzip reader takes the files:
+The oldest files are deleted when space runs out. A member is written by one call and never touched again. A process
+killed in the middle leaves at most one torn member at the end of one file: opening the store cuts it off, reading stops
+before it. Any gzip reader takes the files:
 
     pandas.read_json(path, lines=True)         datasets.load_dataset("json", data_files=path)
 
-Values of free form (a task's setup, arguments of calls, the ledger) stand as JSON text, so that all rows have the same
-columns. A task's secret is never in a trajectory, hence never here. A run that was resumed may hold a rollout twice,
-under the same group and index; the later one counts.
+agentrl/codec.py says what is in a row. A run that was resumed may hold a rollout twice, under the same group and index;
+the later one counts.
 """
 
 from __future__ import annotations
@@ -19,47 +19,35 @@ import asyncio
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from agentrl.errors import Fault, StorageError
+from agentrl import codec
+from agentrl.codec import Stored
+from agentrl.errors import StorageError
 from agentrl.sandboxes.base import off_loop
-from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory, Verdict
+from agentrl.types import Trajectory
 
-FORMAT = 1
 PATTERN = "trajectories-*.jsonl.gz"
 CHUNK = 1 << 20
 MEMBER = 1 << 20
 """Text of one member, about: what a crash can cost at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One line of a trajectory file."""
-
-    env: str
-    """The environment's name."""
-    trajectory: Trajectory
-
-
 class Store:
-    """Writes trajectories behind the back of the event loop, in the order in which they were added."""
+    """Writes trajectories in a thread, in the order in which they were added."""
 
     def __init__(self, folder: Path, *, disk_bytes: int = 10 << 30, part_bytes: int = 64 << 20) -> None:
         self.folder = folder
         self.disk_bytes = disk_bytes
         self.part_bytes = max(1, min(part_bytes, disk_bytes // 4))
         self.dropped_bytes = 0
-        """Of trajectories that went, or never came, to stay within the budget."""
+        """Bytes of trajectories that were deleted, or never written, to stay within the budget."""
         folder.mkdir(parents=True, exist_ok=True)
-        found = parts(folder)
-        for part in found[-1:]:
-            mend(part)
-        self._number = _number(found[-1]) if found else 0
+        files = parts(folder)
+        for part in files[-1:]:
+            repair(part)
+        self._number = _number(files[-1]) if files else 0
         self._pending: list[tuple[Trajectory, str]] = []
         self._writer: asyncio.Task[None] | None = None
         self._failure: StorageError | None = None
@@ -105,7 +93,7 @@ class Store:
         """Append members of bounded size; runs in a thread, one at a time."""
         lines: list[bytes] = []
         for trajectory, env in batch:
-            lines.append(_dump(row(trajectory, env)).encode("utf-8", "replace") + b"\n")
+            lines.append(codec.line(trajectory, env) + b"\n")
             if sum(map(len, lines)) > min(MEMBER, self.part_bytes):
                 self._append(b"".join(lines))
                 lines = []
@@ -136,11 +124,11 @@ class Store:
             raise
 
     def _make_room(self, need: int) -> None:
-        """Let the oldest files go until the budget holds; the one being written stays."""
-        found = parts(self.folder)
-        sizes = {path: path.stat().st_size for path in found}
+        """Delete the oldest files until the budget holds; the one being written stays."""
+        files = parts(self.folder)
+        sizes = {path: path.stat().st_size for path in files}
         total = sum(sizes.values()) + need
-        for path in found:
+        for path in files:
             if total <= self.disk_bytes or path == self._path():
                 break
             path.unlink()
@@ -160,26 +148,26 @@ class Store:
 
 
 def parts(folder: Path) -> list[Path]:
-    """A store's files, oldest first."""
+    """Return a store's files, oldest first."""
     return sorted(folder.glob(PATTERN), key=_number)
 
 
 def read(folder: Path) -> Iterator[Stored]:
-    """Every trajectory of a store, oldest first; a torn end of a file is passed over."""
+    """Yield every trajectory of a store, oldest first; a torn end of a file is left out."""
     for path in parts(folder):
         for member in members(path):
             for line in member.split(b"\n")[:-1]:
-                yield trajectory_of(json.loads(line))
+                yield codec.from_row(json.loads(line))
 
 
 def members(path: Path) -> Iterator[bytes]:
-    """The content of each whole gzip member of a file."""
+    """Yield the content of each whole gzip member of a file."""
     for content, _ in _scan(path):
         yield content
 
 
-def mend(path: Path) -> int:
-    """Cut a torn member off the end of a file; returns how many bytes went."""
+def repair(path: Path) -> int:
+    """Cut a torn member off the end of a file; return how many bytes that were."""
     good = max((end for _, end in _scan(path)), default=0)
     torn = path.stat().st_size - good
     if torn:
@@ -188,7 +176,7 @@ def mend(path: Path) -> int:
 
 
 def _scan(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Each whole member's content, and where it ends in the file."""
+    """Yield each whole member's content, and where it ends in the file."""
     with path.open("rb") as file:
         end = 0
         buffer = file.read(CHUNK)
@@ -214,124 +202,3 @@ def _scan(path: Path) -> Iterator[tuple[bytes, int]]:
 
 def _number(path: Path) -> int:
     return int(path.name.split("-")[1].split(".")[0])
-
-
-# Rows ------------------------------------------------------------------------------------------------------------
-
-
-def row(trajectory: Trajectory, env: str) -> dict[str, Any]:
-    """A trajectory as JSON data, with the same columns for every environment."""
-    task, outcome, verdict = trajectory.task, trajectory.outcome, trajectory.verdict
-    assert not task.secret, f"the trajectory of {task.id} carries a secret"
-    return {
-        "format": FORMAT,
-        "env": env,
-        "task": {
-            "id": task.id,
-            "split": task.split,
-            "level": task.level,
-            "tags": list(task.tags),
-            "family": task.family,
-            "prompt": task.prompt,
-            "setup": _dump(task.setup),
-        },
-        "group": trajectory.group,
-        "index": trajectory.index,
-        "seed": trajectory.seed,
-        "ending": outcome.ending,
-        "grade": outcome.grade,
-        "score": outcome.score,
-        "outcome": _dump(asdict(outcome)),
-        "verdict": None if verdict is None else _dump(asdict(verdict)),
-        "messages": [_message(message) for message in trajectory.messages],
-        "segments": [_segment(segment) for segment in trajectory.segments],
-        "ledger": _dump(trajectory.ledger),
-        "timings": _dump({name: round(seconds, 6) for name, seconds in trajectory.timings.items()}),
-        "root": trajectory.root,
-    }
-
-
-def trajectory_of(row: Mapping[str, Any]) -> Stored:
-    """A row as the trajectory it was made from."""
-    if row.get("format") != FORMAT:
-        raise StorageError(
-            f"a trajectory row has format {row.get('format')!r}, this version of agentrl reads format {FORMAT}"
-        )
-    task = {**row["task"], "tags": tuple(row["task"]["tags"]), "setup": json.loads(row["task"]["setup"])}
-    outcome = json.loads(row["outcome"])
-    if outcome["fault"] is not None:
-        outcome["fault"] = Fault(**outcome["fault"])
-    verdict = None if row["verdict"] is None else json.loads(row["verdict"])
-    if verdict is not None:
-        verdict |= {"evidence": tuple(verdict["evidence"]), "turn_scores": tuple(verdict["turn_scores"])}
-    made = Trajectory(
-        task=Task(**task),
-        group=row["group"],
-        index=row["index"],
-        seed=row["seed"],
-        segments=tuple(
-            Segment(
-                np.array(s["token_ids"], dtype=np.int32),
-                np.array(s["logprobs"], dtype=np.float32),
-                np.array(s["versions"], dtype=np.int32),
-                np.array(s["sources"], dtype=np.uint8),
-            )
-            for s in row["segments"]
-        ),
-        messages=tuple(
-            Message(
-                **{
-                    **m,
-                    "tool_calls": tuple(
-                        ToolCall(**{**c, "arguments": json.loads(c["arguments"])}) for c in m["tool_calls"]
-                    ),
-                }
-            )
-            for m in row["messages"]
-        ),
-        outcome=Outcome(**outcome),
-        verdict=None if verdict is None else Verdict(**verdict),
-        ledger=json.loads(row["ledger"]),
-        timings=json.loads(row["timings"]),
-        root=row["root"],
-    )
-    return Stored(row["env"], made)
-
-
-def _message(message: Message) -> dict[str, Any]:
-    calls = [
-        {"name": c.name, "arguments": _dump(c.arguments), "id": c.id, "error": c.error} for c in message.tool_calls
-    ]
-    return {
-        "role": message.role,
-        "content": message.content,
-        "tool_calls": calls,
-        "tool_call_id": message.tool_call_id,
-        "name": message.name,
-        "thinking": message.thinking,
-    }
-
-
-def _segment(segment: Segment) -> dict[str, list[Any]]:
-    return {
-        "token_ids": segment.token_ids.tolist(),
-        # Nine digits tell any two float32 apart; the seventeen of a float64 would only cost space.
-        "logprobs": [float(f"{x:.9g}") if x else 0.0 for x in segment.logprobs.tolist()],
-        "versions": segment.versions.tolist(),
-        "sources": segment.sources.tolist(),
-    }
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_other, separators=(",", ":"))
-
-
-def _other(value: Any) -> Any:
-    """Values without a JSON form, as near as can be: environments may put them into setup or ledger."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, set | frozenset | tuple | range):
-        return sorted(value, key=str) if isinstance(value, set | frozenset) else list(value)
-    return str(value)

@@ -1,4 +1,4 @@
-"""How tool calls are written: one small class a dialect, each strict when it reads.
+"""How tool calls are written: one small class per tool format, each strict when it reads.
 
     hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>   Qwen, SmolLM2, and templates without tools
     mistral   [TOOL_CALLS] [{"name": ..., "arguments": {...}}]
@@ -24,7 +24,7 @@ MAX_CALLS = 32
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a dialect found in an assistant's text."""
+    """The content of an assistant's text, and the calls in it."""
 
     content: str
     """The text outside the calls."""
@@ -42,7 +42,7 @@ class ToolFormat(Protocol):
 
 
 def dump(value: Any) -> str:
-    """JSON as models write it: readable unicode, a space after each colon and comma."""
+    """Return JSON as models write it: readable unicode, a space after each colon and comma."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -51,12 +51,12 @@ class _Refused(ValueError):
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
             raise _Refused(f"the key {key!r} appears twice in one object")
-        found[key] = value
-    return found
+        value[key] = item
+    return value
 
 
 def _no_constants(name: str) -> Any:
@@ -74,7 +74,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no
 
 
 def _json(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at `start` and where it ends; `_Refused` says what is wrong with it."""
+    """Return the JSON value that begins at `start` and where it ends; `_Refused` says what is wrong with it."""
     while start < len(text) and text[start] in " \t\r\n":
         start += 1
     try:
@@ -92,7 +92,7 @@ def _json(text: str, start: int) -> tuple[Any, int]:
 
 
 def _call(value: Any, arguments_key: str) -> ToolCall:
-    """A parsed JSON value as a call, or `_Refused`."""
+    """Return a parsed JSON value as a call, or raise `_Refused`."""
     if not isinstance(value, dict):
         raise _Refused(f"a call must be a JSON object, got {_kind(value)}")
     unknown = [key for key in value if key not in ("name", arguments_key, "id")]
@@ -152,19 +152,19 @@ class Hermes:
         return Read("".join(outside).strip(), _bounded(calls))
 
     def _one(self, text: str, start: int) -> tuple[ToolCall, int]:
-        """The call whose opening tag ends at `start`, and where the text goes on after it."""
+        """Return the call whose opening tag ends at `start`, and where the text after it begins."""
         try:
             value, end = _json(text, start)
-            rest = re.compile(r"\s*").match(text, end)
-            end = rest.end() if rest else end
+            while end < len(text) and text[end].isspace():
+                end += 1
             if not text.startswith(self._close, end):
-                found = text[end : end + 20].split("\n")[0]
+                after = text[end : end + 20].split("\n")[0]
                 raise _Refused(
-                    f"{self._close} expected after the JSON, found {found!r}" if found else "it is not closed"
+                    f"{self._close} expected after the JSON, found {after!r}" if after else "it is not closed"
                 )
             return _call(value, "arguments"), end + len(self._close)
         except _Refused as error:
-            # Going on after the next closing tag: what lies between belongs to this broken call.
+            # Reading continues after the next closing tag: what lies between belongs to this broken call.
             close = text.find(self._close, start)
             reason = str(error) if close >= 0 else f"it does not end with {self._close}"
             return _broken(reason, self.form), close + len(self._close) if close >= 0 else len(text)
@@ -234,7 +234,7 @@ class Llama:
         if not calls:
             return content
         if len(calls) > 1:
-            raise ValueError(f"the llama dialect writes one call a message, got {len(calls)}")
+            raise ValueError(f"the llama tool format writes one call per message, got {len(calls)}")
         return f'{{"name": {dump(calls[0].name)}, "parameters": {dump(calls[0].arguments)}}}'
 
 
@@ -244,16 +244,16 @@ PROBE = ToolCall(name="probe_name", arguments={"probe_key": "probe value"}, id="
 
 
 def recognise(rendered: str) -> ToolFormat | None:
-    """The dialect in which a template wrote `PROBE`; None when it is one we cannot read."""
-    for dialect in TOOL_FORMATS:
-        found = dialect.read(rendered)
-        if [(c.name, dict(c.arguments), c.error) for c in found.calls] == [(PROBE.name, dict(PROBE.arguments), None)]:
-            return dialect
+    """Return the format in which a template wrote `PROBE`; None when it is one that we cannot read."""
+    probe = (PROBE.name, dict(PROBE.arguments), None)
+    for tool_format in TOOL_FORMATS:
+        if [(c.name, dict(c.arguments), c.error) for c in tool_format.read(rendered).calls] == [probe]:
+            return tool_format
     return None
 
 
 def instructions(schemas: Sequence[dict[str, Any]]) -> str:
-    """What our dialect tells a model whose template knows no tools; stands at the end of the system message."""
+    """Return the end of the system message for a model whose template knows no tools."""
     lines = "\n".join(dump(schema.get("function", schema)) for schema in schemas)
     return (
         "# Tools\n\n"
@@ -267,20 +267,20 @@ def instructions(schemas: Sequence[dict[str, Any]]) -> str:
 _FRAME = re.compile(r"<(?=\s*/?\s*(?:tool_response|tool_call)\b)", re.IGNORECASE)
 
 
-def neutral(text: str) -> str:
-    """Untrusted text with the tags of our frames made harmless: `</tool_response>` reads `<\\/tool_response>`."""
+def escape_tags(text: str) -> str:
+    """Return untrusted text with the tags of our frames escaped: `</tool_response>` reads `<\\/tool_response>`."""
     return _FRAME.sub("<\\\\", text)
 
 
 def framed(messages: Sequence[Message]) -> str:
-    """Tool results as the user message that carries them where a template has no role for tools."""
+    """Return tool results as the text of one user message, for a template that has no role for tools."""
     return "\n".join(f"<tool_response>\n{m.content}\n</tool_response>" for m in messages)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """A leading `<think>` block apart from what follows; an unclosed one swallows everything, calls included."""
+    """Split a leading `<think>` block from what follows; an unclosed one takes everything, calls included."""
     stripped = text.lstrip()
     if not stripped.startswith("<think>"):
         return "", text
-    thought, closed, rest = stripped.removeprefix("<think>").partition("</think>")
-    return thought.strip("\n"), rest if closed else ""
+    thinking, _, rest = stripped.removeprefix("<think>").partition("</think>")
+    return thinking.strip("\n"), rest

@@ -32,6 +32,6 @@ __path__ += folders("sandboxes")
 
 
 def load(name: str) -> type[Backend]:
-    """The backend class that sandboxes/<name>/ exports."""
-    found: type[Backend] = _load("sandboxes", name)
-    return found
+    """Return the backend class that sandboxes/<name>/ exports."""
+    backend: type[Backend] = _load("sandboxes", name)
+    return backend

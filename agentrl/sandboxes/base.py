@@ -1,31 +1,33 @@
-"""The contract every sandbox backend keeps: a spec in, a box out, and no doubt whose fault a death was.
+"""The contract of every sandbox backend: a spec in, a sandbox out, and a clear cause when a sandbox dies.
 
 A `Backend` makes `Sandbox`es from `SandboxSpec`s. The methods of a sandbox block; `box.aio` offers the same ones as
-coroutines that run off the event loop. A box belongs to one episode and is never handed to another.
+coroutines that run off the event loop. A sandbox belongs to one episode and is never reused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import posixpath
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from agentrl.errors import AuthoringError
 
 WORKSPACE = "/box"
-"""Where a task's files lie inside every sandbox, and where commands start."""
+"""The folder of a task's files in every sandbox, and the working directory of commands."""
 MTIME = 946_684_800
-"""The mtime of every file a spec lays out: 2000-01-01 00:00 UTC."""
+"""The mtime of every file of a spec: 2000-01-01 00:00 UTC."""
 
 HOME = "/home/agent"
-"""The home folder of a box's user: empty at first, not part of the workspace."""
+"""The home folder of a sandbox's user: empty at first, not part of the workspace."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0"}
-"""The variables of every command, before a spec's own and a call's own are added."""
+"""The environment variables of every command; those of the spec and of the call are added."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,33 +35,42 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object of a file tree, as data: laid out by a spec, or taken out of a box."""
+    """One object of a file tree, as data: put into a sandbox by a spec, or collected from one."""
 
     kind: Literal["file", "dir", "link", "special"] = "file"
-    """`special` (fifo, socket, device) only ever comes out of a box; a spec cannot ask for it."""
+    """`special` (fifo, socket, device) is only ever collected; a spec cannot ask for it."""
     content: bytes = b""
-    """A file's bytes, or a link's target. Nobody on the host ever follows it."""
+    """A file's bytes, or a link's target, which the host never follows."""
     mode: int = 0o644
     """Permission bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a sandbox may use. Running into one is the agent's doing, never an infrastructure error."""
+    """What a sandbox may use. Reaching a limit is the agent's doing, never an infrastructure error."""
 
     memory_mb: int = 512
     processes: int = 64
     disk_mb: int = 128
-    """No folder that the box may write (workspace, /tmp, home, /dev/shm) holds more than this; and all of them together
-    never more than `memory_mb`, since what is written counts as memory."""
+    """No writable folder (workspace, /tmp, home, /dev/shm) holds more than this; and all of them together never more
+    than `memory_mb`, since their content counts as memory."""
     files: int = 20_000
-    """How many files and folders each of them may hold (inodes)."""
+    """Files and folders (inodes) in each writable folder."""
     open_files: int = 256
     output_bytes: int = 1 << 20
-    """Bytes of stdout and of stderr that are kept; the rest is counted and thrown away."""
+    """Bytes of stdout and of stderr that are kept; the rest is counted and dropped."""
     seconds: float = 30.0
     """Default wall time of one exec."""
     cpus: float = 1.0
+
+
+class Kind(NamedTuple):
+    """The fields of a spec that a prepared sandbox cannot change; it serves every spec of its kind."""
+
+    image: str
+    user: int
+    limits: Limits
+    tools: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,22 +78,22 @@ class SandboxSpec:
     """Everything that decides what a fresh sandbox contains: same spec, same digest."""
 
     image: str = "host"
-    """A pinned root by name. `host` is the machine's own /usr with site-packages and /usr/local masked; `python` is a
-    root with a Python 3, which is the same one unless an image of that name was made. See docs/sandboxes.md."""
+    """The name of a pinned root. `host` is the machine's own /usr with site-packages and /usr/local masked; `python` is
+    a root with a Python 3, the same one unless there is an image of that name. See docs/sandboxes.md."""
     files: Mapping[str, Entry | bytes | str] = field(default_factory=dict)
-    """Workspace-relative path → content. Text and bytes stand for a plain file of mode 0644."""
+    """Workspace-relative path → content. Text and bytes make a plain file of mode 0644."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables besides the fixed ones (PATH, HOME, LANG, TZ, PYTHONHASHSEED)."""
     limits: Limits = field(default_factory=Limits)
     user: int = 1000
-    """The uid and gid that commands run as, inside."""
+    """The uid and gid of commands, as seen inside."""
     network: Literal["none"] = "none"
-    """There is no other network than the box's own loopback."""
+    """There is no network but the sandbox's own loopback."""
     tools: tuple[str, ...] | None = None
-    """Names of the only programs that commands and whatever they start may execute; None for all that the image has.
+    """Names of the only programs that commands and their children may execute; None for every program of the image.
 
-    It keeps an agent to what a task means it to use, and is no wall: a program that may run can do by itself what
-    another would have done for it. Files of the workspace cannot be executed then, only given to a program.
+    This keeps an agent to the tools that a task intends. It is no security boundary: an allowed program can do the work
+    of a forbidden one. Files of the workspace cannot be executed then, only passed to a program.
     """
 
     def __post_init__(self) -> None:
@@ -96,8 +107,12 @@ class SandboxSpec:
             if "\0" in path:
                 raise AuthoringError(f"file path {path!r} holds a NUL byte")
 
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.image, self.user, self.limits, self.tools)
+
     def entries(self) -> dict[str, Entry]:
-        """The files as entries, with every parent folder made explicit, parents first."""
+        """Return the files as entries, with every parent folder made explicit, parents first."""
         out: dict[str, Entry] = {}
         for path, value in self.files.items():
             parts = path.rstrip("/").split("/")
@@ -124,15 +139,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """How a command ended. Output up to a timeout or a limit is kept."""
+    """How a command ended. Output before a timeout or a limit is kept."""
 
     exit_code: int
-    """The exit status; minus the signal's number when a signal ended it."""
+    """The exit status; minus the number of the signal that ended it."""
     stdout: bytes = b""
     stderr: bytes = b""
     timed_out: bool = False
     truncated: bool = False
-    """More was written than `output_bytes`; what came first was kept."""
+    """The output was longer than `output_bytes`; its beginning was kept."""
     reply: bytes = b""
     """For `python`: what the program wrote to its reply descriptor."""
     usage: Usage = field(default_factory=Usage)
@@ -143,7 +158,7 @@ class ExecResult:
 
     @property
     def text(self) -> str:
-        """What a person at a terminal would see: stdout, stderr, and a note when it did not end well."""
+        """What a person at a terminal would see: stdout, stderr, and a note if the command did not end well."""
         out = (self.stdout + self.stderr).decode("utf-8", "replace")
         notes = ["[timed out]"] if self.timed_out else []
         if self.exit_code and not self.timed_out:
@@ -154,7 +169,7 @@ class ExecResult:
 
 
 class Shell(ABC):
-    """A shell that lives across calls: its directory, variables and background jobs last."""
+    """A shell that lives across calls, with its directory, variables and background jobs."""
 
     @abstractmethod
     def run(self, command: str, *, timeout: float | None = None) -> ExecResult: ...
@@ -163,15 +178,8 @@ class Shell(ABC):
     def close(self) -> None: ...
 
 
-def words_of(argv: Sequence[str]) -> list[str]:
-    """A command as every backend takes it: a list of strings, at least one."""
-    if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
-        raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
-    return [str(word) for word in argv]
-
-
 class Sandbox(ABC):
-    """One box. Raises `SandboxDied` when something inside it ended it, `SandboxError` when the cause lay outside."""
+    """One sandbox. Raises `SandboxDied` when it died from inside, `SandboxError` when the cause lay outside."""
 
     spec: SandboxSpec
     root: str
@@ -187,29 +195,29 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         cwd: str = WORKSPACE,
     ) -> ExecResult:
-        """Run a command in a fresh process of the box, as the box's user."""
+        """Run a command in a new process of the sandbox, as the sandbox's user."""
 
     @abstractmethod
     def python(
         self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
     ) -> ExecResult:
-        """Run Python source as `__main__` in a fresh process, from a warm interpreter where the backend has one.
+        """Run Python source as `__main__` in a new process, from a warm interpreter where the backend has one.
 
-        The program reads `message` from descriptor 3 and may write a reply to descriptor 4. The reply is data that
-        code in the box controls: parse it as JSON, compare it outside, believe none of it.
+        The program reads `message` from descriptor 3 and may write a reply to descriptor 4. Code in the sandbox
+        controls the reply: parse it as JSON, compare it outside, trust none of it.
         """
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """A regular file's content; relative paths start at the workspace. FileNotFoundError and the like as usual."""
+        """Return a regular file's content; relative paths start at the workspace. Raises OSErrors as `open` does."""
 
     @abstractmethod
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file as the box's user, creating parent folders."""
+        """Write a file as the sandbox's user, creating parent folders."""
 
     @abstractmethod
     def list(self, path: str = WORKSPACE) -> list[str]:
-        """Names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
 
     @abstractmethod
     def shell(self) -> Shell:
@@ -217,48 +225,48 @@ class Sandbox(ABC):
 
     @abstractmethod
     def kill_all(self) -> None:
-        """End every process that ran in the box. Afterwards only `collect`, `digest`, `ledger`, `close` are allowed."""
+        """Kill every process in the sandbox. Afterwards only `collect`, `digest`, `ledger`, `close` are allowed."""
 
     @abstractmethod
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
-        """The workspace (or one path in it) as data, read by the host: paths relative to `path`, nothing followed.
+        """Return the workspace (or one path in it) as data: paths relative to `path`, no link followed.
 
-        A single file comes back under the key "". Files that would go over `max_bytes` in all, and entries beyond
-        `max_files`, raise AgentError: an agent that floods its artifacts has failed, not the infrastructure.
+        A single file comes back under the key "". More than `max_bytes` in all, or more than `max_files` entries,
+        raise AgentError: an agent that floods its artifacts has failed, not the infrastructure.
         """
 
     @abstractmethod
     def snapshot(self) -> str:
-        """Keep the box's file state under an id; the box goes on."""
+        """Save the sandbox's files and return an id for `fork`; the sandbox keeps running."""
 
     @abstractmethod
     def fork(self, snapshot: str) -> Sandbox:
-        """A second box that starts from a snapshot of this one."""
+        """Return a second sandbox that starts from a snapshot of this one."""
 
     @abstractmethod
     def digest(self) -> str:
-        """Hash over every path of the workspace: type, mode, owner, link target, mtime, xattrs, content."""
+        """Hash every path of the workspace: type, mode, owner, link target, mtime, xattrs, content."""
 
     @abstractmethod
     def ledger(self) -> dict[str, Any]:
-        """What happened so far: files created, changed, deleted; execs, timeouts, bytes out."""
+        """Report what happened so far: files created, changed, deleted; execs, timeouts, bytes out."""
 
     @abstractmethod
     def close(self) -> None:
-        """Destroy the box with everything in it. Safe to call twice."""
+        """Destroy the sandbox with everything in it. Safe to call twice."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can still run something, as far as a cheap look tells."""
+        """Whether it can still run commands, as far as a cheap check can tell."""
         return True
 
     def lay_out(self, spec: SandboxSpec) -> None:
-        """Turn a box that `Backend.prepare` made, in which nothing ran yet, into that of one spec."""
-        raise AuthoringError(f"{type(self).__name__} has no prepared boxes")
+        """Give a sandbox of `Backend.prepare`, in which nothing has run yet, the files and variables of a spec."""
+        raise AuthoringError(f"{type(self).__name__} cannot be prepared ahead")
 
     @property
     def aio(self) -> AsyncSandbox:
-        """The same box with awaitable methods."""
+        """The same sandbox with awaitable methods."""
         return AsyncSandbox(self)
 
     def __enter__(self) -> Sandbox:
@@ -268,13 +276,26 @@ class Sandbox(ABC):
         self.close()
 
 
+S = TypeVar("S", bound=Sandbox)
+
+
+@contextmanager
+def closed_on_error(box: S) -> Iterator[S]:
+    """Close a new sandbox if the block that sets it up fails."""
+    try:
+        yield box
+    except BaseException:
+        box.close()
+        raise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
     """What `agentrl doctor` says about a backend on this machine."""
 
     works: bool
     isolates: tuple[str, ...]
-    """What it keeps apart here: files, processes, network, ..."""
+    """What it isolates here: files, processes, network, ..."""
     missing: tuple[str, ...] = ()
     """What is missing, in words."""
     fix: str = ""
@@ -290,21 +311,21 @@ class Backend(ABC):
 
     @abstractmethod
     def available(self) -> Availability:
-        """Try it, cheaply."""
+        """Try the backend, cheaply."""
 
     @abstractmethod
     def create(self, spec: SandboxSpec) -> Sandbox:
-        """A fresh box."""
+        """Make a new sandbox."""
 
     def prepare(self, spec: SandboxSpec) -> Sandbox | None:
-        """A box ready but for its files and variables, for any spec of that image, user and limits.
+        """Make a sandbox without files and variables, for any spec of this kind.
 
-        None where the backend has no such thing; the pool then creates every box when it is asked for.
+        Returns None if the backend cannot; the pool then creates every sandbox on demand.
         """
         return None
 
     def close(self) -> None:
-        """Let go of everything the backend keeps warm."""
+        """Release everything the backend keeps warm."""
         return None
 
 
@@ -312,7 +333,7 @@ _threads: ThreadPoolExecutor | None = None
 
 
 async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in a thread of the house's own pool, so that hundreds may wait at once."""
+    """Run a blocking call in a thread of the package's own pool, so that hundreds can wait at once."""
     global _threads
     if _threads is None:
         _threads = ThreadPoolExecutor(max_workers=512, thread_name_prefix="agentrl-box")
@@ -320,64 +341,44 @@ async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     return await loop.run_in_executor(_threads, lambda: function(*args, **kwargs))
 
 
+def _awaitable(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a coroutine method that runs the blocking object's method of that name off the event loop."""
+
+    @functools.wraps(method, updated=())
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await off_loop(getattr(self._blocking, method.__name__), *args, **kwargs)
+
+    return call
+
+
 class AsyncShell:
     """`await shell.run(...)`: a persistent shell whose calls are coroutines."""
 
-    __slots__ = ("_shell",)
-
     def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+        self._blocking = shell
 
-    async def run(self, command: str, *, timeout: float | None = None) -> ExecResult:
-        return await off_loop(self._shell.run, command, timeout=timeout)
-
-    async def close(self) -> None:
-        await off_loop(self._shell.close)
+    run = _awaitable(Shell.run)
+    close = _awaitable(Shell.close)
 
 
 class AsyncSandbox:
     """`await box.aio.exec([...])`: every blocking method of a sandbox as a coroutine."""
 
-    __slots__ = ("_box",)
-
     def __init__(self, box: Sandbox) -> None:
-        self._box = box
+        self._blocking = box
 
-    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
-        return await off_loop(self._box.exec, argv, **options)
-
-    async def python(self, source: str, message: bytes = b"", **options: Any) -> ExecResult:
-        return await off_loop(self._box.python, source, message, **options)
-
-    async def read(self, path: str) -> bytes:
-        return await off_loop(self._box.read, path)
-
-    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        await off_loop(self._box.write, path, content, mode=mode)
-
-    async def list(self, path: str = WORKSPACE) -> list[str]:
-        return await off_loop(self._box.list, path)
-
-    async def kill_all(self) -> None:
-        await off_loop(self._box.kill_all)
-
-    async def collect(self, path: str = "", **options: Any) -> dict[str, Entry]:
-        return await off_loop(self._box.collect, path, **options)
-
-    async def snapshot(self) -> str:
-        return await off_loop(self._box.snapshot)
-
-    async def fork(self, snapshot: str) -> Sandbox:
-        return await off_loop(self._box.fork, snapshot)
-
-    async def digest(self) -> str:
-        return await off_loop(self._box.digest)
-
-    async def ledger(self) -> dict[str, Any]:
-        return await off_loop(self._box.ledger)
+    exec = _awaitable(Sandbox.exec)
+    python = _awaitable(Sandbox.python)
+    read = _awaitable(Sandbox.read)
+    write = _awaitable(Sandbox.write)
+    list = _awaitable(Sandbox.list)
+    kill_all = _awaitable(Sandbox.kill_all)
+    collect = _awaitable(Sandbox.collect)
+    snapshot = _awaitable(Sandbox.snapshot)
+    fork = _awaitable(Sandbox.fork)
+    digest = _awaitable(Sandbox.digest)
+    ledger = _awaitable(Sandbox.ledger)
+    close = _awaitable(Sandbox.close)
 
     async def shell(self) -> AsyncShell:
-        return AsyncShell(await off_loop(self._box.shell))
-
-    async def close(self) -> None:
-        await off_loop(self._box.close)
+        return AsyncShell(await off_loop(self._blocking.shell))

@@ -1,4 +1,4 @@
-"""What an episode did to its box: the files it made, changed and deleted, and what it ran."""
+"""What an episode did to its sandbox: the files it created, changed and deleted, and what it ran."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agentrl.sandboxes.base import ExecResult, SandboxSpec
 from agentrl.sandboxes.tree import Record, bytes_hash
 
 NAMES = 1000
-"""How many paths of each kind a ledger lists; the counts are always whole."""
+"""How many paths of each kind a ledger lists; the counts are complete."""
 
 
 class Ledger:
-    """Counts what runs in one box. Safe to use from several threads."""
+    """Counts what runs in one sandbox. Safe to use from several threads."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec
@@ -34,21 +34,18 @@ class Ledger:
             self._counts["out_of_memory"] = count
 
     def report(self, now: Mapping[bytes, Record]) -> dict[str, Any]:
-        """The counts, and how the workspace differs from what the spec laid out."""
-        laid = {path.encode("utf-8", "surrogateescape"): entry for path, entry in self._spec.entries().items()}
-        created, changed = [], []
-        for path, found in now.items():
-            if path == b"":
-                continue
-            entry = laid.get(path)
-            if entry is None:
-                created.append(path)
-                continue
-            content = bytes_hash(entry.content) if entry.kind == "file" else entry.content
-            mode = found.mode if entry.kind == "link" else entry.mode
-            if (found.kind, found.content, found.mode) != (entry.kind, content, mode):
-                changed.append(path)
-        deleted = [path for path in laid if path not in now]
+        """Return the counts, and how the workspace differs from the files of the spec."""
+        original = {path.encode("utf-8", "surrogateescape"): entry for path, entry in self._spec.entries().items()}
+        created = [path for path in now if path and path not in original]
+        deleted = [path for path in original if path not in now]
+        changed = []
+        for path, entry in original.items():
+            record = now.get(path)
+            if record is not None:
+                content = bytes_hash(entry.content) if entry.kind == "file" else entry.content
+                mode = record.mode if entry.kind == "link" else entry.mode
+                if (record.kind, record.content, record.mode) != (entry.kind, content, mode):
+                    changed.append(path)
         report: dict[str, Any] = {}
         for name, paths in (("created", created), ("changed", changed), ("deleted", deleted)):
             report[name] = [path.decode("utf-8", "replace") for path in sorted(paths)[:NAMES]]

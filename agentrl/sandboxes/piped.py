@@ -1,20 +1,24 @@
-"""What every box does whose process 1 runs requests over pipes: commands, Python, shells and single files.
+"""The part of a sandbox that all backends share: commands over pipes, shells, single files, snapshots.
 
-A backend says how a request is started (`_start`), how process 1 is spoken to (`_send`) and how it ends (`_destroy`,
-`_death`); everything between a request and its result is the same for all of them, and lies here.
+A backend defines how a command starts (`_start`), is killed (`_kill`) and ends (`_ended`), how its files are read and
+written as a whole, and what happens when it does not answer (`_destroy`) or is gone (`_death`).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import struct
+import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
-from agentrl.sandboxes.base import WORKSPACE, ExecResult, Sandbox, Shell, Usage, words_of
+from agentrl.sandboxes import tree
+from agentrl.sandboxes.base import WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage, closed_on_error
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.shell import ARGV, PipeShell
 from agentrl.sandboxes.streams import Output, pump
@@ -22,57 +26,52 @@ from agentrl.sandboxes.streams import Output, pump
 STATUS = struct.Struct("<iidd")
 """As process 1 packs it: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
 Streams = Sequence[int | None]
-"""For each descriptor of a command: None where the host writes it, else how many bytes it keeps; minus one for all."""
+"""For each descriptor of a command: None if the host writes it, else how many bytes the host keeps; -1 for all."""
+_snapshot_numbers = itertools.count()
+
+
+@contextmanager
+def pipe_ends(streams: Streams) -> Iterator[tuple[list[int], list[int]]]:
+    """Make a pipe for each stream: the host's ends, kept unless the block fails, and the command's, closed after it."""
+    with ExitStack() as theirs, ExitStack() as ours:
+        kept: list[int] = []
+        passed: list[int] = []
+        for keep in streams:
+            reader, writer = os.pipe()
+            mine, other = (writer, reader) if keep is None else (reader, writer)
+            ours.callback(os.close, mine)
+            theirs.callback(os.close, other)
+            kept.append(mine)
+            passed.append(other)
+        yield kept, passed
+        ours.pop_all()
 
 
 class Running:
-    """Something that runs in a box, held by its pipes; also the session of a shell."""
+    """A command that runs in a sandbox: its number, the host's ends of its pipes, and a descriptor of its end."""
 
     def __init__(self, box: PipedSandbox, number: int, pipes: list[int], status: int) -> None:
-        self._box, self._number = box, number
+        """`pipes`: one for each descriptor of the command. `status` becomes readable when the command has ended."""
+        self._box, self.number = box, number
         self.pipes, self.status = pipes, status
 
     def take(self, place: int) -> int:
-        """One of the pipes, to be closed by whoever takes it."""
+        """Return one of the pipes; the caller closes it."""
         taken, self.pipes[place] = self.pipes[place], -1
         return taken
 
     def kill(self, *, spare: bool = False, since: int = 0) -> None:
-        self._box._send({"op": "kill", "id": self._number, "spare": spare, "since": since}, [])
-
-    def ended(self) -> tuple[int, float, float]:
-        """Exit code, CPU seconds and peak memory, as process 1 reports them; raises when it is gone."""
-        data = os.read(self.status, STATUS.size)
-        if len(data) != STATUS.size:
-            raise self._box._death()
-        failed, code, cpu, memory = STATUS.unpack(data)
-        if failed:
-            raise SandboxDied(f"no process could be started in the box, which is at its limits: {os.strerror(failed)}")
-        return (-os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)), cpu, memory
-
-    @property
-    def commands(self) -> int:
-        return self.pipes[3]
-
-    @property
-    def replies(self) -> int:
-        return self.pipes[4]
-
-    @property
-    def stdout(self) -> int:
-        return self.pipes[1]
-
-    @property
-    def stderr(self) -> int:
-        return self.pipes[2]
+        """Kill it and its children; with `spare` only children started since that clock tick after boot."""
+        self._box._kill(self.number, spare, since)
 
     def end(self) -> int:
+        """Wait for its end, close the pipes and return the exit code. Raises when the sandbox itself is gone."""
         with self:
             poll = select.poll()
             poll.register(self.status, select.POLLIN)
             if not poll.poll(self._box.patience * 1000):
                 self._box._destroy()
-            return self.ended()[0]
+            return self._box._ended(self)[0]
 
     def __enter__(self) -> Running:
         return self
@@ -88,32 +87,60 @@ class Running:
 
 
 class PipedSandbox(Sandbox):
-    """A box whose commands a process 1 of ours starts."""
-
-    patience: float
+    patience: float = 30.0
     """Seconds after which something that does not depend on the agent counts as broken."""
-    _ledger: Ledger
     _warm = True
-    """Whether process 1 is an interpreter of the box's own Python, so that `python` may run in a fork of it."""
+    """Whether process 1 is an interpreter of the sandbox's own Python, so that `python` may run in a fork of it."""
+
+    def __init__(self, spec: SandboxSpec, root: str, prepare: Callable[[SandboxSpec], PipedSandbox]) -> None:
+        """`prepare` makes an empty sandbox of the same backend, for a fork."""
+        self.spec, self.root, self._prepare = spec, root, prepare
+        self._ledger = Ledger(spec)
+        self._lock = threading.Lock()
+        self._closed = self._killed = False
+        self._snapshots: dict[str, Any] = {}
 
     @abstractmethod
     def _start(self, request: dict[str, Any], streams: Streams) -> Running:
-        """Send a request with pipes of its own."""
+        """Start a command with its own pipes."""
 
     @abstractmethod
-    def _send(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        """Send a request, with descriptors where that can be done; its number."""
+    def _kill(self, number: int, spare: bool, since: int) -> None:
+        """Kill a running command, as `Running.kill` says."""
 
     @abstractmethod
     def _destroy(self) -> None:
-        """End a box that does not answer any more."""
+        """End a sandbox that does not answer any more."""
 
     @abstractmethod
     def _death(self) -> AgentError | SandboxError:
-        """The error that says why process 1 is gone: from inside, or from outside."""
+        """Return the error that says why process 1 is gone: from inside, or from outside."""
 
-    def _ran(self, result: ExecResult) -> None:
-        self._ledger.ran(result)
+    @abstractmethod
+    def _write_files(self, entries: Mapping[str, Entry]) -> None:
+        """Write the files of a spec."""
+
+    @abstractmethod
+    def _records(self) -> dict[bytes, tree.Record]:
+        """Return a record of every path of the workspace."""
+
+    @abstractmethod
+    def _save(self) -> Any:
+        """Return a copy of all files, in the backend's own form."""
+
+    @abstractmethod
+    def _restore(self, saved: Any) -> None:
+        """Write what `_save` returned into this empty sandbox."""
+
+    def _must_run(self) -> None:
+        if self._closed or self._killed:
+            raise SandboxError("the sandbox was closed; nothing can run in it any more")
+
+    def _must_exist(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox was closed; its files are gone")
+
+    # running
 
     def exec(
         self,
@@ -124,7 +151,10 @@ class PipedSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         cwd: str = WORKSPACE,
     ) -> ExecResult:
-        return self._run({"op": "exec", "argv": words_of(argv), "cwd": str(cwd)}, stdin, env, timeout)
+        if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
+            raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
+        request = {"op": "exec", "argv": [str(word) for word in argv], "cwd": str(cwd)}
+        return self._run(request, stdin, env, timeout)
 
     def python(
         self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
@@ -162,20 +192,33 @@ class PipedSandbox(Sandbox):
             pumped = pump(running.status, inputs, outputs, limit_s, running.kill)
             if not pumped.finished:
                 self._destroy()
-            code, cpu, memory = running.ended()
-        kept = list(outputs.values())
+            code, cpu, memory = self._ended(running)
+        stdout, stderr, *reply = (bytes(output.data) for output in outputs.values())
         result = ExecResult(
             exit_code=code,
-            stdout=bytes(kept[0].data),
-            stderr=bytes(kept[1].data),
+            stdout=stdout,
+            stderr=stderr,
             timed_out=pumped.timed_out,
-            truncated=any(output.dropped for output in kept),
-            reply=bytes(kept[2].data) if len(kept) > 2 else b"",
+            truncated=any(output.dropped for output in outputs.values()),
+            reply=reply[0] if reply else b"",
             usage=Usage(wall_s=pumped.wall_s, cpu_s=cpu, memory_mb=memory),
         )
         if request["op"] in ("exec", "python"):
             self._ran(result)
         return result
+
+    def _ended(self, running: Running) -> tuple[int, float, float]:
+        """Return exit code, CPU seconds and peak memory as process 1 reports them; raises when it is gone."""
+        data = os.read(running.status, STATUS.size)
+        if len(data) != STATUS.size:
+            raise self._death()
+        failed, code, cpu, memory = STATUS.unpack(data)
+        if failed:
+            raise SandboxDied(f"no process could be started in the box, which is at its limits: {os.strerror(failed)}")
+        return (-os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)), cpu, memory
+
+    def _ran(self, result: ExecResult) -> None:
+        self._ledger.ran(result)
 
     def shell(self) -> Shell:
         limits = self.spec.limits
@@ -186,6 +229,8 @@ class PipedSandbox(Sandbox):
         running = self._start(request, (None, -1, -1, None, -1))
         os.close(running.take(0))
         return running
+
+    # files
 
     def _file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
         path = request["path"]
@@ -206,3 +251,33 @@ class PipedSandbox(Sandbox):
 
     def list(self, path: str = WORKSPACE) -> list[str]:
         return sorted(os.fsdecode(name) for name in self._file({"op": "list", "path": path}).split(b"\0")[:-1])
+
+    def lay_out(self, spec: SandboxSpec) -> None:
+        assert spec.kind == self.spec.kind
+        self.spec, self._ledger = spec, Ledger(spec)
+        try:
+            self._write_files(spec.entries())
+        except OSError as error:
+            raise SandboxError(f"the files of a sandbox could not be written: {error}") from error
+
+    def digest(self) -> str:
+        return tree.digest_of(self._records())
+
+    def ledger(self) -> dict[str, Any]:
+        return self._ledger.report(self._records())
+
+    def snapshot(self) -> str:
+        saved, name = self._save(), str(next(_snapshot_numbers))
+        self._snapshots[name] = saved
+        return name
+
+    def fork(self, snapshot: str) -> PipedSandbox:
+        if snapshot not in self._snapshots:
+            known = ", ".join(self._snapshots) or "none"
+            raise ValueError(f"this sandbox has no snapshot {snapshot!r} (it has: {known})")
+        with closed_on_error(self._prepare(self.spec)) as box:
+            try:
+                box._restore(self._snapshots[snapshot])
+            except OSError as error:
+                raise SandboxError(f"a snapshot could not be restored: {error}") from error
+        return box

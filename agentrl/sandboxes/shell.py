@@ -1,8 +1,8 @@
 """A persistent shell over pipes: commands go in on descriptor 3, exit codes come back on descriptor 4.
 
 The shell reads a command up to a NUL byte, evaluates it in itself (so that its directory, variables and jobs last)
-and answers with the call's number and the exit code. What a command prints travels on its own pipes and is never
-searched for markers.
+and answers with the call's number and the exit code. The output of commands has its own pipes and is never searched for
+markers.
 """
 
 from __future__ import annotations
@@ -22,43 +22,27 @@ BASH = r"""while IFS= read -r -d '' -u 3 _id && IFS= read -r -d '' -u 3 _do; do
 eval "$_do" 3<&- 4>&-; printf '%s:%d ' "$_id" "$?" >&4; done"""
 PLAIN = r"""while IFS= read -r _id <&3 && IFS= read -r _do <&3; do _do=$(printf '%b.' "$_do")
 eval "${_do%.}" 3<&- 4>&-; printf '%s:%d ' "$_id" "$?" >&4; done"""
-"""For a box without bash: commands come on one line, with newlines and backslashes as octal escapes."""
+"""For a sandbox without bash: commands come on one line, with newlines and backslashes as octal escapes."""
 CHOOSE = 'if command -v bash >/dev/null; then printf "b " >&4; exec bash --norc --noprofile -c "$0"; '
 CHOOSE += 'else printf "s " >&4; exec sh -c "$1"; fi'
 ARGV = ("/bin/sh", "-c", CHOOSE, BASH, PLAIN)
 GRACE = 0.5
-"""Seconds that a shell has, after its commands were killed, to answer before it is killed itself."""
+"""Seconds that a shell has to answer after its commands were killed, before it is killed itself."""
 
 
 class Session(Protocol):
-    """One running shell process with its pipes, as a backend starts it."""
+    """A running shell, as `Running` in piped.py: the host's ends of its pipes, one for each descriptor."""
 
-    @property
-    def commands(self) -> int:
-        """Write end of descriptor 3."""
+    pipes: list[int]
 
-    @property
-    def replies(self) -> int:
-        """Read end of descriptor 4."""
+    def kill(self, *, spare: bool = False, since: int = 0) -> None: ...
 
-    @property
-    def stdout(self) -> int:
-        """Read end of descriptor 1."""
-
-    @property
-    def stderr(self) -> int:
-        """Read end of descriptor 2."""
-
-    def kill(self, *, spare: bool, since: int) -> None:
-        """Kill it and what it started; with `spare` only what it started since that clock tick after boot."""
-
-    def end(self) -> int:
-        """Wait for its end, close the pipes, and return its exit code. Raises when the box itself is gone."""
+    def end(self) -> int: ...
 
 
 class PipeShell(Shell):
     def __init__(self, start: Callable[[], Session], limit: int, seconds: float, note: Callable[[ExecResult], None]):
-        """`note` is told of every result; `limit` and `seconds` are the box's."""
+        """`start` runs ARGV in the sandbox; `limit` and `seconds` are its limits; `note` is called with each result."""
         self._start, self._limit, self._seconds, self._note = start, limit, seconds, note
         self._session: Session | None = None
         self._bash, self._calls = True, 0
@@ -68,7 +52,7 @@ class PipeShell(Shell):
 
     def _open(self) -> Session:
         session = self._start()
-        greeting = os.read(session.replies, 2)
+        greeting = os.read(session.pipes[4], 2)
         if not greeting:
             session.end()
             raise FileNotFoundError(2, "the box has no shell", "/bin/sh")
@@ -94,31 +78,30 @@ class PipeShell(Shell):
     def _one(self, session: Session, command: str, timeout: float) -> ExecResult:
         since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
         start = time.monotonic()
-        outputs = {session.stdout: Output(self._limit), session.stderr: Output(self._limit)}
+        _, stdout_pipe, stderr_pipe, commands, replies = session.pipes
+        stdout, stderr = Output(self._limit), Output(self._limit)
+        outputs = {stdout_pipe: stdout, stderr_pipe: stderr}
         self._calls += 1
         number, end = b"%d" % self._calls, b"\0" if self._bash else b"\n"
-        inputs = {
-            os.dup(session.commands): number + end + (command.encode() if self._bash else _one_line(command)) + end
-        }
+        inputs = {os.dup(commands): number + end + (command.encode() if self._bash else _one_line(command)) + end}
         code: int | None = None
         alive = True
         while True:
             left = max(start + timeout - time.monotonic(), 0.0)
             kill = functools.partial(session.kill, spare=True, since=since)
-            pumped = pump(session.replies, inputs, outputs, left, kill, grace=GRACE)
+            pumped = pump(replies, inputs, outputs, left, kill, grace=GRACE)
             inputs = {}
             if pumped.finished:
-                reply = os.read(session.replies, 4096)
+                reply = os.read(replies, 4096)
                 alive = reply != b""
                 code = next((int(word[1]) for word in _answers(reply) if word[0] == number), None)
             if code is not None or not alive or pumped.timed_out:
                 break
-        if code is None:  # it ended, or does not answer and has to
+        if code is None:  # the shell ended, or does not answer and must be killed
             if alive:
-                session.kill(spare=False, since=0)
+                session.kill()
             self._session = None
             code = session.end()
-        stdout, stderr = outputs.values()
         return ExecResult(
             exit_code=code,
             stdout=bytes(stdout.data),
@@ -134,13 +117,13 @@ class PipeShell(Shell):
                 return
             self._closed = True
             if self._session is not None:
-                self._session.kill(spare=False, since=0)
+                self._session.kill()
                 self._session.end()
                 self._session = None
 
 
 def _answers(reply: bytes) -> list[tuple[bytes, bytes]]:
-    """Call number and exit code of each answer; commands can write here too, so anything else is passed over."""
+    """Return call number and exit code of each answer; commands can write here too, so anything else is ignored."""
     pairs = [word.split(b":") for word in reply.split()]
     return [(pair[0], pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit() and len(pair[1]) < 4]
 

@@ -1,4 +1,4 @@
-"""Copies a file tree out of a box and into another, exactly: modes, mtimes, attributes, links, fifos and holes."""
+"""Copies a file tree from one sandbox into another, exactly: modes, mtimes, attributes, links, fifos and holes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.sandboxes.tree import FILE, FOLDER, Opened, chunks, walk, xattrs
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One object of a tree, with all that is needed to make it again."""
+    """One object of a tree, with everything needed to make it again."""
 
     path: bytes
     mode: int
@@ -23,7 +23,7 @@ class Saved:
     chunks: tuple[tuple[int, bytes], ...] = ()
     """A file's content, without its holes."""
     target: bytes = b""
-    """Where a link points; for a further name of a file, the first one."""
+    """Where a link points; for a second hard link, the first name of the file."""
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
 
 
@@ -31,28 +31,28 @@ Snapshot = tuple[Saved, ...]
 
 
 def save(folder: int) -> Snapshot:
-    """Everything below a folder, and the folder itself under the path b""."""
+    """Save everything below a folder, and the folder itself under the path b""."""
     saved: list[Saved] = []
     each(folder, saved.append)
     return tuple(saved)
 
 
 def each(folder: int, take: Callable[[Saved], None]) -> None:
-    """Hand on what `save` keeps, one object at a time, so that nobody has to hold all of it."""
+    """Pass on what `save` keeps, one object at a time, so that nobody has to hold all of it."""
     own = os.fstat(folder)
     take(Saved(b"", own.st_mode, own.st_mtime_ns, xattrs=xattrs(folder)))
-    names: dict[int, bytes] = {}
+    first_names: dict[int, bytes] = {}
 
     def keep(path: bytes, name: bytes, within: int, status: os.stat_result) -> None:
         fields: dict[str, Any] = {}
         if stat.S_ISREG(status.st_mode):
-            first = names.setdefault(status.st_ino, path)
+            first = first_names.setdefault(status.st_ino, path)
             if first != path:
                 fields["target"] = first
             else:
                 with Opened(name, FILE, within, status) as file:
-                    found = tuple((at, chunk) for at, chunk in chunks(file, status.st_size) if chunk.strip(b"\0"))
-                    fields.update(size=status.st_size, chunks=found, xattrs=xattrs(file))
+                    content = tuple((at, chunk) for at, chunk in chunks(file, status.st_size) if chunk.strip(b"\0"))
+                    fields.update(size=status.st_size, chunks=content, xattrs=xattrs(file))
         elif stat.S_ISDIR(status.st_mode):
             with Opened(name, FOLDER, within, status) as below:
                 fields["xattrs"] = xattrs(below)
@@ -64,15 +64,15 @@ def each(folder: int, take: Callable[[Saved], None]) -> None:
 
 
 def restore(folder: int, snapshot: Snapshot) -> None:
-    """Make the saved objects below an empty folder that nobody else touches. A dead socket's name is left out."""
+    """Make the saved objects below an empty folder that nobody else uses. The names of dead sockets are left out."""
     for item in snapshot:
         make(folder, item)
     finish(folder, snapshot)
 
 
 def finish(folder: int, snapshot: Sequence[Saved]) -> None:
-    """Give the folders that were made their modes, attributes and mtimes."""
-    for item in reversed(snapshot):  # folders last and deepest first: making what lies in them moved their mtime
+    """Give the folders that `make` made their modes, attributes and mtimes."""
+    for item in reversed(snapshot):  # folders last and deepest first: making their entries changed their mtime
         if stat.S_ISDIR(item.mode):
             descriptor = os.open(item.path, FOLDER, dir_fd=folder) if item.path else os.dup(folder)
             try:
@@ -82,7 +82,7 @@ def finish(folder: int, snapshot: Sequence[Saved]) -> None:
 
 
 def make(folder: int, item: Saved) -> None:
-    """Make one saved object; the folder it lies in was made before it."""
+    """Make one saved object; its folder must exist."""
     if not item.path:
         return
     if stat.S_ISDIR(item.mode):

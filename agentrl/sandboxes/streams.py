@@ -1,4 +1,4 @@
-"""Feeds and drains the pipes of one running command, against a deadline and a limit on what is kept."""
+"""Writes and reads the pipes of one running command, with a deadline and a limit on the output that is kept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 GRACE = 10.0
-"""Seconds that a killed command has to be gone."""
+"""Seconds within which a killed command must end."""
 
 
 @dataclass(slots=True)
 class Output:
-    """What came out of one pipe, up to its limit."""
+    """The output of one pipe, up to its limit."""
 
     limit: int
     data: bytearray = field(default_factory=bytearray)
@@ -28,7 +28,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Pumped:
-    """How the pumping ended."""
+    """How `pump` ended."""
 
     timed_out: bool
     finished: bool
@@ -44,9 +44,9 @@ def pump(
     kill: Callable[[], None],
     grace: float = GRACE,
 ) -> Pumped:
-    """Until `done` is readable: write `inputs`, read `outputs`. At the deadline, call `kill` and wait a little more.
+    """Write `inputs` and read `outputs` until `done` is readable. At the deadline, call `kill` and wait for `grace`.
 
-    Whoever holds an output open after the command has ended is not waited for: what it wrote so far is kept. Input
+    A process that holds an output open after the command has ended is not waited for: its output so far is kept. Input
     descriptors are closed here; the others belong to the caller.
     """
     start = time.monotonic()
@@ -90,7 +90,7 @@ def pump(
 
 
 def _feed(descriptor: int, left: dict[int, memoryview]) -> bool:
-    """Write what the pipe takes; False when all is written or nobody reads."""
+    """Write what the pipe accepts; return False when everything is written or nobody reads."""
     try:
         left[descriptor] = left[descriptor][os.write(descriptor, left[descriptor][: 1 << 16]) :]
     except BlockingIOError:
@@ -104,7 +104,7 @@ def _feed(descriptor: int, left: dict[int, memoryview]) -> bool:
 
 
 def _drain(descriptor: int, output: Output, *, once: bool) -> bool:
-    """Read what is there, no more than a pipe can hold; False at the end of the stream."""
+    """Read what is available, at most what a pipe can hold; return False at the end of the stream."""
     for _ in range(1 if once else 17):
         try:
             part = os.read(descriptor, 1 << 16)

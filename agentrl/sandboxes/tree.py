@@ -1,7 +1,7 @@
-"""Reads and writes a box's file tree from the host, through one directory descriptor, following nothing.
+"""Reads and writes a sandbox's file tree from the host, through one directory descriptor, following no link.
 
 Every step opens one name with O_NOFOLLOW relative to a descriptor it already holds, so that no link, `..` or renamed
-folder leads out. Only regular files are ever opened for reading; fifos, sockets and devices are looked at with lstat.
+folder leads out. Only regular files are opened for reading; fifos, sockets and devices are examined with lstat.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 DEPTH = 256
-"""Deeper folders than this are the agent's doing: a reader would run out of descriptors."""
+"""Deeper folders are the agent's doing: a reader would run out of descriptors."""
 
 VANISHED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
-"""What opening a name answers when a running agent has just removed it or put something else in its place."""
+"""The errors of opening a name that a running agent has just removed or replaced."""
 
 Owner = Callable[[int, int], tuple[int, int]]
-"""Host uid and gid → the ids that the box sees."""
+"""Maps a host uid and gid to the ids that the sandbox sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Record:
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
 
     def encode(self, path: bytes) -> bytes:
-        """The record as bytes that say the same on every machine."""
+        """Encode the record as bytes that are the same on every machine."""
         fields = [path, self.kind.encode(), b"%o" % self.mode, b"%d:%d" % (self.uid, self.gid)]
         fields += [b"%d" % self.mtime_ns, self.content]
         for name, value in self.xattrs:
@@ -57,7 +57,7 @@ class Record:
 
 
 def digest_of(records: Mapping[bytes, Record]) -> str:
-    """Hash over every record, in the order of their paths; the workspace itself is the path b""."""
+    """Hash every record, in the order of their paths; the workspace itself has the path b""."""
     total = hashlib.sha256()
     for path in sorted(records):
         total.update(records[path].encode(path))
@@ -65,7 +65,7 @@ def digest_of(records: Mapping[bytes, Record]) -> str:
 
 
 def content_hash(parts: Iterator[tuple[int, bytes]], size: int) -> bytes:
-    """Hash of a file from its chunks: zeros are skipped, so that a hole and written zeros count the same."""
+    """Hash a file from its chunks; chunks of zeros are skipped, so that a hole equals written zeros."""
     total = hashlib.sha256(b"%d:" % size)
     for offset, chunk in parts:
         if chunk.strip(b"\0"):
@@ -75,12 +75,12 @@ def content_hash(parts: Iterator[tuple[int, bytes]], size: int) -> bytes:
 
 
 def bytes_hash(content: bytes) -> bytes:
-    """`content_hash` of bytes at hand."""
+    """Return the `content_hash` of bytes in memory."""
     return content_hash(((at, content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)), len(content))
 
 
 def chunks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Aligned chunks of a file that hold data; holes are stepped over, however large they are."""
+    """Yield the aligned chunks of a file that hold data; holes of any size are skipped."""
     offset = 0
     while offset < size:
         if size > CHUNK:
@@ -102,20 +102,19 @@ def chunks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 class Opened:
-    """Opens one name below a folder; where the mode forbids its own owner to, the mode is lent for the moment."""
+    """Opens one name below a folder; a mode that shuts out the file's own owner is widened meanwhile."""
 
     def __init__(self, name: bytes, flags: int, folder: int, status: os.stat_result) -> None:
-        self.descriptor, self.restore = -1, -1
-        wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
+        self.name, self.folder, self.restore = name, folder, -1
+        needed = 0o500 if flags & os.O_DIRECTORY else 0o400
         try:
-            if flags & os.O_DIRECTORY and status.st_mode & wanted != wanted and os.geteuid() != 0:
-                raise PermissionError  # it may open, but what lies in it could not be looked at
+            if flags & os.O_DIRECTORY and status.st_mode & needed != needed and os.geteuid() != 0:
+                raise PermissionError  # it may open, but its entries could not be examined
             self.descriptor = os.open(name, flags, dir_fd=folder)
         except PermissionError:
             self.restore = stat.S_IMODE(status.st_mode)
-            _chmod(name, folder, self.restore | wanted)
+            _chmod(name, folder, self.restore | needed)
             self.descriptor = os.open(name, flags, dir_fd=folder)
-        self.name, self.folder = name, folder
         if stat.S_IFMT(os.fstat(self.descriptor).st_mode) != stat.S_IFMT(status.st_mode):
             self.__exit__()
             raise FileNotFoundError(errno.ENOENT, "replaced while it was read", name)
@@ -130,7 +129,7 @@ class Opened:
 
 
 def _chmod(name: bytes, folder: int, mode: int) -> None:
-    """chmod without following: through a path descriptor, since Linux has no lchmod."""
+    """Change a mode without following a link: through a path descriptor, since Linux has no lchmod."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if not stat.S_ISLNK(os.fstat(handle).st_mode):
@@ -144,7 +143,7 @@ Visitor = Callable[[bytes, bytes, int, os.stat_result], None]
 
 
 def walk(folder: int, visit: Visitor, prefix: bytes = b"", depth: int = 0) -> None:
-    """Visit everything below `folder`, parents first, in the order of names. What vanishes meanwhile is left out."""
+    """Visit everything below `folder`, parents first, in the order of names. Skip what vanishes meanwhile."""
     if depth > DEPTH:
         raise AgentError(f"folders nest deeper than {DEPTH} in the workspace")
     for name in sorted(os.listdir(folder)):
@@ -161,7 +160,7 @@ def walk(folder: int, visit: Visitor, prefix: bytes = b"", depth: int = 0) -> No
 
 
 def record(name: bytes, folder: int, status: os.stat_result, owner: Owner) -> Record:
-    """What a digest says about one name below a folder."""
+    """Return what a digest says about one name below a folder."""
     kind = KINDS.get(stat.S_IFMT(status.st_mode), "special")
     content = b""
     attributes: tuple[tuple[bytes, bytes], ...] = ()
@@ -180,7 +179,7 @@ def record(name: bytes, folder: int, status: os.stat_result, owner: Owner) -> Re
 
 
 def xattrs(descriptor: int) -> tuple[tuple[bytes, bytes], ...]:
-    """Extended attributes that a box can set: the namespace `user`, and access lists."""
+    """Return the extended attributes that a sandbox can set: the namespace `user`, and access lists."""
     try:
         names = os.listxattr(descriptor)
     except OSError:
@@ -190,42 +189,43 @@ def xattrs(descriptor: int) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def records(folder: int, owner: Owner) -> dict[bytes, Record]:
-    """A record for the folder itself (under b"") and for everything below."""
-    status = os.fstat(folder)
-    uid, gid = owner(status.st_uid, status.st_gid)
-    mode = stat.S_IMODE(status.st_mode)
-    found = {b"": Record("dir", mode, uid, gid, status.st_mtime_ns, b"", xattrs(folder))}
+    """Return a record for the folder itself (under b"") and for everything below it."""
+    top = os.fstat(folder)
+    uid, gid = owner(top.st_uid, top.st_gid)
+    by_path = {b"": Record("dir", stat.S_IMODE(top.st_mode), uid, gid, top.st_mtime_ns, b"", xattrs(folder))}
 
-    def visit(path: bytes, name: bytes, within: int, seen: os.stat_result) -> None:
-        found[path] = record(name, within, seen, owner)
+    def visit(path: bytes, name: bytes, within: int, status: os.stat_result) -> None:
+        by_path[path] = record(name, within, status, owner)
 
     walk(folder, visit)
-    return found
+    return by_path
 
 
 def collect(folder: int, path: str, *, max_bytes: int, max_files: int) -> dict[str, Entry]:
-    """The tree below `path` as data; a single file or link under the key "". FileNotFoundError where there is none."""
-    found: dict[str, Entry] = {}
+    """Return the tree below `path` as data; a single file or link under the key "". Raises FileNotFoundError."""
+    entries: dict[str, Entry] = {}
     total = 0
+
+    def too_much(limit: str) -> AgentError:
+        return AgentError(f"more than {limit} to collect below {path or 'the workspace'!r}")
 
     def take(key: bytes, name: bytes, within: int, status: os.stat_result) -> None:
         nonlocal total
-        if len(found) >= max_files:
-            raise AgentError(f"more than {max_files} files to collect below {path or 'the workspace'!r}")
+        if len(entries) >= max_files:
+            raise too_much(f"{max_files} files")
         kind = KINDS.get(stat.S_IFMT(status.st_mode), "special")
         content = b""
         if kind == "file":
             if total + status.st_size > max_bytes:
-                raise AgentError(f"more than {max_bytes} bytes to collect below {path or 'the workspace'!r}")
+                raise too_much(f"{max_bytes} bytes")
             with Opened(name, FILE, within, status) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 content = file.read(max_bytes - total + 1)
             if total + len(content) > max_bytes:
-                raise AgentError(f"more than {max_bytes} bytes to collect below {path or 'the workspace'!r}")
+                raise too_much(f"{max_bytes} bytes")
             total += len(content)
         elif kind == "link":
             content = os.readlink(name, dir_fd=within)
-        mode = stat.S_IMODE(status.st_mode)
-        found[os.fsdecode(key)] = Entry(kind, content, mode)  # type: ignore[arg-type]
+        entries[os.fsdecode(key)] = Entry(kind, content, stat.S_IMODE(status.st_mode))  # type: ignore[arg-type]
 
     parts = [os.fsencode(part) for part in path.split("/") if part not in ("", ".")]
     if b".." in parts:
@@ -236,12 +236,12 @@ def collect(folder: int, path: str, *, max_bytes: int, max_files: int) -> dict[s
             status = os.stat(part, dir_fd=current, follow_symlinks=False)
             if place == len(parts) - 1 and not stat.S_ISDIR(status.st_mode):
                 take(b"", part, current, status)
-                return found
+                return entries
             with Opened(part, FOLDER, current, status) as below:
                 current, previous = os.dup(below), current
                 os.close(previous)
         walk(current, take)
-        return found
+        return entries
     finally:
         os.close(current)
 
@@ -251,7 +251,7 @@ _libc = ctypes.CDLL(None)
 
 @contextmanager
 def acting_as(uid: int, gid: int) -> Iterator[None]:
-    """Touch files as another user, in this thread alone; a file system of a box's has no place for the host's root."""
+    """Access files as another user, in this thread only; a sandbox's file system does not know the host's root."""
     if uid == os.geteuid():
         yield
         return
@@ -265,7 +265,7 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
 
 
 def lay_out(folder: int, entries: Mapping[str, Entry]) -> None:
-    """Write entries below a folder nobody else touches yet, every mtime fixed."""
+    """Write entries below a folder that nobody else uses yet, with fixed mtimes."""
     folders: list[tuple[str, int]] = []
     for path, entry in entries.items():
         if entry.kind == "dir":

@@ -1,7 +1,6 @@
-"""Verifiers: the contract, composition, the red team, and every member of the top-level folder verifiers/.
+"""Verifiers: the contract, composition, and every member of the top-level folder verifiers/.
 
-The contract's names are loaded when they are first used: the pytest plugin below this package is imported by every
-pytest run on the machine, and must cost next to nothing there.
+The contract's names are loaded when they are first used, so that importing this package costs next to nothing.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,9 @@ __path__ += folders("verifiers")
 
 
 def load(name: str) -> "type[Verifier]":
-    """The verifier class that verifiers/<name>/ exports."""
-    found: type[Verifier] = _load("verifiers", name)
-    return found
+    """Return the verifier class that verifiers/<name>/ exports."""
+    verifier: type[Verifier] = _load("verifiers", name)
+    return verifier
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""What a verifier gets, and what it must give back.
+"""What a verifier gets, and what it must return.
 
-The agent's world is untrusted in every byte. Its processes are dead before grading starts; only declared artifacts
-leave it, as data; grading runs in fresh boxes it never saw; expected values and comparisons stay on this side.
+Every byte from the agent's sandbox is untrusted. Its processes are dead before grading starts; only declared artifacts
+leave it, as data; grading runs in fresh sandboxes that it never saw; expected values and comparisons stay outside.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Submission:
     """What an episode leaves to be graded."""
 
     task: Task
-    """With its secret."""
+    """The task, with its secret."""
     artifacts: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
-    """Declared path → what was found there (a single file under the key ""); a missing path is an empty mapping."""
+    """Declared path → its entries (a single file under the key ""); a missing path has an empty mapping."""
     answer: str = ""
-    """The final message, or what a terminal tool was given. Untrusted."""
+    """The final message, or the argument of a terminal tool. Untrusted."""
     transcript: tuple[Message, ...] = ()
     ledger: Mapping[str, Any] = field(default_factory=dict)
     ending: Ending = "done"
@@ -47,13 +47,13 @@ class Submission:
 
 
 class Boxes(Protocol):
-    """Where grading boxes come from; a `Pool` is one."""
+    """Where grading sandboxes come from; a `Pool` is one."""
 
     def box(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]: ...
 
 
 class Judge(Protocol):
-    """A model that judges: text in, text out. Engines are handed in; verifiers import none."""
+    """A model that judges: text in, text out. The context holds it; verifiers import no engine."""
 
     async def ask(self, messages: Sequence[Message], *, seed: int, max_tokens: int) -> str: ...
 
@@ -63,10 +63,10 @@ class Context:
     """What a verifier may use."""
 
     secret: bytes
-    """One for each group: HMAC(run key, task, group). Seeds the hidden inputs."""
+    """One per group: HMAC(run key, task, group). It seeds the hidden inputs."""
     boxes: Boxes
     deadline_s: float = 60.0
-    """Wall seconds that grading may take in all."""
+    """Wall seconds that the whole grading may take."""
     judge: Judge | None = None
 
 
@@ -78,21 +78,22 @@ class Verifier(ABC):
 
     @abstractmethod
     async def verify(self, submission: Submission, context: Context) -> Verdict:
-        """The verdict. Whatever cannot be read clearly as a pass is a failure; raise VerifierError only for our own
-        trouble, never for anything a submission can bring about."""
+        """Return the verdict. Whatever is not clearly a pass is a failure; raise VerifierError only for faults of our
+        own, never for anything that a submission can cause."""
 
     async def probe(self, context: Context) -> None:
-        """Does what grading needs work at this moment, with no submission involved? Raises when it does not.
+        """Check that what grading needs works right now, with no submission involved; raise when it does not.
 
-        `grade` asks when a submission broke grading twice: if the probe fails too, the house is at fault and nothing is
-        scored; if it passes, the submission is, and scores 0. A verifier that uses no boxes overrides it.
+        `grade` calls it when a submission broke grading twice: if the probe fails too, the system is at fault and
+        nothing is scored; if it passes, the submission is at fault and scores 0. A verifier that uses no sandboxes
+        overrides it.
         """
         async with context.boxes.box(SandboxSpec()) as box:
             result = await box.aio.python("import os; os.write(4, b'well')", timeout=10.0)
         if result.reply != b"well":
-            raise SandboxError(f"a fresh grading box does not run Python: {result.text[:200]}")
+            raise SandboxError(f"a fresh grading sandbox does not run Python: {result.text[:200]}")
 
     @cached_property
     def version(self) -> str:
-        """Name and hash of the verifier's source and settings, kept with each verdict."""
+        """The name and a hash of the verifier's source and settings, kept with each verdict."""
         return version_of(self)

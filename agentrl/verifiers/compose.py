@@ -1,14 +1,14 @@
-"""Verifiers made of verifiers, and shaping terms that can only take away.
+"""Verifiers made of verifiers, and shaping terms that can only lower a score.
 
     all_of(tests=..., tree=...)          the lowest score; stops at a 0
     any_of(a=..., b=...)                 the highest score; stops at a 1
     weighted({"a": (A, 3), "b": (B, 1)}) the weighted mean
-    gated(gate, then)                    0 unless the gate gives 1; then the other's score
+    gated(gate, then)                    the score of `then` if `gate` gives 1, otherwise 0
     first_decisive(a=..., b=...)         the first verdict of exactly 0 or 1; otherwise the last one
-    process(outcome, steps)              the outcome's score, with a score for each turn beside it
-    shaped(outcome, terms...)            the outcome's score less named penalties
+    process(outcome, steps)              the outcome's score, with a score per turn beside it
+    shaped(outcome, terms...)            the outcome's score minus named penalties
 
-Every part's score stands in the breakdown under its name; the trust is the weakest of the parts that were asked.
+The breakdown holds every part's score under its name; the trust is the weakest of the parts that ran.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class Composed(Verifier):
             verdict = verdicts[name] = await part.verify(submission, context)
             if self._settled(verdict.score):
                 break
-        score = self._score({name: verdict.score for name, verdict in verdicts.items()})
+        scores = {name: verdict.score for name, verdict in verdicts.items()}
+        nested = {f"{name}.{key}": value for name, part in verdicts.items() for key, value in part.breakdown.items()}
         return Verdict(
-            score=score,
-            breakdown={**_nested(verdicts), **{name: verdict.score for name, verdict in verdicts.items()}},
+            score=self._score(scores),
+            breakdown={**nested, **scores},
             evidence=tuple(f"{name}: {line}" for name, verdict in verdicts.items() for line in verdict.evidence),
             trust=weakest(verdict.trust for verdict in verdicts.values()),
             turn_scores=next((v.turn_scores for v in reversed(verdicts.values()) if v.turn_scores), ()),
@@ -58,7 +59,7 @@ class Composed(Verifier):
         )
 
     def _settled(self, score: float) -> bool:
-        """Whether the parts that follow can change nothing any more."""
+        """Return whether the parts that follow cannot change the score."""
         return {
             "all": score == 0.0,
             "any": score == 1.0,
@@ -82,17 +83,17 @@ class Composed(Verifier):
 
 
 def all_of(**parts: Verifier) -> Verifier:
-    """Every part must pass: the lowest score."""
+    """Give the lowest score: every part must pass."""
     return Composed("all", parts)
 
 
 def any_of(**parts: Verifier) -> Verifier:
-    """One part is enough: the highest score. Each part is one more thing to attack."""
+    """Give the highest score: one part is enough. Each part is one more thing to attack."""
     return Composed("any", parts)
 
 
 def weighted(parts: Mapping[str, tuple[Verifier, float]]) -> Verifier:
-    """The weighted mean of the parts' scores."""
+    """Give the weighted mean of the parts' scores."""
     weights = {name: weight for name, (_, weight) in parts.items()}
     for name, weight in weights.items():
         if not math.isfinite(weight) or weight <= 0:
@@ -101,41 +102,45 @@ def weighted(parts: Mapping[str, tuple[Verifier, float]]) -> Verifier:
 
 
 def gated(gate: Verifier, then: Verifier) -> Verifier:
-    """0 unless `gate` gives exactly 1; then the score of `then`."""
+    """Give the score of `then` if `gate` gives exactly 1, otherwise 0."""
     return Composed("gated", {"gate": gate, "then": then})
 
 
 def first_decisive(**parts: Verifier) -> Verifier:
-    """Cheap parts first: the first verdict of exactly 0 or 1 stands; if there is none, the last part's."""
+    """Give the first score of exactly 0 or 1, or the last part's if there is none: put cheap parts first."""
     return Composed("first_decisive", parts)
 
 
-class _Process(Verifier):
-    """An outcome verifier with a score for each turn."""
+class _Adjusted(Verifier):
+    """An outcome verifier whose verdict a function completes."""
 
-    def __init__(self, outcome: Verifier, steps: Callable[[Submission], Sequence[float]]) -> None:
-        self.outcome, self.steps, self.artifacts = outcome, steps, outcome.artifacts
+    def __init__(self, outcome: Verifier, adjust: Callable[[Verdict, Submission], Verdict]) -> None:
+        self.outcome, self.adjust, self.artifacts = outcome, adjust, outcome.artifacts
 
     async def probe(self, context: Context) -> None:
         await self.outcome.probe(context)
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         verdict = await self.outcome.verify(submission, context)
-        turns = sum(message.role == "assistant" for message in submission.transcript)
-        scores = tuple(float(score) for score in self.steps(submission))
-        if len(scores) != turns or not all(math.isfinite(s) and 0.0 <= s <= 1.0 for s in scores):
-            raise VerifierError(f"process scores must be one number in [0, 1] a turn: {len(scores)} for {turns} turns")
-        return replace(verdict, turn_scores=scores, verifier=self.version)
+        return replace(self.adjust(verdict, submission), verifier=self.version)
 
 
 def process(outcome: Verifier, steps: Callable[[Submission], Sequence[float]]) -> Verifier:
-    """Process rewards beside the outcome: `steps` gives one score in [0, 1] for each assistant message."""
-    return _Process(outcome, steps)
+    """Add process rewards to the outcome: `steps` gives one score in [0, 1] per assistant message."""
+
+    def adjust(verdict: Verdict, submission: Submission) -> Verdict:
+        turns = sum(message.role == "assistant" for message in submission.transcript)
+        scores = tuple(float(score) for score in steps(submission))
+        if len(scores) != turns or not all(math.isfinite(s) and 0.0 <= s <= 1.0 for s in scores):
+            raise VerifierError(f"process scores must be one number in [0, 1] per turn, got {len(scores)} for {turns}")
+        return replace(verdict, turn_scores=scores)
+
+    return _Adjusted(outcome, adjust)
 
 
 @dataclass(frozen=True, slots=True)
 class OverLength:
-    """DAPO's soft over-length penalty: 0 up to `limit - buffer`, then falling in a line to -1 at `limit`."""
+    """DAPO's soft over-length penalty: 0 up to `limit - buffer`, then falling linearly to -1 at `limit`."""
 
     limit: int
     buffer: int
@@ -155,7 +160,7 @@ class OverLength:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """-1 unless the final message matches a pattern, whole."""
+    """A penalty of -1 unless the whole final message matches a pattern."""
 
     pattern: str
     name: str = "format"
@@ -168,55 +173,41 @@ class Format:
 Term = OverLength | Format
 
 
-class _Shaped(Verifier):
-    """An outcome less its penalties."""
-
-    def __init__(self, outcome: Verifier, terms: Sequence[tuple[Term, float]]) -> None:
-        self.outcome, self.terms, self.artifacts = outcome, tuple(terms), outcome.artifacts
-
-    async def probe(self, context: Context) -> None:
-        await self.outcome.probe(context)
-
-    async def verify(self, submission: Submission, context: Context) -> Verdict:
-        verdict = await self.outcome.verify(submission, context)
-        penalties = {term.name: weight * term.penalty(submission) for term, weight in self.terms}
-        score = max(0.0, verdict.score + math.fsum(penalties.values()))
-        breakdown = {**verdict.breakdown, "outcome": verdict.score, **penalties}
-        return replace(verdict, score=min(score, verdict.score), breakdown=breakdown, verifier=self.version)
-
-
 def shaped(outcome: Verifier, *terms: Term, weight: float = 0.5) -> Verifier:
-    """The outcome's score with penalties taken off, each visible in the breakdown.
+    """Give the outcome's score minus penalties, each visible in the breakdown.
 
-    A term only ever takes away, so no length and no format can buy a score that the outcome did not give.
+    A term can only lower the score, so no length and no format earns what the outcome did not give.
     """
     if not math.isfinite(weight) or weight <= 0:
         raise AuthoringError(f"shaped: the weight must be finite and positive, got {weight!r}")
-    return _Shaped(outcome, [(term, weight) for term in terms])
+
+    def adjust(verdict: Verdict, submission: Submission) -> Verdict:
+        penalties = {term.name: weight * term.penalty(submission) for term in terms}
+        score = max(0.0, verdict.score + math.fsum(penalties.values()))
+        breakdown = {**verdict.breakdown, "outcome": verdict.score, **penalties}
+        return replace(verdict, score=min(score, verdict.score), breakdown=breakdown)
+
+    return _Adjusted(outcome, adjust)
 
 
 def assistant_characters(submission: Submission) -> int:
-    """How much the policy wrote."""
+    """Return how many characters the policy wrote."""
     return sum(len(message.content) for message in submission.transcript if message.role == "assistant")
 
 
 def weakest(trusts: Iterable[Trust]) -> Trust:
-    """The weakest of several trust grades."""
+    """Return the weakest of several trust grades."""
     return max(trusts, key=TRUST.index)
 
 
 def merged(*verifiers: Verifier) -> tuple[Artifact, ...]:
-    """What several verifiers need from the workspace, each path once with its larger limits."""
-    found: dict[str, Artifact] = {}
+    """Return what several verifiers need from the workspace, each path once with its larger limits."""
+    artifacts: dict[str, Artifact] = {}
     for artifact in (a for verifier in verifiers for a in verifier.artifacts):
-        other = found.get(artifact.path, artifact)
-        found[artifact.path] = Artifact(
+        other = artifacts.get(artifact.path, artifact)
+        artifacts[artifact.path] = Artifact(
             path=artifact.path,
             max_bytes=max(artifact.max_bytes, other.max_bytes),
             max_files=max(artifact.max_files, other.max_files),
         )
-    return tuple(found.values())
-
-
-def _nested(verdicts: Mapping[str, Verdict]) -> dict[str, float]:
-    return {f"{name}.{key}": value for name, verdict in verdicts.items() for key, value in verdict.breakdown.items()}
+    return tuple(artifacts.values())

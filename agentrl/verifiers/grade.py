@@ -1,15 +1,15 @@
-"""The boundary around a verifier: whatever it does, out comes an outcome that training can use.
+"""The boundary around a verifier: whatever it does, the result is an outcome that training can use.
 
     verify ──ok──────────────────────────────────────────────> graded, the verdict's score
        │ AgentError ─────────────────────────────────────────> graded, 0
        │ anything else, or past the deadline
-       └─> verify again, fresh boxes ──ok────────────────────> graded, the verdict's score
+       └─> verify again, fresh sandboxes ──ok────────────────> graded, the verdict's score
               └─ broke again ─> probe (no submission in it)
-                                   ├─ well ──────────────────> graded, 0, alarm: the submission breaks grading
-                                   └─ broken ────────────────> infra_error or verifier_error: no score
+                                   ├─ passes ────────────────> graded, 0, alarm: the submission breaks grading
+                                   └─ fails ─────────────────> infra_error or verifier_error: no score
 
-So an agent can never buy a retry: the one retry happens here, and what breaks twice while the house is well is a 0. Who
-was late on a machine without a free processor may only have waited in line: the retry then has a longer deadline.
+So an agent can never obtain a retry: the one retry happens here, and what breaks twice while the system works scores 0.
+Grading that was late while no processor was free may only have waited for one: the retry then has a longer deadline.
 """
 
 from __future__ import annotations
@@ -22,50 +22,47 @@ from time import perf_counter
 from agentrl.errors import AgentError, Fault, InfraError, VerifierError, fault_of
 from agentrl.types import Grade, Outcome, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
-from agentrl.verifiers.busy import Watch
+from agentrl.verifiers.busy import ProcessorWatch
 
 PROBE_S = 30.0
-"""How long the probe may take before the house counts as broken."""
-PATIENCE = 4.0
-"""How many times the deadline the second try has where the first was late on a busy machine."""
+"""How long the probe may take before the system counts as broken."""
+BUSY_FACTOR = 4.0
+"""How many times longer the deadline of the second attempt is if the first was late on a busy machine."""
 
 
 async def grade(verifier: Verifier, submission: Submission, context: Context) -> tuple[Outcome, Verdict | None]:
-    """Grade one submission. Never raises, except for cancellation; `None` stands for no verdict, hence no score."""
+    """Grade one submission. It never raises, except for cancellation; without a verdict (`None`) there is no score."""
     faults: list[Fault] = []
-    began = perf_counter()
+    start = perf_counter()
     deadline_s = context.deadline_s
     for _ in range(2):
-        machine = Watch()
+        machine = ProcessorWatch()
         try:
             async with asyncio.timeout(deadline_s):
                 verdict = checked(await verifier.verify(submission, context))
         except AgentError as error:
-            return _zero(verifier, submission, fault_of(error, "verifier"), began, alarm=False)
+            return _zero(verifier, submission, fault_of(error, "verifier"), start, alarm=False)
         except TimeoutError:
             faults.append(Fault("verifier", "verifier", f"grading took longer than {deadline_s:g} s"))
-            deadline_s *= PATIENCE if machine.full() else 1.0
+            deadline_s *= BUSY_FACTOR if machine.busy() else 1.0
         except Exception as error:
             faults.append(fault_of(error, "verifier", "verifier"))
         else:
-            verdict = replace(verdict, cost_s=perf_counter() - began, verifier=verdict.verifier or _version(verifier))
+            verdict = replace(verdict, cost_s=perf_counter() - start, verifier=verdict.verifier or _version(verifier))
             return Outcome(ending=submission.ending, grade="graded", score=verdict.score), verdict
-    trouble = await _trouble(verifier, context)
-    if trouble is None:
-        return _zero(verifier, submission, faults[-1], began, alarm=True)
-    kind: Grade = "infra_error" if trouble.blame == "infra" else "verifier_error"
-    return Outcome(ending=submission.ending, grade=kind, score=None, fault=trouble), None
+    fault = await _system_fault(verifier, context)
+    if fault is None:
+        return _zero(verifier, submission, faults[-1], start, alarm=True)
+    kind: Grade = "infra_error" if fault.blame == "infra" else "verifier_error"
+    return Outcome(ending=submission.ending, grade=kind, score=None, fault=fault), None
 
 
 def checked(verdict: object) -> Verdict:
-    """The verdict, if every number in it is one; a VerifierError otherwise."""
+    """Return the verdict if every number in it is finite and its score in range; otherwise raise VerifierError."""
     if type(verdict) is not Verdict:
         raise VerifierError(f"a verifier returned {type(verdict).__name__} instead of a Verdict")
-    numbers = {
-        "score": verdict.score,
-        **verdict.breakdown,
-        **{f"turn {i}": s for i, s in enumerate(verdict.turn_scores)},
-    }
+    turns = {f"turn {i}": score for i, score in enumerate(verdict.turn_scores)}
+    numbers = {"score": verdict.score, **verdict.breakdown, **turns}
     for name, number in numbers.items():
         if type(number) not in (int, float) or not math.isfinite(number):
             raise VerifierError(f"a verdict's {name} must be a finite number, got {number!r}")
@@ -74,8 +71,8 @@ def checked(verdict: object) -> Verdict:
     return verdict
 
 
-async def _trouble(verifier: Verifier, context: Context) -> Fault | None:
-    """What is wrong with the house, if anything is."""
+async def _system_fault(verifier: Verifier, context: Context) -> Fault | None:
+    """Return what is wrong with the system, if anything."""
     try:
         async with asyncio.timeout(PROBE_S):
             await verifier.probe(context)
@@ -89,22 +86,16 @@ async def _trouble(verifier: Verifier, context: Context) -> Fault | None:
 
 
 def _zero(
-    verifier: Verifier, submission: Submission, fault: Fault, began: float, *, alarm: bool
+    verifier: Verifier, submission: Submission, fault: Fault, start: float, *, alarm: bool
 ) -> tuple[Outcome, Verdict]:
-    words = (
-        "alarm: the submission broke grading twice on fresh boxes" if alarm else "the submission broke its own grading"
-    )
-    verdict = Verdict(
-        score=0.0,
-        evidence=(f"{words} ({fault.cause.split(':')[0]})",),  # a message might hold an expected value; a type cannot
-        cost_s=perf_counter() - began,
-        verifier=_version(verifier),
-    )
+    what = "alarm: the submission broke grading twice on fresh sandboxes" if alarm else "the submission broke grading"
+    evidence = (f"{what} ({fault.cause.split(':')[0]})",)  # a message might hold an expected value; a type cannot
+    verdict = Verdict(score=0.0, evidence=evidence, cost_s=perf_counter() - start, verifier=_version(verifier))
     return Outcome(ending=submission.ending, grade="graded", score=0.0, fault=fault, alarm=alarm), verdict
 
 
 def _version(verifier: Verifier) -> str:
     try:
         return verifier.version
-    except Exception as error:  # a version is a label: trouble with it must not cost a verdict
+    except Exception as error:  # a version is a label: a fault in it must not cost a verdict
         return f"{type(verifier).__name__}-unversioned ({type(error).__name__})"

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from safetensors.torch import load_file
 
 from agentrl import assembly, recipe
 from agentrl.engines.base import Weights
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.evaluation import evaluate, problems
 from agentrl.recipe import Recipe
-from agentrl.rollout import scheduler
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import EnvRuntime, SamplingParams
+from agentrl.rollout.rollout import EnvRuntime
 from agentrl.types import Trajectory
 
 Turn = tuple[list[int], int]
@@ -92,17 +92,14 @@ async def measure(
     try:
         await engine.start()
         if weights is not None:
-            await engine.publish(Weights(version=1, folder=weights.absolute()))
+            await engine.publish(Weights(version=1, tensors=load_file(weights / "model.safetensors")))
         for number in range(passes):
             await flush(urls)
             began = time.perf_counter()
             played = await evaluate(
-                engine,
-                renderer,
+                assembly.make_player(made, engine, renderer, context, {world.name: world}),
                 tasks,
                 samples=1,
-                budget=scheduler.budget_of(made, context),
-                style=SamplingParams(temperature=made.rollout.temperature),
                 seed=number,
                 key=b"benchmark",
                 concurrency=made.rollout.concurrency,
@@ -140,7 +137,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
     arguments = parser.parse_args()
     made = recipe.load(arguments.recipe, arguments.set)
-    with assembly.worlds(made) as worlds:
+    with assembly.runtimes(made) as worlds:
         from transformers import AutoConfig, AutoTokenizer
 
         assert made.model.type == "pretrained"

@@ -25,9 +25,7 @@ from agentrl.envs.countdown.arithmetic import evaluate as compute
 from agentrl.envs.tools import tools_of
 from agentrl.evaluation import evaluate, problems
 from agentrl.recipe import Recipe
-from agentrl.rollout import scheduler
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import SamplingParams
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Message, Task
 from agentrl.verifiers.base import Context, Submission
@@ -185,8 +183,8 @@ def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every:
                 _save(kwargs["model"], out / f"step-{state.global_step}")
                 row = {"step": state.global_step, "seconds": self.spent}
                 if torch.cuda.is_available():
-                    row["memory_gb"] = torch.cuda.max_memory_allocated() / 2**30
-                    row["memory_held_gb"] = torch.cuda.max_memory_reserved() / 2**30
+                    row["learn/memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+                    row["learn/memory_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
                 times.append(row)
                 (out / "times.json").write_text(json.dumps(times))
             control.should_training_stop = over
@@ -213,6 +211,7 @@ def _save(model: Any, folder: Path) -> None:
 
 async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
     """Held-out success of each of the weights that `train` left."""
+    from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
     made = recipe.load(run / "recipe.yaml")
@@ -220,7 +219,7 @@ async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
     start = warm_started(run)
     renderer = Renderer(AutoTokenizer.from_pretrained(start))
     rows = []
-    with assembly.worlds(made) as worlds:
+    with assembly.runtimes(made) as worlds:
         world = worlds["countdown"]
         levels = made.eval.levels or made.envs[0].levels or list(world.make().levels)
         tasks = problems(world, made.eval.split, levels, made.eval.tasks)
@@ -228,15 +227,12 @@ async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
         try:
             await engine.start()
             for row in json.loads((out / "times.json").read_text()):
-                folder = (out / f"step-{row['step']:.0f}").absolute()
-                await engine.publish(Weights(version=int(row["step"]), folder=folder))
+                tensors = load_file(out / f"step-{row['step']:.0f}" / "model.safetensors")
+                await engine.publish(Weights(version=int(row["step"]), tensors=tensors))
                 found = await evaluate(
-                    engine,
-                    renderer,
+                    assembly.make_player(made, engine, renderer, 8192, worlds).at(made.eval.temperature),
                     tasks,
                     samples=1,
-                    budget=scheduler.budget_of(made, 8192),
-                    style=SamplingParams(temperature=made.eval.temperature),
                     seed=seeds.derive(made.run.seed, "eval"),
                     key=b"peer",
                     concurrency=made.rollout.concurrency,

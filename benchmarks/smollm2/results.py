@@ -1,7 +1,7 @@
-"""docs/results.md from what runs left behind.
+"""Writes the tables and pictures of docs/results.md and docs/notes/results.md from what runs left behind.
 
     python -m benchmarks.smollm2.results keep runs/smollm2-countdown ...    # small files into docs/evidence/smollm2/
-    python -m benchmarks.smollm2.results page                               # docs/results.md and its pictures
+    python -m benchmarks.smollm2.results page                               # both pages and their pictures
 
 `keep` copies the recipe, the metrics and where the run ran, and takes a few episodes of each stage of training. `page`
 reads nothing but those and the JSON of the other scripts in this folder (engine*.json, peer.json), so that every
@@ -23,6 +23,8 @@ from agentrl import envs, metrics, recipe, statistics
 from agentrl.evaluation import gain
 
 EVIDENCE = Path("docs/evidence/smollm2")
+PAGES = ("results.md", "notes/results.md")
+"""Pages below docs/ that hold the tables: each table stands between its marks on one of them."""
 RECIPES = ("smollm2-countdown", "smollm2-files", "smollm2-repair")
 TRIES = (
     "smollm2-countdown-two-levels",
@@ -42,7 +44,7 @@ UNIFORM = (
 """Runs from the same weights with learnability and with uniform."""
 STAGES = {"start": "before", "sft": "after warm start", "end": "after RL"}
 SAMPLES = 6
-MEMORY = ("memory_gb", "memory_held_gb")
+MEMORY = ("learn/memory_gib", "learn/memory_reserved_gib")
 
 
 def keep(run: Path, to: Path) -> Path:
@@ -84,7 +86,7 @@ class Run:
         self.name = folder.name
         self.recipe = recipe.load(folder / "recipe.yaml")
         self.steps = list(metrics.read(folder / "metrics.jsonl", "step"))
-        evals = [self._by_family(row) for row in metrics.read(folder / "metrics.jsonl", "eval")]
+        evals = [self._evaluation(row) for row in metrics.read(folder / "metrics.jsonl", "eval")]
         self.evals = {row["stage"]: row for row in evals if row["stage"] in STAGES}
         self.stopped = "end" not in self.evals
         """Cut off before its last evaluation: the newest one stands in for it."""
@@ -95,8 +97,13 @@ class Run:
         self.machine = json.loads((folder / "environment.json").read_text())
 
     @staticmethod
-    def _by_family(row: dict[str, Any]) -> dict[str, Any]:
-        """An evaluation with intervals over families of tasks, also where the run that made it knew of none."""
+    def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
+        """Return the figures of an evaluation of the run's one environment under their short names.
+
+        Intervals are over families of tasks, also where the run that made the row did not know of families.
+        """
+        (figures,) = metrics.by_environment(row).values()
+        row = {**figures, "stage": row["stage"], "step": row["step"], "seconds": row["seconds"]}
         if "family" in row:
             return row
         tasks = [task.split("/") for task in row["passes"]]
@@ -117,8 +124,8 @@ class Run:
 
     def mismatch(self) -> float:
         """Nats between engine and learner, over tokens of the learner's own version: some steps have few of them."""
-        own = [row["mismatch_current"] * row["sampled"] for row in self.steps]
-        means = [row["mismatch_mean"] for row in self.steps]
+        own = [row["learn/on_policy"] * row["learn/tokens_sampled"] for row in self.steps]
+        means = [row["learn/mismatch_mean"] for row in self.steps]
         return float(np.average(means, weights=own if any(own) else None)) if means else float("nan")
 
     def total(self, name: str) -> float:
@@ -139,7 +146,7 @@ def interval(score: dict[str, float]) -> str:
 
 def scores(runs: list[Run]) -> list[str]:
     lines = [
-        "| recipe | held-out tasks | | pass@1 | pass@8 | turns of a success | tool errors an episode |",
+        "| recipe | held-out tasks | | pass@1 | pass@8 | turns per success | tool errors per episode |",
         "|---|---|---|---|---|---|---|",
     ]
     for run in runs:
@@ -172,36 +179,41 @@ def costs(runs: list[Run]) -> list[str]:
         lines.append(f"| {label} | " + " | ".join(made) + " |")
 
     row("RL steps", [str(len(r.steps)) for r in runs])
-    row("seconds of warm start", [f"{r.warm.get('warm_start_s', float('nan')):.0f}" for r in runs])
-    if any("demonstrations_s" in r.warm for r in runs):
-        spent = [r.warm.get("demonstrations_s") for r in runs]
+    row("seconds of warm start", [f"{r.warm.get('seconds', float('nan')):.0f}" for r in runs])
+    if any("warm_start/demonstration_seconds" in r.warm for r in runs):
+        spent = [r.warm.get("warm_start/demonstration_seconds") for r in runs]
         row("before it, seconds of demonstrations", [f"{s:.0f}" if s else "" for s in spent])
     row("seconds of RL, evaluations left out", [f"{r.seconds()[-1]:.0f}" for r in runs])
-    row("seconds of the evaluations", [f"{sum(e['eval_s'] for e in _all_evals(r)):.0f}" for r in runs])
-    row("sampled tokens/s over all of RL", [f"{r.total('sampled_tokens') / r.seconds()[-1]:,.0f}" for r in runs])
-    row("learner: tokens/s while it works", [f"{r.total('tokens') / r.total('learn_s'):,.0f}" for r in runs])
-    row("wall time in the learner", [f"{r.total('learn_s') / r.seconds()[-1]:.0%}" for r in runs])
-    row("wall time in sending weights", [f"{r.total('sync_s') / r.seconds()[-1]:.0%}" for r in runs])
-    waits = [1 - (r.total("learn_s") + r.total("sync_s")) / r.seconds()[-1] for r in runs]
+    row("seconds of the evaluations", [f"{sum(e['seconds'] for e in _all_evals(r)):.0f}" for r in runs])
+    row("sampled tokens/s over all of RL", [f"{r.total('rollout/tokens') / r.seconds()[-1]:,.0f}" for r in runs])
+    row(
+        "learner: tokens/s while it works", [f"{r.total('learn/tokens') / r.total('learn/seconds'):,.0f}" for r in runs]
+    )
+    row("wall time in the learner", [f"{r.total('learn/seconds') / r.seconds()[-1]:.0%}" for r in runs])
+    row("wall time in sending weights", [f"{r.total('learn/publish_seconds') / r.seconds()[-1]:.0%}" for r in runs])
+    waits = [1 - (r.total("learn/seconds") + r.total("learn/publish_seconds")) / r.seconds()[-1] for r in runs]
     row("wall time waiting for rollouts (learner idle)", [f"{w:.0%}" for w in waits])
-    for name, label in (("engine", "the engine"), ("tools", "tools"), ("verifier", "the verifier")):
-        sums = [sum(r.total(f"rollout_{n}_s") for n in ("engine", "tools", "verifier")) for r in runs]
+    for name, label in (("engine", "the engine"), ("tool", "tools"), ("verifier", "the verifier")):
+        sums = [sum(r.total(f"rollout/{n}_seconds") for n in ("engine", "tool", "verifier")) for r in runs]
         row(
             f"an episode's time in {label}",
-            [f"{r.total(f'rollout_{name}_s') / s:.0%}" for r, s in zip(runs, sums, strict=True)],
+            [f"{r.total(f'rollout/{name}_seconds') / s:.0%}" for r, s in zip(runs, sums, strict=True)],
         )
     row(
-        "engine-learner mismatch, nats a token: mean (greatest)",
-        [f"{r.mismatch():.4f} ({max(s['mismatch_max'] for s in r.steps):.2f})" for r in runs],
+        "engine-learner mismatch, nats per token: mean (largest)",
+        [f"{r.mismatch():.4f} ({max(s['learn/mismatch_max'] for s in r.steps):.2f})" for r in runs],
     )
     row(
-        "staleness, versions: mean (greatest)",
-        [f"{r.mean('staleness_mean'):.2f} ({max(s['staleness_max'] for s in r.steps):.0f})" for r in runs],
+        "staleness, versions: mean (largest)",
+        [
+            f"{r.mean('rollout/staleness_mean'):.2f} ({max(s['rollout/staleness_max'] for s in r.steps):.0f})"
+            for r in runs
+        ],
     )
     for name, label in zip(MEMORY, ("in use", "held"), strict=True):
         peaks = [[s[name] for s in r.steps if name in s] for r in runs]
         row(f"learner's peak memory {label}, GiB", [f"{max(p):.1f}" if p else "" for p in peaks])
-    row("groups that carried a signal", [f"{r.mean('informative'):.2f}" for r in runs])
+    row("groups that carried a signal", [f"{r.mean('rollout/informative'):.2f}" for r in runs])
     return lines
 
 
@@ -222,7 +234,9 @@ def curves(runs: list[Run], path: Path) -> None:
     for axis in axes.flat[len(runs) :]:
         axis.set_axis_off()
     for axis, run in zip(axes.flat, runs, strict=False):
-        axis.plot(run.seconds(), [row["score"] for row in run.steps], color="0.7", label="training, tasks it chose")
+        axis.plot(
+            run.seconds(), [row["rollout/score"] for row in run.steps], color="0.7", label="training, tasks it chose"
+        )
         at = [run.at(row) for row in run.curve]
         value = [row["pass@1"]["value"] for row in run.curve]
         low = [v - row["pass@1"]["low"] for v, row in zip(value, run.curve, strict=True)]
@@ -281,7 +295,7 @@ def _reached(points: list[tuple[float, float]], mark: float) -> float | None:
 
 
 def page(evidence: Path, docs: Path) -> None:
-    """Write docs/results.md from the evidence."""
+    """Write the tables of both pages, and the pictures, from the evidence."""
     folders = sorted(path for path in evidence.iterdir() if (path / "metrics.jsonl").is_file())
     every = {folder.name: Run(folder) for folder in folders}
     runs = [every[name] for name in RECIPES if name in every]
@@ -301,10 +315,12 @@ def page(evidence: Path, docs: Path) -> None:
     pairs = [(every[ours], every[uniform]) for ours, uniform in UNIFORM if {ours, uniform} <= every.keys()]
     if pairs:
         parts["curriculum"] = "\n".join(against_uniform(pairs))
-    text = (docs / "results.md").read_text()
-    for name, made in parts.items():
-        text = put(text, name, made)
-    (docs / "results.md").write_text(text)
+    texts = {docs / name: (docs / name).read_text() for name in PAGES}
+    for name, table in parts.items():
+        page_with_marks = next((path for path, text in texts.items() if f"<!-- {name} -->" in text), docs / PAGES[0])
+        texts[page_with_marks] = put(texts[page_with_marks], name, table)
+    for path, text in texts.items():
+        path.write_text(text)
 
 
 def engine_table(engines: list[dict[str, Any]]) -> list[str]:
@@ -313,7 +329,7 @@ def engine_table(engines: list[dict[str, Any]]) -> list[str]:
     def pair(values: list[float]) -> str:
         return " and ".join(f"{value:,.0f}" for value in values)
 
-    heads = ["servers", "episodes", "requests", "playing them, tokens/s", "requests sent straight, tokens/s", "share"]
+    heads = ["servers", "episodes", "requests", "rollouts, tokens/s", "engine alone, tokens/s", "share"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for found in engines:
         played = f"{found['episodes']}, {found['concurrency']} at once"
@@ -325,27 +341,27 @@ def engine_table(engines: list[dict[str, Any]]) -> list[str]:
 def against_uniform(pairs: list[tuple[Run, Run]]) -> list[str]:
     """What learnability drew and what uniform drew, over as many steps as both have."""
     heads = ["environment", "levels", "steps", "curriculum", "groups with a signal", "all failed", "all passed"]
-    heads.append("rollout tokens a step")
+    heads.append("rollout tokens per step")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for pair in pairs:
         count = min(len(run.steps) for run in pair)
         for run in pair:
             env = run.recipe.envs[0]
             levels = " ".join(map(str, env.levels or ())) or "all"
-            drawn = [run.mean(name, count) for name in ("informative", "all_fail", "all_pass")]
+            drawn = [run.mean(f"rollout/{name}", count) for name in ("informative", "all_fail", "all_pass")]
             shares = " | ".join(f"{share:.2f}" for share in drawn)
             start = f"| {env.name} | {levels} | {count} | {run.recipe.curriculum.type}"
-            lines.append(f"{start} | {shares} | {run.mean('rollout_tokens', count):,.0f} |")
+            lines.append(f"{start} | {shares} | {run.mean('rollout/tokens', count):,.0f} |")
     return lines
 
 
-def put(text: str, name: str, made: str) -> str:
-    """`text` with what stands between the marks of that name replaced."""
+def put(text: str, name: str, table: str) -> str:
+    """Replace what stands between the marks of that name."""
     begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
     if begin not in text or end not in text:
-        raise SystemExit(f"docs/results.md has no place for {name!r}: write {begin} and {end} where it belongs")
+        raise SystemExit(f"no page has a place for {name!r}: write {begin} and {end} where it belongs")
     before, rest = text.split(begin, 1)
-    return f"{before}{begin}\n{made}\n{end}{rest.split(end, 1)[1]}"
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end, 1)[1]}"
 
 
 def main() -> None:

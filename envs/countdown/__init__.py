@@ -19,19 +19,19 @@ _ANSWER_LINE = re.compile(r"^[ \t]*answer[ \t]*:(.*)$", re.IGNORECASE | re.MULTI
 
 
 class Reaches(Verifier):
-    """1 when the final expression comes to the target exactly and uses each given number at most once, else 0."""
+    """Score 1 when the final expression equals the target and uses each given number at most once, else 0."""
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         setup = submission.task.setup
         try:
-            found = evaluate(_expression(submission.answer))
+            answer = evaluate(_expression(submission.answer))
         except ExpressionError as error:
             return self._verdict(0.0, f"the answer cannot be read: {error}")
-        extra = Counter(found.numbers) - Counter(setup["numbers"])
+        extra = Counter(answer.numbers) - Counter(setup["numbers"])
         if extra:
             return self._verdict(0.0, f"not given, or used too often: {sorted(extra.elements())}")
-        if found.value != setup["target"]:
-            return self._verdict(0.0, f"the expression comes to {found.value}")
+        if answer.value != setup["target"]:
+            return self._verdict(0.0, f"the expression comes to {answer.value}")
         return self._verdict(1.0, "the expression reaches the target")
 
     def _verdict(self, score: float, why: str) -> Verdict:
@@ -39,7 +39,7 @@ class Reaches(Verifier):
 
 
 def _expression(answer: str) -> str:
-    """The one line `Answer: ...` of a message, or, where there is none, the whole message."""
+    """Return the one line `Answer: ...` of a message or, where there is none, the whole message."""
     lines = _ANSWER_LINE.findall(answer)
     if len(lines) > 1:
         raise ExpressionError("the message holds more than one answer")
@@ -56,15 +56,15 @@ class Countdown(Environment):
     max_turns = 6
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        made = puzzle(split, level, index)
+        drawn = puzzle(split, level, index)
         return Task(
             id=f"countdown/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=(f"numbers-{len(made.numbers)}",),
-            prompt=f"Numbers: {' '.join(map(str, made.numbers))}. Target: {made.target}.",
-            setup={"numbers": list(made.numbers), "target": made.target},
-            secret={"solution": made.solution},
+            tags=(f"numbers-{len(drawn.numbers)}",),
+            prompt=f"Numbers: {' '.join(map(str, drawn.numbers))}. Target: {drawn.target}.",
+            setup={"numbers": list(drawn.numbers), "target": drawn.target},
+            secret={"solution": drawn.solution},
         )
 
     @tool
@@ -77,36 +77,36 @@ class Countdown(Environment):
         return str(evaluate(expression).value)
 
     def expert(self, task: Task) -> list[ToolCall | str]:
-        """Every other task with one or two misses first: whoever learns from it sees what a miss calls for."""
+        """Return the solution, in about half of the tasks after one or two misses: they show how to react to a miss."""
         solution = task.secret["solution"]
         tries = [*_misses(solution, seeds.generator(0, "countdown expert", task.id)), solution]
         return [*(ToolCall(name="calculate", arguments={"expression": text}) for text in tries), solution]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other right answers: sums and products the other way round, in brackets, and after some words."""
+        """Return other right answers: operands of + and * swapped, in brackets, after some words, without spaces."""
         solution = task.secret["solution"]
         tree = ast.parse(solution, mode="eval")
         for node in ast.walk(tree):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
                 node.left, node.right = node.right, node.left
-        turned = ast.unparse(tree)
-        return [[turned], [f"(({solution}))"], [f"That is it.\nAnswer: {turned}"], [solution.replace(" ", "")]]
+        swapped = ast.unparse(tree)
+        return [[swapped], [f"(({solution}))"], [f"That is it.\nAnswer: {swapped}"], [solution.replace(" ", "")]]
 
 
 def _misses(solution: str, rng: random.Random) -> list[str]:
-    """Up to two expressions that are one operator away from the solution, and come to something else."""
+    """Return up to two expressions that differ from the solution in one operator and have another value."""
     places = [place for place, sign in enumerate(solution) if sign in "+-*/"]
-    found: list[str] = []
+    misses: list[str] = []
     for _ in range(rng.choice((0, 0, 1, 2))):
         place = rng.choice(places)
         changed = solution[:place] + rng.choice("+-*") + solution[place + 1 :]
         try:
-            misses = evaluate(changed).value != evaluate(solution).value
+            wrong = evaluate(changed).value != evaluate(solution).value
         except ExpressionError:  # it divides by zero now
             continue
-        if misses and changed not in found:
-            found.append(changed)
-    return found
+        if wrong and changed not in misses:
+            misses.append(changed)
+    return misses
 
 
 EXPORT = Countdown

@@ -1,4 +1,4 @@
-"""Exact arithmetic on untrusted text: a strict grammar, bounded in length, depth and magnitude; nothing is evaluated.
+"""Exact arithmetic on untrusted text: a strict grammar with limits on length, depth and magnitude; no code is run.
 
 sum     = product (("+" | "-") product)*
 product = factor (("*" | "/") factor)*
@@ -19,19 +19,19 @@ _TOKEN = re.compile(r" *([0-9]+|[-+*/()])")
 
 
 class ExpressionError(ValueError):
-    """The text is no expression of the grammar, or leaves its bounds."""
+    """The text is not an expression of the grammar, or exceeds its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an expression comes to, and the numbers written in it, in order."""
+    """The value of an expression, and the numbers written in it, in order."""
 
     value: Fraction
     numbers: tuple[int, ...]
 
 
 def evaluate(text: str) -> Value:
-    """The value of an expression. ExpressionError says what is wrong and where."""
+    """Return the value of an expression; ExpressionError says what is wrong."""
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"an expression may have at most {MAX_LENGTH} characters, this has {len(text)}")
     return _Parser(_tokens(text)).whole()
@@ -41,14 +41,14 @@ def _tokens(text: str) -> list[str]:
     text = text.strip(" ")
     if not text:
         raise ExpressionError("the expression is empty")
-    found, at = [], 0
+    tokens, at = [], 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise ExpressionError(f"unexpected {text[at:].lstrip(' ')[:1]!r} in the expression")
-        found.append(match[1])
+        tokens.append(match[1])
         at = match.end()
-    return found
+    return tokens
 
 
 class _Parser:

@@ -1,4 +1,4 @@
-"""Makes countdown puzzles: a set of numbers decides the whole puzzle, so sets that differ are puzzles that differ."""
+"""Make countdown puzzles: a set of numbers decides the whole puzzle, so different sets are different puzzles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.types import Split
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a level draws from."""
+    """What the puzzles of a level are drawn from."""
 
     count: int
     """How many numbers."""
@@ -23,7 +23,7 @@ class Level:
     needs: str
     """At least one of these operators is in the reference solution."""
     target: tuple[int, int]
-    """The least and the greatest target."""
+    """The smallest and the largest target."""
 
 
 LEVELS = {
@@ -54,7 +54,7 @@ class _Term:
 
 
 def puzzle(split: Split, level: int, index: int) -> Puzzle:
-    """The puzzle with that number."""
+    """Return the puzzle with that index."""
     kind = LEVELS[level]
     numbers = combination(_shuffle(kind.count, kind.largest).number(split, index), kind.largest, kind.count)
     rng = seeds.generator(0, "countdown", level, *numbers)
@@ -68,34 +68,34 @@ def puzzle(split: Split, level: int, index: int) -> Puzzle:
         if kind.target[0] <= term.value <= kind.target[1]:
             return Puzzle(tuple(shown), term.value, term.text)
         fallback = fallback or term
-    if fallback is None:  # every way comes to one of the numbers themselves, as for 1 and 2: the sum always exists
+    if fallback is None:  # every expression equals one of the numbers, as for 1 and 2: the sum always exists
         fallback = _Term(sum(numbers), "+".join(map(str, numbers)), 1)
     return Puzzle(tuple(shown), fallback.value, fallback.text)
 
 
 @lru_cache
 def _shuffle(count: int, largest: int) -> Shuffle:
-    """Levels that draw from the same sets share one shuffle, so that a set has one split on all of them."""
+    """Return the shuffle of the sets; levels with the same sets share it, so that a set has one split on all."""
     return Shuffle(comb(largest, count), f"countdown {count} of {largest}")
 
 
 def combination(number: int, largest: int, count: int) -> tuple[int, ...]:
-    """The `number`-th of all sets of `count` numbers from 1..largest, in the combinatorial number system."""
-    found = []
+    """Return the `number`-th set of `count` numbers from 1..largest, in the combinatorial number system."""
+    chosen = []
     top = largest
     for size in range(count, 0, -1):
-        low, high = size - 1, top - 1  # the greatest c with comb(c, size) <= number
+        low, high = size - 1, top - 1  # find the largest c with comb(c, size) <= number
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if comb(middle, size) <= number else (low, middle - 1)
-        found.append(low + 1)
+        chosen.append(low + 1)
         number -= comb(low, size)
         top = low
-    return tuple(sorted(found))
+    return tuple(sorted(chosen))
 
 
 def _combine(numbers: list[int], kind: Level, rng: random.Random) -> _Term | None:
-    """One random way to join all the numbers; None where it ran into a dead end."""
+    """Join all the numbers in one random way; return None at a dead end."""
     terms = [_Term(n, str(n), 3) for n in numbers]
     while len(terms) > 1:
         rng.shuffle(terms)
@@ -108,7 +108,7 @@ def _combine(numbers: list[int], kind: Level, rng: random.Random) -> _Term | Non
 
 
 def _join(a: _Term, b: _Term, operator: str, limit: int) -> _Term | None:
-    """a is the larger; results stay positive whole numbers, and steps that change nothing are left out."""
+    """Join two terms, the larger first; return None unless the result is a new, positive whole number in range."""
     if operator == "+":
         return _Term(a.value + b.value, f"{a.text}+{b.text}", 1)
     if operator == "-":

@@ -1,4 +1,4 @@
-"""Files: chores with files and text in a shell, graded on the files that are left."""
+"""Files: chores with files and text in a shell, graded on the final files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .text import DEEP_CHORES, MANY_CHORES, TEXT_CHORES
 
 PAIRS = len(FILES) * (len(FILES) - 1)
 SINGLE = 3 * PAIRS + 2 * len(WORDS) * len(FILES)
-"""How many level 1 tasks there are: three kinds with two file names, two with a word and a file name."""
+"""The number of level 1 tasks: three kinds with two file names, two with a word and a file name."""
 _SINGLES = Shuffle(SINGLE, "files 1")
 
 
@@ -33,16 +33,16 @@ class Plan:
     names: Names
 
     def content(self) -> str:
-        """What decides the split: the sentences, in any order."""
+        """Return what decides the split: the sentences, in any order."""
         return " ".join(sorted(chore.text for chore in self.chores))
 
     def trees(self) -> tuple[Tree, Tree]:
-        """The box before and after, with a file or two that the chores must leave alone."""
+        """Return the workspace before and after, with one or two files that the chores must leave alone."""
         before: Tree = {}
         for chore in self.chores:
             for path, value in chore.needs.items():
-                made = value() if callable(value) else value
-                before[path] = Entry(content=made.encode()) if isinstance(made, str) else made
+                content = value() if callable(value) else value
+                before[path] = Entry(content=content.encode()) if isinstance(content, str) else content
         for _ in range(self.names.rng.randint(1, 2)):
             before[self.names.file("txt")] = chores.line(self.names.word())
         after = dict(before)
@@ -52,7 +52,7 @@ class Plan:
 
 
 def _single(number: int) -> Plan:
-    """The level 1 task with that number; every number is another prompt."""
+    """Return the level 1 task with that number; every number has its own prompt."""
     rng = seeds.generator(0, "files 1", number)
     names = Names(rng)
     if number < 3 * PAIRS:
@@ -69,7 +69,7 @@ def _single(number: int) -> Plan:
 
 
 def _several(level: int, rng: random.Random) -> Plan:
-    """A task of level 2 or more."""
+    """Return a task of level 2 or more."""
     names = Names(rng)
     if level == 2:
         todo = [chores.simple(names) for _ in range(2)]
@@ -87,7 +87,7 @@ def _several(level: int, rng: random.Random) -> Plan:
 
 
 def plan(split: Split, level: int, index: int) -> Plan:
-    """What the task with that number asks for."""
+    """Return what the task with that index asks for."""
     if level == 1:
         return _single(_SINGLES.number(split, index))
     return draw(split, level, index, env="files", make=lambda rng: _several(level, rng), content=Plan.content)
@@ -103,16 +103,16 @@ class Files(Environment):
     max_turns = 6
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        made = plan(split, level, index)
-        before, after = made.trees()
+        asked = plan(split, level, index)
+        before, after = asked.trees()
         return Task(
             id=f"files/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=tuple(sorted({chore.tag for chore in made.chores})),
-            prompt=" ".join(chore.text for chore in made.chores),
+            tags=tuple(sorted({chore.tag for chore in asked.chores})),
+            prompt=" ".join(chore.text for chore in asked.chores),
             setup={"files": before},
-            secret={"tree": after, "commands": [chore.command for chore in made.chores]},
+            secret={"tree": after, "commands": [chore.command for chore in asked.chores]},
         )
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
@@ -132,17 +132,16 @@ class Files(Environment):
         return [*calls, "done"]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other right ways: all commands in one call; the workspace emptied and written anew, entry by entry."""
+        """Return other right solutions: all commands in one call; the workspace emptied and written again."""
         once = " && ".join(f"{{ {command}; }}" for command in task.secret["commands"])
         lines = ["find . -mindepth 1 -delete"]
-        for path, found in sorted(task.secret["tree"].items()):
-            lines += _written(path, Entry(content=found.encode()) if isinstance(found, str) else found)
-        anew = "\n".join(lines)
-        return [[ToolCall(name="run", arguments={"command": command}), "done"] for command in (once, anew)]
+        for path, entry in sorted(task.secret["tree"].items()):
+            lines += _written(path, Entry(content=entry.encode()) if isinstance(entry, str) else entry)
+        return [[ToolCall(name="run", arguments={"command": text}), "done"] for text in (once, "\n".join(lines))]
 
 
 def _written(path: str, entry: Entry | None) -> list[str]:
-    """Shell lines that make one entry."""
+    """Return the shell lines that make one entry."""
     if entry is None:
         return []
     name, text = shlex.quote(path), base64.b64encode(entry.content).decode()

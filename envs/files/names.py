@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 _WORDS = """
 ant apple bag ball bean bell bird blue boat book box bread cake card cat chair clay cloud coin cook corn cup
@@ -10,7 +11,7 @@ desk dog door drum duck egg farm fish flag fox frog game gift glass gold green h
 lake lamp leaf lemon map milk moon nest nut oak pen pink rain red rice ring road rock sand tree
 """
 WORDS = tuple(_WORDS.split())
-"""64 words, each short: stems of names, and what is written into files."""
+"""64 short words: stems of file names, and texts to write into files."""
 ENDINGS = ("txt", "csv", "log", "md")
 FILES = tuple(f"{word}.{ending}" for word in WORDS for ending in ENDINGS)
 """The 256 file names of the low levels."""
@@ -22,38 +23,31 @@ FOLDERS = tuple(_FOLDERS.split())
 
 
 class Names:
-    """Hands out names from a random source, none twice."""
+    """Draw names from a random source, none twice."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self._taken: set[str] = set()
 
-    def _fresh(self, make: str) -> str | None:
-        if make in self._taken:
-            return None
-        self._taken.add(make)
-        return make
+    def _fresh(self, draw: Callable[[], str]) -> str:
+        while (name := draw()) in self._taken:
+            pass
+        return self.take(name)
 
     def file(self, ending: str | None = None) -> str:
-        """A file name that was not used yet."""
-        while True:
-            name = self._fresh(f"{self.rng.choice(WORDS)}.{ending or self.rng.choice(ENDINGS)}")
-            if name:
-                return name
+        """Return a file name that was not used yet."""
+        return self._fresh(lambda: f"{self.rng.choice(WORDS)}.{ending or self.rng.choice(ENDINGS)}")
 
     def folder(self) -> str:
-        """A folder name that was not used yet."""
-        while True:
-            name = self._fresh(self.rng.choice(FOLDERS))
-            if name:
-                return name
+        """Return a folder name that was not used yet."""
+        return self._fresh(lambda: self.rng.choice(FOLDERS))
 
     def word(self) -> str:
-        """A word to write; words may repeat."""
+        """Return a word to write; words may repeat."""
         return self.rng.choice(WORDS)
 
     def words(self, count: int) -> list[str]:
-        """Distinct words."""
+        """Return distinct words."""
         return self.rng.sample(WORDS, count)
 
     def take(self, name: str) -> str:

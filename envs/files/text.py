@@ -1,4 +1,4 @@
-"""Chores on text: filters, counts, sorting, columns, sums; and on many files and archives at once."""
+"""Chores on text (filters, counts, sorting, columns, sums), and on many files and archives at once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections import Counter
 
 from agentrl.sandboxes.base import MTIME, Entry
 
-from .chores import Chore, Tree, makes, rewrite, text_of
+from .chores import Chore, Tree, makes, removes, rewrite, text_of
 from .names import Names
 
 
 def _body(lines: list[str]) -> str:
-    return "".join(f"{one}\n" for one in lines)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(tree: Tree, path: str) -> list[str]:
+    return text_of(tree, path).splitlines()
 
 
 def _prose(names: Names, few: list[str], least: int = 6, most: int = 14) -> str:
-    """Lines of three words; each line holds at most one of `few`, and each of `few` turns up."""
+    """Return lines of three words; each line contains at most one of `few`, and each of `few` occurs."""
     rng = names.rng
     rest = [word for word in names.words(24) if not any(word in other or other in word for other in few)]
     marked = [*few, *(rng.choice(few) for _ in range(rng.randint(1, 4)))]
@@ -28,7 +32,7 @@ def _prose(names: Names, few: list[str], least: int = 6, most: int = 14) -> str:
 
 
 def _table(names: Names, keys: list[str]) -> str:
-    """CSV rows without a header: name, key, number."""
+    """Return CSV rows without a header: name, key, number."""
     rng = names.rng
     owners = names.words(8)
     rows = [f"{rng.choice(owners)},{key},{rng.randint(1, 99)}" for key in keys for _ in range(rng.randint(2, 4))]
@@ -37,7 +41,7 @@ def _table(names: Names, keys: list[str]) -> str:
 
 
 def _rows(tree: Tree, path: str) -> list[list[str]]:
-    return [row.split(",") for row in text_of(tree, path).splitlines()]
+    return [row.split(",") for row in _lines(tree, path)]
 
 
 # One file in, one file out --------------------------------------------------------------------------------------
@@ -50,7 +54,7 @@ def keep(names: Names) -> Chore:
         text=f"Write the lines of {a} that contain {word} to {b}.",
         command=f"grep {word} {a} > {b}",
         needs={a: lambda: _prose(names, [word])},
-        effect=makes(b, lambda tree: _body([x for x in text_of(tree, a).splitlines() if word in x])),
+        effect=makes(b, lambda tree: _body([x for x in _lines(tree, a) if word in x])),
     )
 
 
@@ -72,7 +76,7 @@ def count(names: Names) -> Chore:
         text=f"Write how many lines of {a} contain {word} to {b}.",
         command=f"grep -c {word} {a} > {b}",
         needs={a: lambda: _prose(names, [word])},
-        effect=makes(b, lambda tree: f"{sum(word in x for x in text_of(tree, a).splitlines())}\n"),
+        effect=makes(b, lambda tree: f"{sum(word in x for x in _lines(tree, a))}\n"),
     )
 
 
@@ -84,8 +88,8 @@ def order(names: Names) -> Chore:
     flag, wish = names.rng.choice((("", "sorted"), ("-r ", "sorted backwards"), ("-u ", "sorted, each once,")))
 
     def result(tree: Tree) -> str:
-        found = text_of(tree, a).splitlines()
-        return _body(sorted(set(found) if "u" in flag else found, reverse="r" in flag))
+        lines = _lines(tree, a)
+        return _body(sorted(set(lines) if "u" in flag else lines, reverse="r" in flag))
 
     return Chore(
         tag="order",
@@ -104,12 +108,7 @@ def part(names: Names) -> Chore:
         text=f"Write the {side} {n} lines of {a} to {b}.",
         command=f"{tool} -n {n} {a} > {b}",
         needs={a: lambda: _prose(names, names.words(2))},
-        effect=makes(
-            b,
-            lambda tree: _body(
-                text_of(tree, a).splitlines()[:n] if tool == "head" else text_of(tree, a).splitlines()[-n:]
-            ),
-        ),
+        effect=makes(b, lambda tree: _body(_lines(tree, a)[:n] if tool == "head" else _lines(tree, a)[-n:])),
     )
 
 
@@ -153,8 +152,8 @@ def tally(names: Names) -> Chore:
     a, b, keys = names.file("csv"), names.file("csv"), names.words(3)
 
     def result(tree: Tree) -> str:
-        found = Counter(row[1] for row in _rows(tree, a))
-        return _body([f"{key},{found[key]}" for key in sorted(found)])
+        counts = Counter(row[1] for row in _rows(tree, a))
+        return _body([f"{key},{counts[key]}" for key in sorted(counts)])
 
     return Chore(
         tag="tally",
@@ -190,13 +189,13 @@ def merge(names: Names) -> Chore:
             **{path: lambda: _prose(names, names.words(1), 3, 5) for path in parts},
             f"{folder}/{names.file('md')}": f"{names.word()}\n",
         },
-        effect=makes(b, lambda tree: _body(sorted(x for path in parts for x in text_of(tree, path).splitlines()))),
+        effect=makes(b, lambda tree: _body(sorted(x for path in parts for x in _lines(tree, path)))),
     )
 
 
 def gather(names: Names) -> Chore:
     folder, ending, gone = names.folder(), names.rng.choice(("dat", "ini", "cfg")), names.file("txt")
-    wanted = [names.file(ending) for _ in range(3)]
+    moved = [names.file(ending) for _ in range(3)]
 
     def effect(tree: Tree) -> None:
         del tree[gone]
@@ -207,7 +206,7 @@ def gather(names: Names) -> Chore:
         tag="gather",
         text=f"Delete {gone}. Make a folder {folder} and move every .{ending} file of this folder into it.",
         command=f"rm {gone}; mkdir {folder}; mv *.{ending} {folder}",
-        needs={path: f"{names.word()}\n" for path in (*wanted, gone)},
+        needs={path: f"{names.word()}\n" for path in (*moved, gone)},
         effect=effect,
     )
 
@@ -224,16 +223,12 @@ def prune(names: Names) -> Chore:
     ]
     stay = [f"{top}/{names.file('txt')}", f"{top}/{inner}/{names.file('csv')}"]
 
-    def effect(tree: Tree) -> None:
-        for path in [p for p in tree if p.startswith(top + "/") and p.endswith("." + ending)]:
-            del tree[path]
-
     return Chore(
         tag="prune",
         text=f"Delete every .{ending} file in {top} and in its subfolders, and nothing else.",
         command=f"find {top} -name '*.{ending}' -delete",
         needs={path: f"{names.word()}\n" for path in (*paths, *stay)},
-        effect=effect,
+        effect=removes(*paths),
     )
 
 
@@ -314,7 +309,7 @@ def report(names: Names) -> Chore:
 
 
 def tar(inside: dict[str, str]) -> bytes:
-    """An archive whose bytes depend on its files alone."""
+    """Return an archive whose bytes depend on its files alone."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, text in sorted(inside.items()):
@@ -325,7 +320,7 @@ def tar(inside: dict[str, str]) -> bytes:
 
 
 def untar(entry: Entry | str) -> str:
-    """The text of all files in an archive that `tar` made, one after the other."""
+    """Return the joined text of all files in an archive that `tar` made."""
     assert isinstance(entry, Entry)
     with tarfile.open(fileobj=io.BytesIO(entry.content)) as archive:
         return "".join(archive.extractfile(info).read().decode() for info in archive)  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,12 @@ from agentrl.errors import AuthoringError
 from agentrl.types import Done, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
-from .games import SHIPPED, Game, Other, Rule, Start, World, make
+from .games import SHIPPED, Env, Game, Other, Rule, Start, make
 from .planning import plan
 
 
 class Played(Verifier):
-    """Scores the rewards that the world paid, which are kept on the host side, by the rule that the task declares."""
+    """Score the rewards that the game paid, recorded on the host side, by the rule that the task declares."""
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         state = submission.state
@@ -49,11 +50,11 @@ class Gym(Environment):
     ) -> None:
         """
         Args:
-            id: what gymnasium.make takes.
-            kwargs: what it takes besides.
-            score: the rule: {type: goal, reward: 1} or {type: return, low: 0, high: 1}. Shipped games have theirs.
+            id: the id for gymnasium.make.
+            kwargs: further arguments for gymnasium.make.
+            score: the rule: {type: goal, reward: 1} or {type: return, low: 0, high: 1}. Shipped games have their own.
             actions: names of the actions, in the order of their numbers.
-            steps: moves that a game may have; shipped games count their own.
+            steps: the most moves of a game; shipped games set their own.
         """
         super().__init__()
         self._id, self._kwargs = id, dict(kwargs or {})
@@ -72,22 +73,20 @@ class Gym(Environment):
         )
 
     def _first(self, start: Start) -> str:
-        world, seen = self._open(start)
-        try:
-            return self._game.show(start, seen, world)
-        finally:
-            world.close()
+        env, observation = self._open(start)
+        with closing(env):
+            return self._game.show(start, observation, env)
 
-    def _open(self, start: Start) -> tuple[World, Any]:
-        world = make(self._id, {**start.kwargs, **self._kwargs})
-        seen, _ = world.reset(seed=start.seed)
+    def _open(self, start: Start) -> tuple[Env, Any]:
+        env = make(self._id, {**start.kwargs, **self._kwargs})
+        observation, _ = env.reset(seed=start.seed)
         if start.state is not None:
-            world.unwrapped.s = seen = start.state  # type: ignore[attr-defined]
-        return world, seen
+            env.unwrapped.s = observation = start.state  # type: ignore[attr-defined]
+        return env, observation
 
     def start(self) -> None:
         self._start = Start(**self.given.setup["start"])
-        self._world, _ = self._open(self._start)
+        self._env, _ = self._open(self._start)
         self._state: dict[str, Any] = {"return": 0.0, "last": 0.0, "terminated": False, "over": False, "steps": 0}
 
     @tool
@@ -99,61 +98,53 @@ class Gym(Environment):
         """
         if action not in self._game.actions:
             raise ValueError(f"the moves are: {', '.join(self._game.actions)}")
-        seen, reward, terminated, truncated, _ = self._world.step(self._game.actions.index(action))
+        observation, reward, terminated, truncated, _ = self._env.step(self._game.actions.index(action))
         state = self._state
         state["steps"] += 1
         state["return"] += float(reward)
         state["last"] = float(reward)
         state["terminated"] = bool(terminated)
         state["over"] = bool(terminated or truncated or state["steps"] >= self._start.steps)
-        return Done() if state["over"] else self._game.show(self._start, seen, self._world)
+        return Done() if state["over"] else self._game.show(self._start, observation, self._env)
 
     def state(self) -> dict[str, Any]:
         return dict(self._state)
 
     def stop(self) -> None:
-        self._world.close()
+        self._env.close()
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         start, rule = Start(**task.setup["start"]), Rule(**task.setup["rule"])
-        world, _ = self._open(start)
-        try:
-            found = plan(world, start.steps, lambda state: rule.score(state) == 1.0)
-        finally:
-            world.close()
-        return [ToolCall(name="act", arguments={"action": self._game.actions[move]}) for move in found]
+        env, _ = self._open(start)
+        with closing(env):
+            return self._calls(plan(env, start.steps, lambda state: rule.score(state) == 1.0))
+
+    def _calls(self, moves: Sequence[int]) -> list[ToolCall | str]:
+        return [ToolCall(name="act", arguments={"action": self._game.actions[move]}) for move in moves]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other plays that win: every first move after which that is still possible, then the shortest way."""
+        """Return other winning plays: every first move after which a win is possible, then the shortest way."""
         start, rule = Start(**task.setup["start"]), Rule(**task.setup["rule"])
         plays: list[list[ToolCall | str]] = []
         for first in range(len(self._game.actions)):
-            world, _ = self._open(start)
-            try:
-                _, paid, terminated, truncated, _ = world.step(first)
-                if terminated or truncated:
-                    continue
-                won = partial(_wins, rule, float(paid))
-                rest = plan(world, start.steps - 1, won)
-            except AuthoringError:  # from there it cannot be won in time
-                continue
-            finally:
-                world.close()
-            plays.append(
-                [ToolCall(name="act", arguments={"action": self._game.actions[move]}) for move in (first, *rest)]
-            )
+            env, _ = self._open(start)
+            with closing(env), suppress(AuthoringError):  # raised where the game cannot be won in time
+                _, paid, terminated, truncated, _ = env.step(first)
+                if not terminated and not truncated:
+                    rest = plan(env, start.steps - 1, partial(_wins, rule, float(paid)))
+                    plays.append(self._calls([first, *rest]))
         return plays
 
 
 def _wins(rule: Rule, paid: float, state: Mapping[str, Any]) -> bool:
-    """Whether a play is worth full marks, of which the first move already paid something."""
+    """Return whether a play scores 1, where its first move already paid something."""
     return rule.score({**state, "return": state["return"] + paid}) == 1.0
 
 
 def _game(
     id: str, kwargs: Mapping[str, Any], score: Mapping[str, Any] | None, actions: Sequence[str] | None, steps: int
 ) -> Game:
-    """The shipped game of that id, changed as the user says; any other as the user describes it."""
+    """Return the shipped game of that id, changed as the user says, or any other as the user describes it."""
     shipped = SHIPPED.get(id)
     if shipped is not None and score is None and actions is None and not {"desc", "map_name"} & set(kwargs):
         return shipped
@@ -171,13 +162,10 @@ def _game(
             f"gym: score must be {{type: goal, reward: R}} or {{type: return, low: L, high: H}} with L below H, "
             f"got {dict(score or {})}"
         )
-    world = make(id, kwargs)
-    try:
-        count, first = int(world.action_space.n), int(world.action_space.start)  # type: ignore[attr-defined]
-    finally:
-        world.close()
+    with closing(make(id, kwargs)) as env:
+        count, first = int(env.action_space.n), int(env.action_space.start)  # type: ignore[attr-defined]
     if first != 0:
-        raise AuthoringError(f"gym: the actions of {id} begin at {first}; only those that begin at 0 are known here")
+        raise AuthoringError(f"gym: the actions of {id} begin at {first}; only actions that begin at 0 are supported")
     names = tuple(actions or (shipped.actions if shipped is not None else map(str, range(count))))
     if len(names) != count or len(set(names)) != count:
         raise AuthoringError(f"gym: {id} has {count} actions; `actions` must name each of them once, got {names}")

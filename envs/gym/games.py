@@ -1,4 +1,4 @@
-"""The games that come with levels, names for their actions and a text for what is seen; and any other, as it is."""
+"""The games that ship with levels, action names and a text for each observation; and any other game as it is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import re
 from collections import deque
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,7 +23,7 @@ from agentrl.types import Split
 
 from . import lakes
 
-World = gymnasium.Env[Any, Any]
+Env = gymnasium.Env[Any, Any]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -31,14 +32,13 @@ class Start:
     """How an episode of a task begins."""
 
     seed: int
-    """For the world's reset: it decides all of its chance."""
+    """For the game's reset: it decides everything random."""
     steps: int
-    """Moves after which the episode is over."""
+    """The number of moves after which the episode is over."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """What gymnasium.make gets besides the user's own."""
+    """Arguments for gymnasium.make besides the user's own."""
     state: int | None = None
-    """For worlds that are a table of states: the one to start from, which is also what is seen first; None: the
-    reset's."""
+    """For games that are a table of states: the start, which is also the first observation; None: the reset's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Rule:
     """How a finished game becomes a score between 0 and 1."""
 
     type: str
-    """`goal`: 1 when the world ended with a last reward of at least `reward`. `return`: the sum of the rewards, from
-    `low` (0) to `high` (1), of a game played to its end."""
+    """`goal`: 1 when the game ended with a last reward of at least `reward`. `return`: the sum of the rewards, scaled
+    from `low` (0) to `high` (1), of a game played to its end."""
     reward: float = 1.0
     low: float = 0.0
     high: float = 1.0
 
     def score(self, state: Mapping[str, Any]) -> float:
-        """The score of what the environment kept."""
+        """Return the score of what the environment recorded."""
         if self.type == "goal":
             return 1.0 if state["terminated"] and state["last"] >= self.reward else 0.0
         total = float(state["return"])
@@ -62,52 +62,50 @@ class Rule:
         return min(max((total - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
-class Game(Protocol):
+class Game:
     """What a game adds to a gymnasium environment."""
 
-    @property
-    def actions(self) -> tuple[str, ...]:
-        """Names, in the order of the world's numbers."""
+    actions: tuple[str, ...]
+    """The names of the actions, in the order of their numbers."""
+    rules: str
+    """What the policy is told."""
+    rule: Rule
+    """How the game is scored."""
 
-    @property
-    def rules(self) -> str:
-        """What the policy is told."""
+    def start(self, split: Split, level: int, index: int) -> Start:
+        """Return how the episode of a task begins."""
+        raise NotImplementedError
 
-    @property
-    def rule(self) -> Rule:
-        """How it is scored."""
-
-    def start(self, split: Split, level: int, index: int) -> Start: ...
-
-    def show(self, start: Start, seen: Any, world: World | None) -> str:
-        """What is seen, as text. Games whose starts are states draw it without a world."""
+    def show(self, start: Start, observation: Any, env: Env | None) -> str:
+        """Return an observation as text. Games whose starts are states need no `env` for it."""
+        raise NotImplementedError
 
 
-class FrozenLake:
-    """Lakes of our own: see lakes.py."""
+class FrozenLake(Game):
+    """Generated lakes, see lakes.py."""
 
     actions = tuple(lakes.MOVES)
     rules = "Cross the lake from A to G over F without falling into a hole H. The edge stops you."
     rule = Rule("goal", reward=1.0)
 
     def start(self, split: Split, level: int, index: int) -> Start:
-        made = lakes.lake(split, level, index)
+        lake = lakes.lake(split, level, index)
         return Start(
-            seed=seeds.derive(0, "gym reset", *made.rows) % 2**31,
-            steps=made.steps,
-            kwargs={"desc": list(made.rows), "is_slippery": False},
-            state="".join(made.rows).index("S"),
+            seed=seeds.derive(0, "gym reset", *lake.rows) % 2**31,
+            steps=lake.steps,
+            kwargs={"desc": list(lake.rows), "is_slippery": False},
+            state="".join(lake.rows).index("S"),
         )
 
-    def show(self, start: Start, seen: Any, world: World | None) -> str:
+    def show(self, start: Start, observation: Any, env: Env | None) -> str:
         rows = [row.replace("S", "F") for row in start.kwargs["desc"]]
-        row, column = divmod(int(seen), len(rows[0]))
+        row, column = divmod(int(observation), len(rows[0]))
         rows[row] = f"{rows[row][:column]}A{rows[row][column + 1 :]}"
         return "\n".join(rows)
 
 
-class Taxi:
-    """300 starts: 25 places of the taxi, 4 of the passenger, 3 others to go to; six levels of 50."""
+class Taxi(Game):
+    """300 starts: 25 places of the taxi, 4 of the passenger, 3 destinations; six levels of 50."""
 
     actions = ("south", "north", "east", "west", "pick_up", "drop_off")
     rules = "Drive to the passenger, pick_up, drive to the destination, drop_off. A wall | cannot be crossed."
@@ -117,8 +115,8 @@ class Taxi:
     def start(self, split: Split, level: int, index: int) -> Start:
         return _from_table("Taxi-v4", 6, split, level, index)
 
-    def show(self, start: Start, seen: Any, world: World | None) -> str:
-        place, destination = divmod(int(seen), 4)
+    def show(self, start: Start, observation: Any, env: Env | None) -> str:
+        place, destination = divmod(int(observation), 4)
         place, passenger = divmod(place, 5)
         row, column = divmod(place, 5)
         rows = list(taxi.MAP[1:-1])
@@ -130,8 +128,8 @@ class Taxi:
         )
 
 
-class CliffWalking:
-    """25 starts, every cell that is six moves or more from the goal; one level."""
+class CliffWalking(Game):
+    """25 starts: every cell at least six moves from the goal; one level."""
 
     actions = ("up", "right", "down", "left")
     rules = "Walk to G. The cliff C throws you back to the start S."
@@ -140,14 +138,14 @@ class CliffWalking:
     def start(self, split: Split, level: int, index: int) -> Start:
         return _from_table("CliffWalking-v1", 1, split, level, index)
 
-    def show(self, start: Start, seen: Any, world: World | None) -> str:
+    def show(self, start: Start, observation: Any, env: Env | None) -> str:
         cells = "." * 36 + "S" + "C" * 10 + "G"
-        cells = f"{cells[: int(seen)]}A{cells[int(seen) + 1 :]}"
+        cells = f"{cells[: int(observation)]}A{cells[int(observation) + 1 :]}"
         return "\n".join(cells[at : at + 12] for at in range(0, 48, 12))
 
 
-class Other:
-    """Any other environment with discrete actions: a task is a seed, all levels are alike."""
+class Other(Game):
+    """Any other environment with discrete actions: a task is a seed, and all levels are alike."""
 
     rules = "Play the game."
 
@@ -158,51 +156,48 @@ class Other:
         seed = draw(split, level, index, env=f"gym {self.id}", make=lambda rng: rng.getrandbits(31), content=str)
         return Start(seed=seed, steps=self.steps)
 
-    def show(self, start: Start, seen: Any, world: World | None) -> str:
-        if world is not None and world.render_mode == "ansi":  # its colours mean nothing to a policy
-            return _COLOURS.sub("", str(world.render())).strip("\n")
-        return json.dumps(_plain(seen))
+    def show(self, start: Start, observation: Any, env: Env | None) -> str:
+        if env is not None and env.render_mode == "ansi":  # its colour codes mean nothing to a policy
+            return _COLOURS.sub("", str(env.render())).strip("\n")
+        return json.dumps(_plain(observation))
 
 
 SHIPPED: dict[str, Game] = {"FrozenLake-v1": FrozenLake(), "Taxi-v4": Taxi(), "CliffWalking-v1": CliffWalking()}
 
 
-def make(id: str, kwargs: Mapping[str, Any]) -> World:
-    """The world, drawing itself as text where we do not; its own time limit stays on."""
+def make(id: str, kwargs: Mapping[str, Any]) -> Env:
+    """Make the gymnasium environment, with text rendering where we have none; its own time limit stays on."""
     try:
         mode = "ansi" if id not in SHIPPED and "ansi" in _modes(id) else None
-        world: World = gymnasium.make(id, disable_env_checker=True, **{"render_mode": mode, **kwargs})
+        env: Env = gymnasium.make(id, disable_env_checker=True, **{"render_mode": mode, **kwargs})
     except (gymnasium.error.Error, TypeError, ModuleNotFoundError) as error:
         raise AuthoringError(f"gym: gymnasium cannot make {id!r} with {dict(kwargs)}: {error}") from error
-    if not isinstance(world.action_space, spaces.Discrete):
-        raise AuthoringError(f"gym: {id} has the action space {world.action_space}; only Discrete ones become a tool")
-    return world
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise AuthoringError(f"gym: {id} has the action space {env.action_space}; only Discrete ones become a tool")
+    return env
 
 
 @lru_cache
 def _modes(id: str) -> tuple[str, ...]:
-    world = gymnasium.make(id, disable_env_checker=True)
-    try:
-        return tuple(world.metadata.get("render_modes", ()))
-    finally:
-        world.close()
+    with closing(gymnasium.make(id, disable_env_checker=True)) as env:
+        return tuple(env.metadata.get("render_modes", ()))
 
 
-def _plain(seen: Any) -> Any:
-    """An observation as JSON: arrays as lists, numbers to four digits."""
-    if isinstance(seen, Mapping):
-        return {str(key): _plain(value) for key, value in seen.items()}
-    if isinstance(seen, np.ndarray):
-        return _plain(seen.tolist())
-    if isinstance(seen, list | tuple):
-        return [_plain(value) for value in seen]
-    if isinstance(seen, np.generic):
-        return _plain(seen.item())
-    return round(seen, 4) if isinstance(seen, float) else seen
+def _plain(observation: Any) -> Any:
+    """Return an observation as JSON: arrays as lists, numbers to four digits."""
+    if isinstance(observation, Mapping):
+        return {str(key): _plain(value) for key, value in observation.items()}
+    if isinstance(observation, np.ndarray):
+        return _plain(observation.tolist())
+    if isinstance(observation, list | tuple):
+        return [_plain(value) for value in observation]
+    if isinstance(observation, np.generic):
+        return _plain(observation.item())
+    return round(observation, 4) if isinstance(observation, float) else observation
 
 
 def _from_table(id: str, levels: int, split: Split, level: int, index: int) -> Start:
-    """A start of a world that is a table of states; such a space is closed, so indices beyond its end begin again."""
+    """Return a start of a game that is a table of states; indices beyond its end begin again."""
     level = min(level, levels)
     starts = _starts(id, levels)[level - 1]
     shuffle = Shuffle(len(starts), f"gym {id} {level}")
@@ -212,33 +207,33 @@ def _from_table(id: str, levels: int, split: Split, level: int, index: int) -> S
 
 @lru_cache
 def _starts(id: str, levels: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Every state one may start from with the moves of its best play, the shortest first, cut into levels."""
+    """Return every start with the moves of its best play, the shortest first, cut into levels."""
     table = gymnasium.make(id).unwrapped.P  # type: ignore[attr-defined]
     moves = _moves_to_go(table, SHIPPED[id].rule.reward)
-    if id == "Taxi-v4":  # the passenger waits somewhere, and not where he wants to go
+    if id == "Taxi-v4":  # the passenger waits at a place other than the destination
         from_here = [s for s in moves if (s // 4) % 5 < 4 and (s // 4) % 5 != s % 4]
     else:
-        from_here = [s for s in moves if s <= 36 and moves[s] >= 6]  # nearer ones are reached by chance
+        from_here = [s for s in moves if s <= 36 and moves[s] >= 6]  # random moves reach the goal from nearer ones
     ordered = sorted(((s, moves[s]) for s in from_here), key=lambda pair: (pair[1], pair[0]))
     size = len(ordered) // levels
     return tuple(tuple(ordered[at * size : (at + 1) * size if at + 1 < levels else None]) for at in range(levels))
 
 
 def _moves_to_go(table: Mapping[int, Mapping[int, Any]], reward: float) -> dict[int, int]:
-    """For each state, the least number of moves to an end that pays: backwards from the ends, breadth first."""
+    """Return for each state the fewest moves to an end that pays `reward`: breadth first, backwards from the ends."""
     before: dict[int, set[int]] = {}
-    found: dict[int, int] = {}
+    moves: dict[int, int] = {}
     for state, actions in table.items():
-        for ((_, there, paid, ends),) in actions.values():
+        for ((_, successor, paid, ends),) in actions.values():
             if ends and paid >= reward:
-                found[state] = 1
+                moves[state] = 1
             elif not ends:
-                before.setdefault(int(there), set()).add(state)
-    queue = deque(found)
+                before.setdefault(int(successor), set()).add(state)
+    queue = deque(moves)
     while queue:
         state = queue.popleft()
         for earlier in sorted(before.get(state, ())):
-            if earlier not in found:
-                found[earlier] = found[state] + 1
+            if earlier not in moves:
+                moves[earlier] = moves[state] + 1
                 queue.append(earlier)
-    return found
+    return moves

@@ -1,4 +1,4 @@
-"""Frozen lakes that can be crossed, and that a random walk seldom crosses: both are computed, not hoped for."""
+"""Frozen lakes that can be crossed, and that a random walk seldom crosses: both are computed exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.types import Split
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """In the order of FrozenLake's actions."""
 CHANCE = 0.03
-"""A lake that a random walk crosses more often than this, within its steps, is thrown away."""
+"""A lake that a random walk crosses with a higher probability than this is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Level:
     holes: float
     """Share of the cells that are holes, before start and goal are placed."""
     distance: tuple[int, int]
-    """The least and the greatest number of moves of a shortest way."""
+    """The smallest and the largest length of the shortest way, in moves."""
 
 
 LEVELS = {
@@ -42,14 +42,14 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """A map, and how many moves one gets on it."""
+    """A map, and the number of moves allowed on it."""
 
     rows: tuple[str, ...]
     steps: int
 
 
 def lake(split: Split, level: int, index: int) -> Lake:
-    """The lake with that number. Ice, holes and start decide its split; the goal is placed where the way is right."""
+    """Return the lake with that index. Ice, holes and start decide its split; the goal is placed afterwards."""
     kind = LEVELS[level]
     for attempt in count():
         ice = draw(split, level, index, env=f"gym lake {attempt}", make=lambda rng: _ice(rng, kind), content=str)
@@ -73,7 +73,7 @@ def _ice(rng: random.Random, kind: Level) -> str:
 
 @lru_cache
 def _ways(side: int) -> tuple[tuple[int, ...], ...]:
-    """Where each move leads from each cell."""
+    """Return where each move leads from each cell."""
     return tuple(
         tuple(
             min(max(row + down, 0), side - 1) * side + min(max(column + right, 0), side - 1)
@@ -85,32 +85,32 @@ def _ways(side: int) -> tuple[tuple[int, ...], ...]:
 
 
 def distances(cells: str) -> dict[int, int]:
-    """Moves of the shortest way from S to each cell that can be reached."""
+    """Return the length of the shortest way from S to each cell that can be reached."""
     ways = _ways(isqrt(len(cells)))
     start = cells.index("S")
     away = {start: 0}
     queue = deque([start])
     while queue:
         cell = queue.popleft()
-        for there in ways[cell]:
-            if cells[there] != "H" and there not in away:
-                away[there] = away[cell] + 1
-                queue.append(there)
+        for target in ways[cell]:
+            if cells[target] != "H" and target not in away:
+                away[target] = away[cell] + 1
+                queue.append(target)
     return away
 
 
 def crossed_by_chance(cells: str, steps: int) -> float:
-    """The chance that `steps` moves, each drawn evenly from the four, reach the goal: exact."""
+    """Return the exact probability that `steps` uniformly random moves reach the goal."""
     ways = _ways(isqrt(len(cells)))
     where = {cells.index("S"): 1.0}
     arrived = 0.0
     for _ in range(steps):
         after: dict[int, float] = {}
         for cell, chance in where.items():
-            for there in ways[cell]:
-                if cells[there] == "G":
+            for target in ways[cell]:
+                if cells[target] == "G":
                     arrived += chance / 4
-                elif cells[there] != "H":
-                    after[there] = after.get(there, 0.0) + chance / 4
+                elif cells[target] != "H":
+                    after[target] = after.get(target, 0.0) + chance / 4
         where = after
     return arrived

@@ -1,4 +1,4 @@
-"""Reasoning: questions of the package reasoning-gym, only with scorers that our attacks gain nothing from."""
+"""Reasoning: questions of the package reasoning-gym, only with scorers that withstand our attacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .scorers import Reasoned
 
 
 class Reasoning(Environment):
-    """Answer questions that take thought."""
+    """Answer questions that need thought."""
 
     levels = LEVELS
     size = 10_000
@@ -26,18 +26,18 @@ class Reasoning(Environment):
     def __init__(self, *, datasets: Sequence[str] | None = None) -> None:
         """
         Args:
-            datasets: which to draw from, in turn; without it, the quick ones that pass all checks.
+            datasets: which to draw from, in turn; by default the fast ones that pass all checks.
         """
         super().__init__()
         installed()
         known = allowed()
-        names = tuple(datasets or (name for name, found in known.items() if found.get("mix")))
+        names = tuple(datasets or (name for name, verdict in known.items() if verdict.get("mix")))
         for name in names:
             if name not in known:
-                fit = ", ".join(one for one, found in known.items() if "refused" not in found)
+                fit = ", ".join(other for other, verdict in known.items() if "refused" not in verdict)
                 raise AuthoringError(f"reasoning: there is no dataset {name!r}; there are: {fit}")
             if why := known[name].get("refused"):
-                raise AuthoringError(f"reasoning: {name} cannot be trained on: {why}; take another one")
+                raise AuthoringError(f"reasoning: {name} cannot be trained on: {why}; choose another one")
         self._names = names
 
     def task(self, split: Split, level: int, index: int) -> Task:
@@ -47,21 +47,17 @@ class Reasoning(Environment):
             number = rng.randrange(size(name))
             return number, entry(name, knob(name, level), number)
 
-        number, found = draw(
-            split, level, index, env=f"reasoning {name}", make=make, content=lambda made: str(made[1]["question"])
+        number, drawn = draw(
+            split, level, index, env=f"reasoning {name}", make=make, content=lambda pair: str(pair[1]["question"])
         )
+        scorer = allowed()[name]["scorer"]
         return Task(
             id=f"reasoning/{split}/{level}/{index}",
             split=split,
             level=level,
             tags=(name,),
-            prompt=found["question"],
-            secret={
-                "dataset": name,
-                "number": number,
-                "gold": found["answer"],
-                "scorer": allowed()[name]["scorer"],
-            },
+            prompt=drawn["question"],
+            secret={"dataset": name, "number": number, "gold": drawn["answer"], "scorer": scorer},
         )
 
     @tool(terminal=True)
@@ -77,7 +73,7 @@ class Reasoning(Environment):
         return [ToolCall(name="submit", arguments={"answer": task.secret["gold"]})]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other spellings that are just as right, by what the scorer promises to look past."""
+        """Return other right spellings: variations that the scorer promises to accept."""
         gold = str(task.secret["gold"])
         spellings = [f"  {gold}\n"]
         match task.secret["scorer"]:

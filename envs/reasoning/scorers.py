@@ -1,4 +1,4 @@
-"""Scores an answer: by strict scorers of our own, or by the package's, which then must give full marks."""
+"""Score an answer with a strict scorer of our own, or with the package's scorer, which must then give full marks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _gold(task: Task) -> str:
 
 def _details(task: Task) -> Mapping[str, Any]:
     name = task.secret["dataset"]
-    found: Mapping[str, Any] = entry_again(name, knob(name, task.level), task.secret["number"])["metadata"]
-    return found
+    details: Mapping[str, Any] = entry_again(name, knob(name, task.level), task.secret["number"])["metadata"]
+    return details
 
 
 def _same_words(task: Task, answer: str) -> bool:
-    """Equal but for the amount of white space within a line and at its end."""
+    """Compare, ignoring the amount of white space within a line and at its end."""
     return [line.split() for line in answer.splitlines()] == [line.split() for line in _gold(task).splitlines()]
 
 
@@ -50,14 +50,14 @@ def _reaches_target(task: Task, tree: Expression) -> bool:
 
 
 def _maps_once(task: Task, answer: str) -> bool:
-    """Letters to digits, each letter once; the package, which lets the last word on a letter win, then does the sum."""
+    """Accept letters mapped to digits, each once (the package takes the last of several), if the sum is right."""
     letters = re.findall(r"([A-Z])=[0-9]", answer)
     plain = re.fullmatch(r"[A-Z]=[0-9](, ?[A-Z]=[0-9]){0,9}", answer) is not None
     return plain and len(set(letters)) == len(letters) and by_package(task, answer)
 
 
 def _room(task: Task) -> int:
-    """Parts that an answer may have: those of the right one in other words, but not an endless sum."""
+    """Return how many parts an answer may have: enough for the right one written differently, but no endless sum."""
     return 4 * len(re.findall(r"[0-9]+|[A-Za-z]+|[-+*/^]", _gold(task))) + 8
 
 
@@ -71,7 +71,7 @@ OURS: dict[str, Answer] = {
     "mapping": Answer(check=_maps_once),
     "make the target": Answer(kind="expression", operators=_ARITHMETIC, check=_reaches_target),
 }
-"""Scorers of our own by name: a strict grammar each, nothing evaluated."""
+"""Our own scorers by name: each has a strict grammar and evaluates no code."""
 
 CHOSEN: dict[str, str] = {
     "binary_matrix": "words",
@@ -87,36 +87,36 @@ CHOSEN: dict[str, str] = {
     "string_insertion": "exact",
     "word_sorting": "exact",
 }
-"""Datasets that get one of ours whatever the package does: six of the nine whose scorer executes the answer, and
-others whose scorer gives full marks to an answer that merely holds the right one."""
+"""Datasets that always get one of our scorers: six of the nine whose scorer executes the answer, and others whose
+scorer gives full marks to an answer that merely contains the right one."""
 
 
-def full_marks(score: Callable[[str, dict[str, Any]], Any], answer: str, given: dict[str, Any]) -> bool:
-    """Whether the package's scorer gives an answer full marks; one that is unclear, or trips it up, gets none.
+def full_marks(score: Callable[[str, dict[str, Any]], Any], answer: str, entry: dict[str, Any]) -> bool:
+    """Return whether the package's scorer gives an answer full marks; an unclear one, or one that breaks it, gets none.
 
-    Its partial marks count as none: most are for holding the right answer somewhere in a longer text. No sign beyond
-    ASCII counts that the right answer does not hold: int() and float() read the digits of any script.
+    Partial marks count as none: most are for containing the right answer somewhere in a longer text. Non-ASCII
+    characters that the right answer lacks count as wrong: int() and float() read the digits of any script.
     """
     try:
         answer = clean(answer)
-        if any(not char.isascii() and char not in given["answer"] for char in answer):
+        if any(not char.isascii() and char not in entry["answer"] for char in answer):
             return False
         with decimal.localcontext(decimal.Context()):
-            found = score(answer, given)
-    except Exception:  # whatever the answer made it raise: the answer's doing
+            marks = score(answer, entry)
+    except Exception:  # the answer made the scorer fail
         return False
-    return isinstance(found, int | float) and float(found) == 1.0
+    return isinstance(marks, int | float) and float(marks) == 1.0
 
 
 def by_package(task: Task, answer: str) -> bool:
-    """Whether the package gives full marks for the task's entry."""
+    """Return whether the package gives full marks for the task's entry."""
     name = task.secret["dataset"]
-    turned = knob(name, task.level)
-    return full_marks(dataset(name, turned).score_answer, answer, entry_again(name, turned, task.secret["number"]))
+    level = knob(name, task.level)
+    return full_marks(dataset(name, level).score_answer, answer, entry_again(name, level, task.secret["number"]))
 
 
 class Reasoned(Verifier):
-    """1 for a right answer, else 0, by the scorer that the task names."""
+    """Score 1 for a right answer, else 0, by the scorer that the task names."""
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         scorer = submission.task.secret["scorer"]

@@ -1,4 +1,4 @@
-"""Repair: mend broken modules of a small Python repository, graded on tests that nobody sees."""
+"""Repair: fix broken modules of a small Python repository, graded on hidden tests."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from .public import RUNNER
 from .tasks import LEVELS, repository
 
 HIDDEN = 24
-"""Hidden probes of each module that are drawn afresh for each group, besides the program's edges."""
-TOGETHER = 12
-"""Probes that one box carries out."""
+"""The number of hidden probes of each module that are drawn for each group, besides the program's edges."""
+PER_SANDBOX = 12
+"""The number of probes that run in one sandbox."""
 
 
 def cases(task: Task, rng: random.Random) -> list[Case]:
-    """The hidden cases: for each module its edges, probes that are known to tell its mutant, and fresh ones."""
-    found: list[Case] = []
-    for module, telling in sorted(task.secret["modules"].items()):
+    """Return the hidden cases: for each module its edges, probes that its mutant is known to fail, and fresh ones."""
+    hidden: list[Case] = []
+    for module, failing in sorted(task.secret["modules"].items()):
         program = PROGRAMS[module]
         fresh = reference.drawn(program, rng, HIDDEN)
         once = next((probe for probe in fresh if len(probe) == 1), None)
         if once is not None:
             ((name, args),) = once
-            found.append(differential(getattr(reference.names(module), name), f"{module}.{name}", *args))
-        probes = [*program.edges, *(reference.pool(module)[number] for number in telling), *fresh]
-        for start in range(0, len(probes), TOGETHER):
-            found.append(_together(module, probes[start : start + TOGETHER]))
-    return found
+            hidden.append(differential(getattr(reference.names(module), name), f"{module}.{name}", *args))
+        probes = [*program.edges, *(reference.pool(module)[number] for number in failing), *fresh]
+        for start in range(0, len(probes), PER_SANDBOX):
+            hidden.append(_case(module, probes[start : start + PER_SANDBOX]))
+    return hidden
 
 
-def _together(module: str, probes: list[Probe]) -> Case:
-    """Some probes in one process, call by call against the reference."""
+def _case(module: str, probes: list[Probe]) -> Case:
+    """Return a case that runs some probes in one process and compares each call with the reference."""
     steps: list[Step] = []
     for probe in probes:
-        made = Ref(len(steps))
+        instance = Ref(len(steps))
         for name, args in probe:
             if name.startswith("."):
-                steps.append(Step(target=name[1:], args=args, on=made))
+                steps.append(Step(target=name[1:], args=args, on=instance))
             else:
                 steps.append(Step(target=f"{module}.{name}", args=args))
     return script({module: reference.names(module)}, steps)
 
 
 class Repair(Environment):
-    """Mend a Python repository."""
+    """Fix a Python repository."""
 
     levels = range(min(LEVELS), max(LEVELS) + 1)
     size = 10_000
@@ -63,23 +63,23 @@ class Repair(Environment):
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        made = repository(split, level, index)
-        paths = [f"lib/{module}.py" for module in made.modules]
+        drawn = repository(split, level, index)
+        paths = [f"lib/{module}.py" for module in drawn.modules]
         one = f"{paths[0]} is broken. Fix it."
         several = f"At least one of {', '.join(paths)} is broken. Fix what is."
         return Task(
             id=f"repair/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=tuple(sorted({PROGRAMS[m.program].kind for m in made.broken})),
-            family=", ".join(sorted(f"{m.program} {m.numbers}" for m in made.broken)),
+            tags=tuple(sorted({PROGRAMS[m.program].kind for m in drawn.broken})),
+            family=", ".join(sorted(f"{m.program} {m.numbers}" for m in drawn.broken)),
             prompt=one if len(paths) == 1 else several,
-            setup={"files": made.files()},
+            setup={"files": drawn.files()},
             secret={
-                "fixed": made.fixed(),
+                "fixed": drawn.fixed(),
                 "modules": {
-                    **{name: [] for name in made.sound},
-                    **{mutant.program: mutant.telling[-6:] for mutant in made.broken},
+                    **{name: [] for name in drawn.sound},
+                    **{mutant.program: mutant.failing[-6:] for mutant in drawn.broken},
                 },
             },
         )
@@ -128,8 +128,8 @@ class Repair(Environment):
         return [*calls, ToolCall(name="run_tests"), "done"]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other right solutions: the reference printed from its syntax tree, and programs that were written anew."""
-        found: list[list[ToolCall | str]] = []
+        """Return other right solutions: the reference printed from its syntax tree, and independent versions."""
+        solutions: list[list[ToolCall | str]] = []
         for number in range(2):
             actions: list[ToolCall | str] = []
             for path, fixed in task.secret["fixed"].items():
@@ -137,31 +137,31 @@ class Repair(Environment):
                 new = others[0] if number and others else ast.unparse(ast.parse(fixed)) + "\n"
                 old = task.setup["files"][path]
                 actions.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
-            found.append([*actions, "done"])
-        return found
+            solutions.append([*actions, "done"])
+        return solutions
 
 
 def _inside(path: str) -> str:
-    """The path, if it lies in the workspace."""
+    """Return the path if it lies in the workspace; raise otherwise."""
     if not path or "\0" in path or path.startswith("/") or ".." in path.split("/"):
         raise ValueError("give a path of the repository, such as lib/name.py")
     return path
 
 
 def edits(broken: str, fixed: str) -> list[tuple[str, str]]:
-    """Edits that turn one text into the other, each with an old text that stands there exactly once."""
-    found: list[tuple[str, str]] = []
+    """Return edits that turn one text into the other; each old text occurs exactly once."""
+    replaced: list[tuple[str, str]] = []
     after = fixed.splitlines(keepends=True)
     while broken != fixed:
         before = broken.splitlines(keepends=True)
         codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
         _, start, end, first, last = next(code for code in codes if code[0] != "equal")
         while start == end or broken.count("".join(before[start:end])) != 1:
-            start, first = start - 1, first - 1  # lines above are equal already: they only make it unique
+            start, first = start - 1, first - 1  # the lines above are equal already: they only make the old text unique
         old, new = "".join(before[start:end]), "".join(after[first:last])
         broken = broken.replace(old, new)
-        found.append((old, new))
-    return found
+        replaced.append((old, new))
+    return replaced
 
 
 EXPORT = Repair

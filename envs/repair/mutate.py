@@ -1,7 +1,7 @@
-"""Breaks programs: small changes of their text, found on the syntax tree, numbered in a fixed order.
+"""Break programs by small changes of their text, found on the syntax tree and numbered in a fixed order.
 
-A change replaces one stretch of the source, so what the author wrote around it stays as it was, and taking it back is
-one edit. Whether a change breaks anything is not known here: `verify.py` finds that out by running.
+A change replaces one span of the source and leaves the rest as it is, so that one edit takes it back. `verify.py` finds
+out by running whether a change breaks anything.
 """
 
 from __future__ import annotations
@@ -15,29 +15,15 @@ from functools import lru_cache
 COMPARISONS = {"<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<="), "==": ("!=",), "!=": ("==",)}
 OPERATORS = {"+": "-", "-": "+", "*": "+", "//": "*", "%": "//", "/": "*"}
 NAMES = {
-    "min": "max",
-    "max": "min",
-    "any": "all",
-    "sum": "len",
-    "lstrip": "rstrip",
-    "rstrip": "lstrip",
-    "strip": "rstrip",
-    "startswith": "endswith",
-    "endswith": "startswith",
-    "lower": "upper",
-    "ljust": "rjust",
-    "append": "extend",
-    "extend": "append",
-    "keys": "values",
-    "isdigit": "isalpha",
-    "sorted": "list",
-    "abs": "int",
-}
+    "min": "max", "max": "min", "any": "all", "sum": "len", "lstrip": "rstrip", "rstrip": "lstrip", "strip": "rstrip",
+    "startswith": "endswith", "endswith": "startswith", "lower": "upper", "ljust": "rjust", "append": "extend",
+    "extend": "append", "keys": "values", "isdigit": "isalpha", "sorted": "list", "abs": "int",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One stretch of a source and what to put in its place."""
+    """One span of a source and its replacement."""
 
     kind: str
     start: int
@@ -46,28 +32,27 @@ class Change:
 
 
 def apply(source: str, changes: Sequence[Change]) -> str:
-    """The source with these changes, which must not overlap."""
+    """Return the source with these changes, which must not overlap."""
     for change in sorted(changes, key=lambda c: c.start, reverse=True):
         source = source[: change.start] + change.text + source[change.end :]
     return source
 
 
 def overlap(changes: Sequence[Change]) -> bool:
-    """Whether two of them touch the same stretch."""
+    """Return whether two of the changes overlap or touch."""
     ordered = sorted(changes, key=lambda c: (c.start, c.end))
     return any(a.end >= b.start for a, b in zip(ordered, ordered[1:], strict=False))
 
 
 @lru_cache(maxsize=256)
 def changes(source: str) -> tuple[Change, ...]:
-    """Every change there is, each giving another text, in the order of the text."""
-    found = dict.fromkeys(_Finder(source).all())
-    kept = [c for c in found if source[c.start : c.end] != c.text]
+    """Return every possible change that alters the text, in the order of the text."""
+    kept = [c for c in dict.fromkeys(_Finder(source).all()) if source[c.start : c.end] != c.text]
     return tuple(sorted(kept, key=lambda c: (c.start, c.end, c.kind, c.text)))
 
 
 class _Finder:
-    """Walks one source."""
+    """Finds the changes of one source."""
 
     def __init__(self, source: str) -> None:
         assert source.isascii(), "offsets of the syntax tree count bytes"
@@ -95,27 +80,28 @@ class _Finder:
         start, end = self._at(node)
         return self.source[start:end]
 
+    def _sign(self, left: ast.expr, right: ast.expr, pattern: str) -> str:
+        """Return the operator between two operands; "" where it is not one of the pattern."""
+        match = re.search(pattern, self.source[self._at(left)[1] : self._at(right)[0]])
+        return match.group() if match else ""
+
     def _between(self, kind: str, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
-        """Another operator in the gap between two operands, where parentheses may stand too."""
+        """Yield another operator for the one between two operands; there may be parentheses too."""
         start, end = self._at(left)[1], self._at(right)[0]
         at = self.source.find(old, start, end)
         if at >= 0:
             yield Change(kind, at, at + len(old), new)
 
     def _statement(self, node: ast.stmt) -> Iterator[Change]:
-        start, end = self._at(node)
         if isinstance(node, ast.AugAssign):
-            at = self.source.find("=", self._at(node.target)[1], end) - 1
+            at = self.source.index("=", self._at(node.target)[1]) - 1
             if self.source[at] in "+-":
                 yield Change("operator", at, at + 1, OPERATORS[self.source[at]])
-        if isinstance(node, ast.If | ast.While):
-            test = self._at(node.test)
-            if not isinstance(node.test, ast.Compare):
-                yield Change("condition", *test, f"not ({self._text(node.test)})")
+        if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Compare):
+            yield Change("condition", *self._at(node.test), f"not ({self._text(node.test)})")
         if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Return | ast.Raise):
             yield Change("edge case", *self._whole(node), "")
-        bodies = [getattr(node, name, None) for name in ("body", "orelse")]
-        for body in bodies:
+        for body in (getattr(node, name, None) for name in ("body", "orelse")):
             if isinstance(body, list) and len(body) > 1:
                 yield from self._dropped(body)
 
@@ -127,7 +113,7 @@ class _Finder:
                 yield Change("dropped statement", *self._whole(node), "")
 
     def _whole(self, node: ast.stmt) -> tuple[int, int]:
-        """A statement with its indentation and line end."""
+        """Return the span of a statement with its indentation and line end."""
         assert node.end_lineno is not None
         return self.lines[node.lineno - 1], self.lines[node.end_lineno]
 
@@ -135,24 +121,21 @@ class _Finder:
         start, end = self._at(node)
         if isinstance(node, ast.Compare):
             for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
-                gap = self.source[self._at(left)[1] : self._at(right)[0]]
-                sign = re.search(r"<=|>=|==|!=|<|>", gap)
-                for other in COMPARISONS[sign.group()] if sign else ():
-                    yield from self._between("comparison", left, right, sign.group() if sign else "", other)
+                sign = self._sign(left, right, r"<=|>=|==|!=|<|>")
+                for other in COMPARISONS.get(sign, ()):
+                    yield from self._between("comparison", left, right, sign, other)
             if isinstance(node.ops[0], ast.NotIn):
                 yield from self._between("condition", node.left, node.comparators[0], "not in", "in")
         elif isinstance(node, ast.BinOp):
-            gap = self.source[self._at(node.left)[1] : self._at(node.right)[0]]
-            sign = re.search(r"//|[-+*%/]", gap)
+            sign = self._sign(node.left, node.right, r"//|[-+*%/]")
             if sign:
-                yield from self._between("operator", node.left, node.right, sign.group(), OPERATORS[sign.group()])
+                yield from self._between("operator", node.left, node.right, sign, OPERATORS[sign])
         elif isinstance(node, ast.BoolOp):
             old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
             yield from self._between("condition", node.values[0], node.values[1], old, new)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
-            yield Change(
-                "operator" if isinstance(node.op, ast.USub) else "condition", start, end, self._text(node.operand)
-            )
+            kind = "operator" if isinstance(node.op, ast.USub) else "condition"
+            yield Change(kind, start, end, self._text(node.operand))
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             yield Change("off by one", start, end, str(node.value + 1))
             if node.value > 0:
@@ -179,7 +162,7 @@ class _Finder:
             yield Change("off by one", *self._at(last), f"{self._text(last)} - 1")
 
     def _names(self, function: ast.FunctionDef) -> Iterator[Change]:
-        """Another variable of the same function in the place of one."""
+        """Yield another variable of the same function for each variable."""
         known = [argument.arg for argument in function.args.args if argument.arg != "self"]
         inside = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
         known += [node.id for node in inside if isinstance(node.ctx, ast.Store)]

@@ -1,4 +1,4 @@
-"""Public tests as text, from probes and what the reference gives; and the runner that carries them out in a box."""
+"""Public tests as text, from probes and the reference's results; and the runner that runs them in a sandbox."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .program import Probe
 
 
 @lru_cache(maxsize=256)
-def _answers(program: str) -> tuple[tuple[reference.Gave, ...], ...]:
-    """What the reference gives for each probe of the pool."""
+def _answers(program: str) -> tuple[tuple[reference.Result, ...], ...]:
+    """Return the reference's results for each probe of the pool."""
     return tuple(tuple(reference.run(reference.names(program), probe)) for probe in reference.pool(program))
 
 
 def text(program: str, numbers: Sequence[int]) -> str:
-    """A test file for a module, from these probes of its pool."""
+    """Return a test file for a module, from these probes of its pool."""
     probes = [reference.pool(program)[number] for number in numbers]
     names = sorted({name for probe in probes for name, _ in probe if not name.startswith(".")})
     lines = [f"from lib.{program} import {', '.join(names)}"]
@@ -26,7 +26,7 @@ def text(program: str, numbers: Sequence[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _body(probe: Probe, answers: Sequence[reference.Gave]) -> list[str]:
+def _body(probe: Probe, answers: Sequence[reference.Result]) -> list[str]:
     lines = []
     for (name, args), gave in zip(probe, answers, strict=True):
         written = f"{'thing' if name.startswith('.') else ''}{name}({', '.join(map(repr, args))})"
@@ -74,4 +74,4 @@ for file in sorted(os.listdir(".")):
                 print(f"  {type(error).__name__}: {error} ({os.path.relpath(last.filename)}, line {last.lineno})")
 print(f"{passed} passed, {failed} failed")
 """
-"""Runs every test function of every test file of the workspace, and says what the failed ones got."""
+"""Runs every test function of every test file of the workspace, and prints what the failed ones got."""

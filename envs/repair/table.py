@@ -1,4 +1,4 @@
-"""Reads the table of mutants that `verify.py` wrote: which changes are known to break which program, and where."""
+"""Read the table of mutants that `verify.py` wrote: which changes are known to break which program, and where."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Mutant:
 
     program: str
     numbers: tuple[int, ...]
-    """Which of the program's changes."""
+    """The numbers of the program's changes."""
     mask: int
-    """Bit i: probe i of the pool tells it from the reference."""
+    """Bit i is set when probe i of the pool distinguishes it from the reference."""
     pool: int
-    """How many probes the pool has."""
+    """The number of probes in the pool."""
 
     @property
-    def telling(self) -> list[int]:
-        """The probes that tell it from the reference."""
+    def failing(self) -> list[int]:
+        """Return the probes that distinguish it from the reference."""
         return [number for number in range(self.pool) if self.mask >> number & 1]
 
     @property
     def passing(self) -> list[int]:
-        """The probes that do not."""
+        """Return the probes that do not."""
         return [number for number in range(self.pool) if not self.mask >> number & 1]
 
     @property
@@ -49,21 +49,20 @@ class Mutant:
 
 
 def digest(source: str) -> str:
-    """What the table knows a source by."""
+    """Return the hash that identifies a source in the table."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)
 def mutants() -> dict[str, tuple[Mutant, ...]]:
-    """All of them, by program."""
+    """Return all mutants, by program."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     stale = [name for name, p in PROGRAMS.items() if table.get(name, {}).get("source") != digest(p.source)]
     if stale:
         raise AuthoringError(
-            f"repair: the table of mutants does not fit {', '.join(stale)}; run `python -m agentrl.envs.repair.verify`"
+            f"repair: mutants.json is out of date for {', '.join(stale)}; run `python -m agentrl.envs.repair.verify`"
         )
-    found = {}
-    for name in PROGRAMS:
-        entry = table[name]
-        found[name] = tuple(Mutant(name, tuple(numbers), mask, entry["pool"]) for numbers, mask in entry["sets"])
-    return found
+    return {
+        name: tuple(Mutant(name, tuple(numbers), mask, table[name]["pool"]) for numbers, mask in table[name]["sets"])
+        for name in PROGRAMS
+    }

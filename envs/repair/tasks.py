@@ -1,4 +1,4 @@
-"""Makes tasks: which modules a repository has, how they are broken, and which tests are shown."""
+"""Make tasks: which modules a repository has, how they are broken, and which tests are shown."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .programs import PROGRAMS
 from .table import Mutant, mutants
 
 SHORT = 16
-"""Lines of a program, docstrings included, that level 1 uses."""
+"""The most lines, docstrings included, of a program at level 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a repository of a level is like."""
+    """What the repositories of a level are like."""
 
     broken: tuple[tuple[int, ...], ...]
     """For each broken module, how many changes it may have."""
     sound: int = 0
-    """Modules that nothing is wrong with."""
+    """The number of modules without a bug."""
     tests: int = 4
-    """Public tests of each module."""
+    """The number of public tests of each module."""
     failing: int = 2
-    """At most so many of a module's public tests show that something is wrong; at least one where this is not 0."""
+    """The most public tests of a module that may fail; at least one fails unless this is 0."""
     longest: int = 1_000
-    """Lines of a program."""
+    """The most lines of a program."""
 
 
 LEVELS = {
@@ -51,14 +51,14 @@ class Repository:
     broken: tuple[Mutant, ...]
     sound: tuple[str, ...]
     shown: dict[str, tuple[int, ...]]
-    """Probes of each module's pool that its public tests are made of."""
+    """For each module, the probes of its pool that its public tests are made of."""
 
     @property
     def modules(self) -> list[str]:
-        return sorted([*self.shown])
+        return sorted(self.shown)
 
     def files(self) -> dict[str, str]:
-        """The workspace."""
+        """Return the files of the workspace."""
         sources = {mutant.program: mutant.source for mutant in self.broken}
         files = {"lib/__init__.py": f"from . import {', '.join(self.modules)}\n"}
         for module in self.modules:
@@ -67,44 +67,44 @@ class Repository:
         return files
 
     def fixed(self) -> dict[str, str]:
-        """The broken files as they should be."""
+        """Return the broken files as they should be."""
         return {f"lib/{mutant.program}.py": PROGRAMS[mutant.program].source for mutant in self.broken}
 
 
 @lru_cache(maxsize=1)
 def _by_split() -> dict[Split, list[Mutant]]:
-    found: dict[Split, list[Mutant]] = {split: [] for split in SPLITS}
+    by_split: dict[Split, list[Mutant]] = {split: [] for split in SPLITS}
     for program, every in mutants().items():
         for mutant in every:
-            found[split_of(f"{program} {mutant.numbers}")].append(mutant)
-    return found
+            by_split[split_of(f"{program} {mutant.numbers}")].append(mutant)
+    return by_split
 
 
 @lru_cache(maxsize=256)
 def candidates(split: Split, sizes: tuple[int, ...], longest: int, quiet: bool) -> tuple[Mutant, ...]:
-    """The mutants of a split, shuffled. The program and its changes decide the split, on all levels alike."""
-    found = [
+    """Return the mutants of a split, shuffled. The program and its changes decide the split, on all levels."""
+    fitting = [
         mutant
         for mutant in _by_split()[split]
         if len(mutant.numbers) in sizes
         and (mutant.mask.bit_count() < mutant.pool or not quiet)
         and PROGRAMS[mutant.program].source.count("\n") <= longest
     ]
-    seeds.generator(0, "repair", split, *sizes, longest).shuffle(found)
-    return tuple(found)
+    seeds.generator(0, "repair", split, *sizes, longest).shuffle(fitting)
+    return tuple(fitting)
 
 
 def repository(split: Split, level: int, index: int) -> Repository:
-    """The repository of a task. Where one module is broken, all mutants come by before one comes again."""
+    """Return the repository of a task. Where one module is broken, every mutant occurs before any repeats."""
     kind = LEVELS[level]
     rng = seeds.generator(0, "repair", split, level, index)
     if len(kind.broken) == 1:
         known = candidates(split, kind.broken[0], kind.longest, kind.failing == 0)
-        again, place = divmod(index, len(known))
+        repeat, place = divmod(index, len(known))
         mutant = known[place]
         choices = Choices(mutant, kind)
         order = Shuffle(choices.count, f"repair {level} {mutant.program} {mutant.numbers}")
-        return Repository((mutant,), (), {mutant.program: choices.number(order.permute(again % choices.count))})
+        return Repository((mutant,), (), {mutant.program: choices.number(order.permute(repeat % choices.count))})
     chosen: dict[str, Mutant] = {}
     for sizes in kind.broken:
         known = candidates(split, sizes, kind.longest, kind.failing == 0)
@@ -123,34 +123,34 @@ def repository(split: Split, level: int, index: int) -> Repository:
 
 
 class Choices:
-    """The ways to choose public tests for a mutant, numbered from 0: some that fail, the rest that pass."""
+    """The ways to choose public tests for a mutant, numbered from 0: some fail, the rest pass."""
 
     def __init__(self, mutant: Mutant, kind: Level) -> None:
-        self.telling, self.passing = mutant.telling, mutant.passing
-        most = min(kind.failing, len(self.telling))
+        self.failing, self.passing = mutant.failing, mutant.passing
+        most = min(kind.failing, len(self.failing))
         self.sizes = [(f, min(kind.tests - f, len(self.passing))) for f in range(min(1, kind.failing), most + 1)]
-        self.counts = [comb(len(self.telling), f) * comb(len(self.passing), p) for f, p in self.sizes]
+        self.counts = [comb(len(self.failing), f) * comb(len(self.passing), p) for f, p in self.sizes]
         self.count = sum(self.counts)
 
     def number(self, number: int) -> tuple[int, ...]:
-        """The probes of the choice with that number."""
-        for (failing, passing), count in zip(self.sizes, self.counts, strict=True):
+        """Return the probes of the choice with that number."""
+        for (failed, passed), count in zip(self.sizes, self.counts, strict=True):
             if number < count:
-                first, second = divmod(number, comb(len(self.passing), passing))
-                return tuple(sorted(_subset(self.telling, failing, first) + _subset(self.passing, passing, second)))
+                first, second = divmod(number, comb(len(self.passing), passed))
+                return tuple(sorted(_subset(self.failing, failed, first) + _subset(self.passing, passed, second)))
             number -= count
         raise IndexError(number)
 
 
 def _subset(items: list[int], size: int, number: int) -> list[int]:
-    """The subset of that size with that number, in lexicographic order."""
-    found: list[int] = []
+    """Return the subset of that size with that number, in lexicographic order."""
+    chosen: list[int] = []
     for at, item in enumerate(items):
-        if len(found) == size:
+        if len(chosen) == size:
             break
-        with_it = comb(len(items) - at - 1, size - len(found) - 1)
+        with_it = comb(len(items) - at - 1, size - len(chosen) - 1)
         if number < with_it:
-            found.append(item)
+            chosen.append(item)
         else:
             number -= with_it
-    return found
+    return chosen

@@ -1,8 +1,8 @@
-"""Finds out which changes really break a program, and writes the table of them: `python -m agentrl.envs.repair.verify`.
+"""Find out which changes really break a program, and write the table of them: `python -m agentrl.envs.repair.verify`.
 
-Each mutant runs on the program's pool of probes, every call under a limit on executed lines, so that endless loops end.
-A mutant is kept when it loads, comes to an end on every probe, and gives something else than the reference on at least
-one. The table says on which ones: bit i of a mutant's mask is set when probe i of the pool tells it from the reference.
+Each mutant runs on the program's pool of probes with a limit on executed lines, so that endless loops end. A mutant is
+kept when it loads, finishes every probe, and differs from the reference on at least one. The table says on which ones:
+bit i of a mutant's mask is set when probe i of the pool distinguishes it from the reference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 from agentrl import seeds
@@ -24,16 +24,16 @@ from .programs import PROGRAMS
 from .table import TABLE, digest
 
 LINES = 20_000
-"""Executed lines that a probe may take; the references take hundreds."""
+"""The most lines that a probe may execute; the references execute hundreds."""
 PAIRS = 60
-"""Sets of two changes that are kept of each program, and as many sets of three."""
+"""The number of pairs of changes to keep for each program, and of triples."""
 
 
 class _TooLong(BaseException):
     """Not an Exception: a mutant must not catch it."""
 
 
-def _limited(space: Any, probe: Probe) -> list[reference.Gave]:
+def _limited(space: Any, probe: Probe) -> list[reference.Result]:
     left = LINES
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -51,39 +51,36 @@ def _limited(space: Any, probe: Probe) -> list[reference.Gave]:
 
 
 def mask(program: Program, broken: Sequence[Change]) -> int:
-    """On which probes of the pool the changed program differs; 0 when it is of no use."""
-    source = apply(program.source, broken)
-    space: dict[str, Any] = {"__name__": program.name}
+    """Return on which probes of the pool the changed program differs; 0 when the change is of no use."""
     try:
-        exec(compile(source, f"{program.name}.py", "exec"), space)
+        mutant = reference.namespace(program.name, apply(program.source, broken))
     except Exception:
         return 0
-    names, right = SimpleNamespace(**space), reference.names(program.name)
-    found = 0
-    for number, probe in enumerate(reference.pool_of(program)):
+    bits = 0
+    for number, probe in enumerate(reference.pool(program.name)):
         try:
-            gave = _limited(names, probe)
+            results = _limited(mutant, probe)
         except (_TooLong, MemoryError):
             return 0
-        found |= _differ(gave, reference.run(right, probe)) << number
-    return found
+        bits |= _differ(results, reference.run(reference.names(program.name), probe)) << number
+    return bits
 
 
-def _differ(one: list[reference.Gave], other: list[reference.Gave]) -> bool:
+def _differ(one: list[reference.Result], other: list[reference.Result]) -> bool:
     try:
         return repr(one) != repr(other)
-    except ValueError:  # numbers too long to be written
+    except ValueError:  # integers too long to print
         return True
 
 
 def verified(program: Program) -> dict[str, Any]:
-    """The table's entry of a program."""
+    """Return the table's entry of a program."""
     every = changes(program.source)
-    singles = {number: found for number, change in enumerate(every) if (found := mask(program, [change]))}
+    singles = {number: bits for number, change in enumerate(every) if (bits := mask(program, [change]))}
     texts = {apply(program.source, [every[number]]): number for number in reversed(singles)}
-    singles = {number: singles[number] for number in sorted(texts.values())}  # each text once
+    singles = {number: singles[number] for number in sorted(texts.values())}  # each mutated text once
     rng = seeds.generator(0, "repair sets", program.name)
-    entry: dict[str, Any] = {"source": digest(program.source), "pool": len(reference.pool_of(program))}
+    entry: dict[str, Any] = {"source": digest(program.source), "pool": len(reference.pool(program.name))}
     entry["sets"] = [[[n], m] for n, m in singles.items()]
     for size in (2, 3):
         entry["sets"] += _sets(program, every, singles, size, rng)
@@ -93,21 +90,20 @@ def verified(program: Program) -> dict[str, Any]:
 def _sets(
     program: Program, every: Sequence[Change], singles: dict[int, int], size: int, rng: random.Random
 ) -> list[list[Any]]:
-    """Sets of changes that break it, each change also on its own."""
-    found: dict[tuple[int, ...], int] = {}
+    """Return sets of changes that break the program, where each change also does so on its own."""
+    masks: dict[tuple[int, ...], int] = {}
     texts: set[str] = set()
     for _ in range(4 * PAIRS):
-        if len(found) == PAIRS:
+        if len(masks) == PAIRS:
             break
         chosen = tuple(sorted(rng.sample(list(singles), min(size, len(singles)))))
         if len(chosen) < size or overlap([every[n] for n in chosen]):
             continue
         text = apply(program.source, [every[n] for n in chosen])
-        both = 0 if text in texts else mask(program, [every[n] for n in chosen])
-        if both:
-            found[chosen] = both
+        if text not in texts and (bits := mask(program, [every[n] for n in chosen])):
+            masks[chosen] = bits
             texts.add(text)
-    return [[list(chosen), both] for chosen, both in found.items()]
+    return [[list(chosen), bits] for chosen, bits in masks.items()]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Search: answer questions of several hops over a corpus that was invented for the question."""
+"""Search: answer questions of one to four hops over a corpus that is invented for each question."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agentrl.envs import Environment, tool
 from agentrl.types import Split, Task, ToolCall
 from agentrl.verifiers.answer import Answer
 
+from .corpus import LEVELS, problem
 from .index import Index
-from .world import LEVELS, world
 
 Id = Annotated[int, Field(ge=1, le=9_999)]
 
 
 def _right(task: Task, answer: str) -> bool:
-    """The name itself in any case, with or without a full stop; no article, no list, no sentence."""
+    """Accept the name itself in any case, with or without a full stop; no article, no list, no sentence."""
     return answer.isascii() and answer.removesuffix(".").lower() == task.secret["answer"].lower()
 
 
@@ -31,15 +31,15 @@ class Search(Environment):
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        made = world(split, level, index)
+        drawn = problem(split, level, index)
         return Task(
             id=f"search/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=(f"hops-{LEVELS[level].hops}", *sorted(made.relations)),
-            prompt=made.question,
-            setup={"documents": [{"title": d.title, "date": d.date, "facts": d.facts} for d in made.documents]},
-            secret={"answer": made.answer, "steps": made.steps()},
+            tags=(f"hops-{LEVELS[level].hops}", *sorted(drawn.relations)),
+            prompt=drawn.question,
+            setup={"documents": [{"title": d.title, "date": d.date, "facts": d.facts} for d in drawn.documents]},
+            secret={"answer": drawn.answer, "steps": drawn.steps()},
         )
 
     def start(self) -> None:
@@ -55,8 +55,8 @@ class Search(Environment):
         Args:
             query: words, such as a name
         """
-        found = self._index.search(query)
-        return "\n".join(f"{id} {self._index.heading(id)}" for id in found) or "nothing found"
+        ids = self._index.search(query)
+        return "\n".join(f"{id} {self._index.heading(id)}" for id in ids) or "nothing found"
 
     @tool(output_limit=2_000)
     def open(self, id: Id) -> str:
@@ -75,7 +75,7 @@ class Search(Environment):
         return [*calls, task.secret["answer"]]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other right ways: a hasty one, other spellings, reading in another order."""
+        """Return other right solutions: answering at once, other spellings, reading in another order."""
         answer, calls = task.secret["answer"], self.expert(task)[:-1]
         return [[answer], [*calls, f"{answer}."], [*calls, answer.lower()], [*calls[::-1], f" {answer}\n"]]
 

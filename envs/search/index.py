@@ -10,13 +10,13 @@ from typing import Any
 from .relations import told
 
 RESULTS = 8
-"""How many documents a search finds at most."""
+"""The most documents that a search returns."""
 _TERM = re.compile(r"[^\W_]+")
 _MAX_QUERY, _MAX_TERMS = 400, 16
 
 
 class Index:
-    """A corpus that can be searched and opened. Its ranking depends on the corpus and the query alone."""
+    """A corpus to search and open. Its ranking depends on the corpus and the query alone."""
 
     def __init__(self, documents: Sequence[Mapping[str, Any]]) -> None:
         self._pages = [
@@ -31,26 +31,26 @@ class Index:
         self._base.execute("COMMIT")
 
     def search(self, query: str) -> list[int]:
-        """The documents that hold any of the query's words, best first. Nothing in a query is syntax: it is words."""
+        """Return the documents that contain any of the query's words, best first. Nothing in a query is syntax."""
         terms = list(dict.fromkeys(_TERM.findall(query[:_MAX_QUERY].lower())))[:_MAX_TERMS]
         if not terms:
             raise ValueError("the query holds no word to search for")
         match = " OR ".join(f'"{term}"' for term in terms)
         # rounded, so that the last bits of a float never decide an order
-        order = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY round(bm25(pages), 6), rowid LIMIT ?"
-        return [row for (row,) in self._base.execute(order, (match, RESULTS))]
+        statement = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY round(bm25(pages), 6), rowid LIMIT ?"
+        return [row for (row,) in self._base.execute(statement, (match, RESULTS))]
 
     def heading(self, id: int) -> str:
-        """Title and date of a document."""
+        """Return the title and date of a document."""
         title, date, _ = self._pages[id - 1]
         return f"{title} ({date})"
 
     def text(self, id: int) -> str:
-        """A whole document."""
+        """Return a whole document."""
         if not 1 <= id <= len(self._pages):
             raise LookupError(f"there is no document {id}; search gives the ids of those there are")
         return f"{self.heading(id)}\n{self._pages[id - 1][2]}"
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._base.close()

@@ -1,4 +1,4 @@
-"""Service: a customer-service desk with a policy, a database, irreversible actions, and a customer who talks."""
+"""Service: a customer-service desk with a policy, a database, irreversible actions and a scripted customer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ROWS = ("refunds", "vouchers", "declined")
 
 
 class Desk(Verifier):
-    """1 when the database is exactly as it should be and nothing forbidden was done on the way, else 0.
+    """Score 1 when the final database is exactly right and nothing forbidden was done on the way, else 0.
 
-    Both come from what the environment kept on the host side. Something forbidden, even if it was put right later, is
-    a 0: a customer would have noticed.
+    Both come from what the environment recorded on the host side. A forbidden action scores 0 even if it was corrected
+    later: a customer would have noticed.
     """
 
     async def probe(self, context: Context) -> None:
@@ -49,40 +49,39 @@ class Desk(Verifier):
         )
 
 
-def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Tables that differ; values with their types, rows in any order."""
-    names = sorted({*wanted, *found})
-    return [
-        name for name in names if name not in wanted or name not in found or _form(name, wanted) != _form(name, found)
-    ]
+def _differences(expected: Mapping[str, Any], final: Mapping[str, Any]) -> list[str]:
+    """Return the tables that differ; values are compared with their types, rows in any order."""
+    return [name for name in sorted({*expected, *final}) if _form(name, expected) != _form(name, final)]
 
 
 def _form(name: str, tables: Mapping[str, Any]) -> Any:
+    if name not in tables:
+        return None
     if name in _ROWS:
         return Counter(json.dumps(row) for row in tables[name])
     return json.dumps(tables[name], sort_keys=True)
 
 
 def _violations(secret: Mapping[str, Any], log: Sequence[Sequence[Any]]) -> list[str]:
-    """Actions that the case does not call for, or that came before the customer's postcode was checked."""
+    """Return actions that the case does not call for, or that came before the customer's postcode was checked."""
     allowed = Counter(secret["actions"])
     unchecked = set(secret["codes"])
-    found = []
+    violations = []
     for name, *rest in log:
         if name == "verify":
             unchecked -= {rest[1]} if rest[0] == CALLER else set()
             continue
         key = json.dumps([name, *rest])
         if not allowed[key]:
-            found.append(f"not called for: {name}")
+            violations.append(f"not called for: {name}")
         elif unchecked:
-            found.append(f"before the postcode was checked: {name}")
+            violations.append(f"before the postcode was checked: {name}")
         allowed[key] -= 1
-    return found
+    return violations
 
 
 class Service(Environment):
-    """Serve a customer by the book."""
+    """Serve a customer by the shop's policy."""
 
     levels = range(1, 7)
     size = 10_000
@@ -94,24 +93,24 @@ class Service(Environment):
     max_turns = 32
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        made = case(split, level, index)
+        drawn = case(split, level, index)
         return Task(
             id=f"service/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=tuple(sorted(made.tags)),
-            prompt=made.opening,
+            tags=tuple(sorted(drawn.tags)),
+            prompt=drawn.opening,
             setup={
-                "tables": made.tables,
-                "policy": made.policy.text(),
-                "rules": len(made.policy.rules),
-                "customer": made.script,
+                "tables": drawn.tables,
+                "policy": drawn.policy.text(),
+                "rules": len(drawn.policy.rules),
+                "customer": drawn.script,
             },
             secret={
-                "tables": made.expected(),
-                "actions": [json.dumps(action) for action in made.actions],
-                "codes": made.codes,
-                "expert": [json.dumps(step) for step in made.expert],
+                "tables": drawn.expected(),
+                "actions": [json.dumps(action) for action in drawn.actions],
+                "codes": drawn.codes,
+                "expert": [json.dumps(step) for step in drawn.expert],
             },
         )
 
@@ -129,7 +128,7 @@ class Service(Environment):
         said = self._customer.reply(text, touched, declined)
         return Done(text) if said is None else Observation(content=said, role="user")
 
-    # Looking ----------------------------------------------------------------------------------------------------
+    # Read-only tools ----------------------------------------------------------------------------------------------
 
     @tool
     def read_policy(self) -> str:
@@ -173,7 +172,7 @@ class Service(Environment):
         self._log.append(["verify", customer, code])
         return "it fits" if code == self._tables["customers"][customer]["postcode"] else "it does not fit"
 
-    # Acting -----------------------------------------------------------------------------------------------------
+    # Irreversible tools -------------------------------------------------------------------------------------------
 
     @tool(irreversible=True)
     def cancel(self, order: Number) -> str:
@@ -232,8 +231,8 @@ class Service(Environment):
     def _order(self, order: int) -> dict[str, Any]:
         if str(order) not in self._tables["orders"]:
             raise LookupError(f"there is no order {order}")
-        found: dict[str, Any] = self._tables["orders"][str(order)]
-        return found
+        row: dict[str, Any] = self._tables["orders"][str(order)]
+        return row
 
     def _act(self, name: str, order: int, *rest: Any) -> str:
         self._order(order)
@@ -241,14 +240,14 @@ class Service(Environment):
         apply(self._tables, self._log[-1])
         return "recorded"
 
-    # Knowing how ------------------------------------------------------------------------------------------------
+    # Solutions ----------------------------------------------------------------------------------------------------
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         steps = map(json.loads, task.secret["expert"])
         return [s if isinstance(s, str) else ToolCall(name=s[0], arguments=s[1]) for s in steps]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other right ways: without looking things up first, looking twice, in other words."""
+        """Return other right solutions: without looking things up, looking everything up twice, in other words."""
         script = self.expert(task)
         looks = ("read_policy", "get_order", "find_customer")
         hasty = [s for s in script if isinstance(s, str) or s.name not in looks]

@@ -1,4 +1,4 @@
-"""Makes cases: a policy, a database, a customer with requests, and what the desk must do about each."""
+"""Make cases: a policy, a database, a customer with requests, and what the desk must do about each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import policy, words
 from .policy import GOODS, STAGES, Kind, Policy, Tables, apply
 
 CALLER = "c1"
-"""The customer who writes; there is another one, whose orders are none of their business."""
+"""The customer who writes; the orders of the other customer, c2, are none of their business."""
 FIRST, NUMBERS = 100_000, 900_000
 _ORDERS = Shuffle(NUMBERS, "service")
 """The first order's number decides a task's split, and no two tasks of a level share it."""
@@ -26,19 +26,19 @@ QUIRKS: dict[int, tuple[str, ...]] = {
     5: ("plain", "misread", "lost", "mind", "together"),
     6: ("misread", "lost", "mind", "together", "stranger", "other"),
 }
-"""misread: the first postcode is wrong; lost: the first order number is; mind: another wish after all; together: two
-requests at once; stranger: the postcode never fits; other: an order of somebody else's."""
+"""misread: the first postcode is wrong; lost: the first order number is wrong; mind: the customer changes their mind;
+together: two requests at once; stranger: the postcode never fits; other: an order of somebody else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing that the customer wants, and what comes of it."""
+    """One thing that the customer wants, and the right reaction."""
 
     kind: Kind
     number: int
     ask: str
     action: tuple[Any, ...]
-    """The right one, a refusal included."""
+    """The right action; it may be a refusal."""
 
     @property
     def refused(self) -> bool:
@@ -53,21 +53,21 @@ class Case:
     tables: Tables
     opening: str
     script: dict[str, Any]
-    """For the customer."""
+    """The customer's script, see `customer.Customer`."""
     actions: list[tuple[Any, ...]]
-    """All that may and must be done."""
+    """The actions that must be done; no others are allowed."""
     expert: list[Any]
     """Calls as [name, arguments], messages as text."""
     tags: set[str]
 
     @property
     def codes(self) -> list[str]:
-        """Postcodes to be checked before anything is settled: the right one, or both of a stranger's wrong ones."""
+        """Return the postcodes to check before anything is settled: the right one, or a stranger's two wrong ones."""
         said: list[str] = self.script["postcodes"]
         return said if "stranger" in self.tags else said[-1:]
 
     def expected(self) -> Tables:
-        """The database when all is done."""
+        """Return the database after all actions."""
         after = copy.deepcopy(self.tables)
         for action in self.actions:
             apply(after, action)
@@ -75,7 +75,7 @@ class Case:
 
 
 def case(split: Split, level: int, index: int) -> Case:
-    """The case with that number."""
+    """Return the case with that index."""
     number = FIRST + _ORDERS.number(split, index)
     return _Maker(level, number, seeds.generator(0, "service", level, number)).case()
 
@@ -133,7 +133,7 @@ class _Maker:
         return order
 
     def _request(self, refuse: bool, quirk: str, at: int) -> Request:
-        """A request that breaks exactly one rule, or none."""
+        """Return a request that breaks exactly one rule, or none."""
         number = self.first if at == 0 else self._number()
         owner = "c2" if quirk == "other" and at == 0 else CALLER
         refuse = refuse and owner == CALLER
@@ -154,7 +154,7 @@ class _Maker:
         return self._wish(kind, number, order, broken)
 
     def _history(self, kind: Kind, number: int, refuse: bool) -> None:
-        """Some orders had their refund or voucher already."""
+        """Give some orders a refund or voucher in the past."""
         table, rule = {"refund": ("refunds", "once"), "give_voucher": ("vouchers", "one_voucher")}.get(kind, ("", ""))
         if refuse and rule in self.terms.rules and self.rng.random() < 0.4:
             self.tables[table].append([number, self.rng.randint(5, 12)])
@@ -173,7 +173,7 @@ class _Maker:
         }[kind]
         return Request(kind, number, ask, (kind, number, *rest))
 
-    # Talk -------------------------------------------------------------------------------------------------------
+    # Conversation -------------------------------------------------------------------------------------------------
 
     def _assemble(self, requests: list[Request], quirk: str) -> Case:
         rng = self.rng
@@ -202,7 +202,7 @@ class _Maker:
             other = words.postcode(rng, (right, one))
             script["postcodes"] = {"misread": [one, right], "stranger": [one, other]}.get(quirk, [right])
         opening = rng.choice(words.GREETINGS).format(name=name, ask=spoken)
-        expert = _Desk(self.terms, self.level, script).talk(groups, pushes, quirk)
+        expert = _expert(self.level, script, groups, pushes, quirk)
         refused = {"refusal"} if any(request.refused for request in requests) else set()
         tags = {request.kind for request in requests} | refused | ({quirk} - {"plain"})
         return Case(self.terms, self.tables, opening, script, [r.action for r in requests], expert, tags)
@@ -227,38 +227,32 @@ class _Maker:
         return {"name": name, "stages": stages, "postcodes": [], "number": "", "mind": ""}
 
     def _change_of_mind(self, request: Request) -> tuple[str, str]:
-        """What is asked first, and what takes it back: in reply to the first message, before the desk may act."""
+        """Return what is asked first, and what takes it back in reply to the first message, before the desk may act."""
         first = self.rng.choice(words.ASKS[self.rng.choice([kind for kind in KINDS if kind != request.kind])])
         first = first.format(order=request.number, address=words.address(self.rng))
         return first, self.rng.choice(words.CHANGES).format(ask=request.ask)
 
 
-@dataclass(slots=True)
-class _Desk:
-    """The expert's part of the talk."""
-
-    terms: Policy
-    level: int
-    customer: dict[str, Any]
-    """The customer's script."""
-
-    def talk(self, groups: list[list[Request]], pushes: list[list[str]], quirk: str) -> list[Any]:
-        said: list[Any] = [["read_policy", {}]] if self.level >= 2 else []
-        if quirk == "lost":
-            wrong = self.customer["stages"][0]["orders"][0][0]
-            said += [["get_order", {"order": wrong}], words.ASK_NUMBER]
-        for at, (group, push) in enumerate(zip(groups, pushes, strict=True)):
-            said += [["get_order", {"order": request.number}] for request in group]
-            if at == 0 and quirk == "other":
-                said.append(words.ASK_NUMBER)
-            if at == 0 and self.level >= 3:
-                said.append(["find_customer", {"name": self.customer["name"]}])
-                for code in self.customer["postcodes"]:
-                    said += [words.ASK_POSTCODE, ["verify", {"customer": CALLER, "postcode": code}]]
-            said += [_call(request.action) for request in group]
-            said += [words.REFUSED if any(request.refused for request in group) else words.DONE]
-            said += [words.FIRM] * len(push)
-        return said
+def _expert(
+    level: int, script: dict[str, Any], groups: list[list[Request]], pushes: list[list[str]], quirk: str
+) -> list[Any]:
+    """Return the expert's part of the conversation with the customer of that script."""
+    said: list[Any] = [["read_policy", {}]] if level >= 2 else []
+    if quirk == "lost":
+        wrong = script["stages"][0]["orders"][0][0]
+        said += [["get_order", {"order": wrong}], words.ASK_NUMBER]
+    for at, (group, push) in enumerate(zip(groups, pushes, strict=True)):
+        said += [["get_order", {"order": request.number}] for request in group]
+        if at == 0 and quirk == "other":
+            said.append(words.ASK_NUMBER)
+        if at == 0 and level >= 3:
+            said.append(["find_customer", {"name": script["name"]}])
+            for code in script["postcodes"]:
+                said += [words.ASK_POSTCODE, ["verify", {"customer": CALLER, "postcode": code}]]
+        said += [_call(request.action) for request in group]
+        said += [words.REFUSED if any(request.refused for request in group) else words.DONE]
+        said += [words.FIRM] * len(push)
+    return said
 
 
 def _call(action: tuple[Any, ...]) -> list[Any]:

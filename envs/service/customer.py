@@ -1,4 +1,4 @@
-"""The customer: says what the script holds, when asked or when it is time; the same talk gives the same answers."""
+"""The customer: follows a script and answers questions; the same conversation gives the same answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 PATIENCE = 4
-"""How many messages that settle nothing and ask nothing a customer puts up with."""
+"""The customer leaves at this many messages that settle nothing and ask nothing."""
 LISTENS = 1_000
-"""How many characters of a message are looked at."""
+"""The number of characters of a message that the customer reads."""
 _POSTCODE = re.compile(r"post ?code|postal|\bzip\b|\bidentity\b", re.IGNORECASE)
 _NAME = re.compile(r"\bname\b|who are you", re.IGNORECASE)
 _NUMBER = re.compile(
@@ -21,9 +21,9 @@ _NUMBER = re.compile(
 class Customer:
     """One conversation from the customer's side.
 
-    The script: `stages` are told one after the other, each with `opens` (how it is brought up), `again` (how it is
-    repeated), `orders` (for each request the numbers that settle it) and `pushes` (what follows a refusal);
-    `postcodes` are given one at a time, `number` when the first order's number is asked for, `mind` in the first reply.
+    The script: `stages` follow one another, each with `opens` (its first mention), `again` (how it is repeated),
+    `orders` (for each request the numbers that settle it) and `pushes` (replies to a refusal). `postcodes` are given
+    one at a time, `number` is the answer when the first order's number is asked for, `mind` is part of the first reply.
     """
 
     def __init__(self, script: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ class Customer:
         self._pushes = list(self._stages[at]["pushes"])
 
     def reply(self, text: str, touched: set[int], declined: set[int]) -> str | None:
-        """What the customer says to a message, given the orders dealt with so far; None: there is no more to say."""
+        """Return the answer to a message, given the orders dealt with so far; None when there is no more to say."""
         stage = self._stages[self._at]
         if not self._mind and all(touched.intersection(numbers) for numbers in stage["orders"]):
             return self._settled(stage, declined)

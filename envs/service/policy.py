@@ -1,4 +1,4 @@
-"""The shop's policy: rules with numbers that differ from task to task, and what they say about a request."""
+"""The shop's policy: rules with numbers that differ between tasks, and what they say about a request."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class Policy:
     """The terms of one task, and the order in which its rules are written."""
 
     rules: tuple[str, ...]
-    """Keys of the rules in force; the first is rule 1."""
+    """Keys of the rules that apply; the first is rule 1."""
     cancel_until: int
-    """Last of the stages at which an order can be cancelled."""
+    """The last stage at which an order can be cancelled, as an index into STAGES."""
     address_until: int
     window: int
     """Days after delivery within which a refund is due."""
     fee: int
-    """Taken off a refund."""
+    """Subtracted from a refund."""
     never: str
-    """Goods that are not refunded."""
+    """The kind of goods that is not refunded."""
     late: int
-    """A delivery later than this earns a voucher."""
+    """A delivery more than this many days late earns a voucher."""
     voucher: int
     gold: bool
     """Gold customers pay no fee and get twice the voucher."""
 
     def number(self, key: str) -> int:
-        """The number that a rule is written under."""
+        """Return a rule's number in the text."""
         return self.rules.index(key) + 1
 
     def text(self) -> str:
-        """The policy as the desk reads it."""
+        """Return the policy as the desk reads it."""
         return "\n".join(f"{at}. {self._rule(key)}" for at, key in enumerate(self.rules, 1))
 
     def _rule(self, key: str) -> str:
@@ -70,23 +70,23 @@ class Policy:
         }[key]
 
     def broken(self, kind: Kind, order: Mapping[str, Any], number: int, tables: Tables) -> list[str]:
-        """The rules that a request on an order would break."""
+        """Return the rules that a request on an order would break."""
         stage = STAGES.index(order["status"])
         refunded = any(row[0] == number for row in tables["refunds"])
-        given = any(row[0] == number for row in tables["vouchers"])
-        found = {
+        rewarded = any(row[0] == number for row in tables["vouchers"])
+        breaks = {
             "cancel": kind == "cancel" and stage > self.cancel_until,
             "address": kind == "change_address" and stage > self.address_until,
             "window": kind == "refund" and order["days_since_delivery"] > self.window,
             "never": kind == "refund" and order["goods"] == self.never,
             "once": kind == "refund" and refunded,
             "late": kind == "give_voucher" and order["days_late"] <= self.late,
-            "one_voucher": kind == "give_voucher" and given,
+            "one_voucher": kind == "give_voucher" and rewarded,
         }
-        return [key for key, yes in found.items() if yes and key in self.rules]
+        return [key for key, broken in breaks.items() if broken and key in self.rules]
 
     def amount(self, kind: Kind, order: Mapping[str, Any], tier: str) -> int:
-        """What a refund or a voucher comes to."""
+        """Return the amount of a refund or a voucher."""
         gold = self.gold and tier == "gold"
         if kind == "refund":
             return int(order["price"]) - (0 if gold else self.fee)
@@ -94,7 +94,7 @@ class Policy:
 
 
 def draw(rng: random.Random, level: int) -> Policy:
-    """The policy of a task of that level."""
+    """Draw the policy of a task of that level."""
     rules = ["cancel", "address", "amount"]
     if level >= 2:
         rules.append("window")
@@ -117,7 +117,7 @@ def draw(rng: random.Random, level: int) -> Policy:
 
 
 def apply(tables: Tables, action: Sequence[Any]) -> None:
-    """Carry out an action on the tables: the one place where they change. The order must be there."""
+    """Apply an action to the tables: the only place where they change. The order must exist."""
     name, number, *rest = action
     if name == "cancel":
         tables["orders"][str(number)]["status"] = "cancelled"

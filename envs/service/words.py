@@ -19,16 +19,16 @@ _LETTERS = "ABCDEFGHJKLMNPRSTUVWXYZ"
 
 
 def address(rng: random.Random) -> str:
-    """A street and a number."""
+    """Return a number and a street."""
     return f"{rng.randint(1, 199)} {rng.choice(_STREETS.split())} {rng.choice(('Road', 'Lane', 'Street', 'Square'))}"
 
 
 def postcode(rng: random.Random, taken: tuple[str, ...] = ()) -> str:
-    """Four digits and two letters."""
+    """Return four digits and two letters."""
     while True:
-        made = f"{rng.randint(1000, 9999)}{''.join(rng.choices(_LETTERS, k=2))}"
-        if made not in taken:
-            return made
+        code = f"{rng.randint(1000, 9999)}{''.join(rng.choices(_LETTERS, k=2))}"
+        if code not in taken:
+            return code
 
 
 ASKS = {

@@ -1,4 +1,4 @@
-"""Sql: write queries and make changes on a SQLite database, graded on hidden data and on the database that is left."""
+"""Sql: write queries and make changes on a SQLite database, graded on hidden data and on the final database."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agentrl.envs.splits import draw
 from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Limits, SandboxSpec
 from agentrl.types import Split, Task, ToolCall
+from agentrl.verifiers.inner import LOADER
 from agentrl.verifiers.values import Malformed, parse_json
 
 from .changes import CHANGES
@@ -18,35 +19,37 @@ from .engine import after, changed, file_of, rows_of
 from .plans import Plan
 from .questions import QUESTIONS
 from .schema import Data, schema
-from .verifier import INSIDE, SqlVerifier
+from .verifier import PROGRAM, SqlVerifier
 
 DEPTH = {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3}
-"""Tables at each level."""
+"""The number of tables at each level."""
 _TRIES = 200
 
 
 def plan(split: Split, level: int, index: int) -> Plan:
-    """What the task with that number asks for."""
+    """Return what the task with that index asks for."""
 
     def make(rng: random.Random) -> Plan:
         makers = (QUESTIONS if rng.random() < 0.55 else CHANGES)[level]
-        return rng.choice(makers)(rng, schema(rng, DEPTH[level]))
+        maker = rng.choice(makers)
+        tables = schema(rng, DEPTH[level])
+        return Plan(tables, maker(rng, tables))
 
-    return draw(split, level, index, env="sql", make=make, content=lambda made: made.prompt)
+    return draw(split, level, index, env="sql", make=make, content=lambda plan: plan.prompt)
 
 
-def filled(made: Plan, *key: str | int) -> Data:
-    """The first data on which the query gives something, or the change changes something."""
+def filled(plan: Plan, *key: str | int) -> Data:
+    """Return the first data on which the query gives something, or the change changes something."""
+    creates, request = plan.schema.creates, plan.request
     for attempt in range(_TRIES):
-        data = made.schema.data(seeds.generator(0, "sql data", *key, attempt), made.constants)
-        if made.change:
-            if changed(made.schema.creates, data, made.sql):
-                return data
+        data = plan.schema.data(seeds.generator(0, "sql data", *key, attempt), request.constants)
+        if request.change:
+            fits = changed(creates, data, request.sql)
         else:
-            rows = rows_of(made.schema.creates, data, made.sql[0])
-            if rows and any(value not in (None, 0) for row in rows for value in row):
-                return data
-    raise AuthoringError(f"sql: no data in {_TRIES} tries for which this asks something: {made.prompt}")
+            fits = any(value not in (None, 0) for row in rows_of(creates, data, request.sql[0]) for value in row)
+        if fits:
+            return data
+    raise AuthoringError(f"sql: found no data in {_TRIES} tries on which this has a result: {plan.prompt}")
 
 
 class Sql(Environment):
@@ -62,19 +65,21 @@ class Sql(Environment):
     max_turns = 12
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        made = plan(split, level, index)
+        asked = plan(split, level, index)
+        request, creates = asked.request, asked.schema.creates
         return Task(
             id=f"sql/{split}/{level}/{index}",
             split=split,
             level=level,
-            tags=("change" if made.change else "query", made.tag),
-            prompt=made.prompt,
-            setup={
-                "data": filled(made, split, level, index),
-                "creates": made.schema.creates,
-                "writable": made.change,
+            tags=("change" if request.change else "query", request.tag),
+            prompt=asked.prompt,
+            setup={"data": filled(asked, split, level, index), "creates": creates, "writable": request.change},
+            secret={
+                "sql": request.sql,
+                "ordered": request.ordered,
+                "schema": asked.schema,
+                "constants": request.constants,
             },
-            secret={"sql": made.sql, "ordered": made.ordered, "schema": made.schema, "constants": made.constants},
         )
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
@@ -88,10 +93,10 @@ class Sql(Environment):
         Args:
             sql: the statement
         """
-        order = json.dumps({"sql": sql, "writable": self.given.setup["writable"]}).encode("utf-8", "replace")
-        done = self.box.python(INSIDE, order, timeout=10.0)
+        message = json.dumps({"sql": sql, "writable": self.given.setup["writable"]}).encode("utf-8", "replace")
+        result = self.box.python(LOADER, PROGRAM + message, timeout=10.0)
         try:
-            reply = parse_json(done.reply)
+            reply = parse_json(result.reply)
         except Malformed:
             raise ValueError("the statement did not come to an end") from None
         if not isinstance(reply, dict) or "text" not in reply:
@@ -103,26 +108,26 @@ class Sql(Environment):
         return [*calls, "done" if task.setup["writable"] else task.secret["sql"][0]]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Other right ways: the query in another dress; the changed rows written down one by one."""
+        """Return other right solutions: the query written differently; the changed rows written one by one."""
         statements = task.secret["sql"]
         if not task.setup["writable"]:
             (sql,) = statements
-            found: list[list[ToolCall | str]] = [[f"```sql\n{sql};\n```"], [f"/* mine */ {sql};"]]
-            return found if task.secret["ordered"] else [*found, [f"SELECT * FROM ({sql})"]]
+            answers = [f"```sql\n{sql};\n```", f"/* mine */ {sql};", f"SELECT * FROM ({sql})"]
+            return [[answer] for answer in (answers[:2] if task.secret["ordered"] else answers)]
         if any(statement.startswith(("CREATE", "ALTER")) for statement in statements):
             return [[*(ToolCall(name="query", arguments={"sql": f"{s};"}) for s in statements), "done"]]
         return [[*(ToolCall(name="query", arguments={"sql": s}) for s in _rewritten(task)), "done"]]
 
 
 def _rewritten(task: Task) -> list[str]:
-    """Statements that empty each table and write its expected rows."""
-    found = []
+    """Return statements that empty each table and write its expected rows."""
+    statements = []
     for name, rows in after(task.setup["creates"], task.setup["data"], task.secret["sql"]).items():
-        found.append(f"DELETE FROM {name}")
+        statements.append(f"DELETE FROM {name}")
         if rows:
             values = ", ".join("(" + ", ".join(_literal(value) for value in row) + ")" for row in rows)
-            found.append(f"INSERT INTO {name} VALUES {values}")
-    return found
+            statements.append(f"INSERT INTO {name} VALUES {values}")
+    return statements
 
 
 def _literal(value: object) -> str:

@@ -12,12 +12,11 @@ from .schema import Data, Row
 
 @contextmanager
 def database(creates: Sequence[str], data: Data) -> Iterator[sqlite3.Connection]:
-    """The database in memory."""
+    """Open the database in memory."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
         connection.execute("BEGIN")
-        for create in creates:
-            connection.execute(create)
+        _run(connection, creates)
         for name, rows in data.items():
             marks = ", ".join("?" * len(rows[0]))
             connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
@@ -27,14 +26,19 @@ def database(creates: Sequence[str], data: Data) -> Iterator[sqlite3.Connection]
         connection.close()
 
 
+def _run(connection: sqlite3.Connection, statements: Sequence[str]) -> None:
+    for statement in statements:
+        connection.execute(statement)
+
+
 def rows_of(creates: Sequence[str], data: Data, sql: str) -> list[Row]:
-    """What a query of ours gives."""
+    """Return the rows of a query of ours."""
     with database(creates, data) as connection:
         return connection.execute(sql).fetchall()
 
 
 def changed(creates: Sequence[str], data: Data, statements: Sequence[str]) -> bool:
-    """Whether every one of the statements changes something: rows, or the tables themselves."""
+    """Return whether every statement changes something: rows, or the tables themselves."""
     with database(creates, data) as connection:
         for statement in statements:
             before = connection.total_changes
@@ -50,16 +54,14 @@ def _contents(connection: sqlite3.Connection) -> dict[str, list[Any]]:
 
 
 def file_of(creates: Sequence[str], data: Data, statements: Sequence[str] = ()) -> bytes:
-    """The database as a file, after these statements."""
+    """Return the database as a file, after these statements."""
     with database(creates, data) as connection:
-        for statement in statements:
-            connection.execute(statement)
+        _run(connection, statements)
         return connection.serialize()
 
 
 def after(creates: Sequence[str], data: Data, statements: Sequence[str]) -> Data:
-    """The rows of the same tables after these statements."""
+    """Return the rows of the same tables after these statements."""
     with database(creates, data) as connection:
-        for statement in statements:
-            connection.execute(statement)
+        _run(connection, statements)
         return {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in data}

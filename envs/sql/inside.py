@@ -1,6 +1,7 @@
-"""Runs SQL inside a box: for the tool on the episode's database, for the verifier on databases made on the spot.
+"""Run SQL inside a sandbox: for the tool on the episode's database, for the verifier on databases made here.
 
-Sent to the box as text; standard library only. What it writes is data that the SQL decides: the trusted side compares.
+This file is sent into the sandbox (see inner.py) and uses the standard library only. The SQL decides what it writes:
+the trusted side compares it.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from typing import Any
+from typing import Any, BinaryIO
+
+from agentrl.verifiers.tagged import encode
 
 ROWS = 500
-"""More rows than any answer has."""
+"""The most rows that are returned; no right answer has as many."""
 TEXT = 20_000
-"""Characters of rows that leave the box; the tool shows fewer."""
+"""The most characters of rows that leave the sandbox; the tool shows fewer."""
 STEPS = 2_000_000
-"""Instructions of SQLite's machine that a statement may take: a limit that no load on the machine changes."""
+"""The most SQLite instructions that a statement may take: a limit that does not depend on the load."""
 FORBIDDEN = {"load_extension", "random", "randomblob", "readfile", "writefile", "fts3_tokenizer", "zeroblob"}
 REFUSED = {
     sqlite3.SQLITE_ATTACH,
@@ -28,7 +31,7 @@ READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, 
 
 
 def guarded(connection: sqlite3.Connection, writable: bool) -> None:
-    """Let a connection do only what tasks need: no other files, no settings, no chance, an end."""
+    """Allow a connection only what tasks need: no other files, no settings, no randomness, and a step limit."""
 
     def allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if action in REFUSED or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in FORBIDDEN):
@@ -47,28 +50,17 @@ def guarded(connection: sqlite3.Connection, writable: bool) -> None:
     connection.set_authorizer(allowed)
 
 
-def cell(value: Any) -> Any:
-    """A value in the tagged form that the trusted side reads."""
-    if value is None or type(value) is str:
-        return value
-    if type(value) is int:
-        return {"i": str(value)}
-    if type(value) is float:
-        return {"f": value.hex()}
-    return {"b": ""}
-
-
 def query(order: dict[str, Any]) -> dict[str, Any]:
-    """One statement on the file of the workspace; its rows as text."""
+    """Run one statement on the database file of the workspace; return its rows as text."""
     mode = "rw" if order["writable"] else "ro"
     connection = sqlite3.connect(f"file:data.db?mode={mode}", uri=True, isolation_level=None)
     try:
         guarded(connection, order["writable"])
-        found = connection.execute(order["sql"])
-        if found.description is None:
-            return {"text": f"ok, {max(found.rowcount, 0)} rows changed"}
-        rows = found.fetchmany(ROWS)
-        lines = [" | ".join(name[0] for name in found.description)]
+        cursor = connection.execute(order["sql"])
+        if cursor.description is None:
+            return {"text": f"ok, {max(cursor.rowcount, 0)} rows changed"}
+        rows = cursor.fetchmany(ROWS)
+        lines = [" | ".join(column[0] for column in cursor.description)]
         lines += [" | ".join("NULL" if value is None else str(value) for value in row) for row in rows]
         return {"text": "\n".join(lines)[:TEXT]}
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
@@ -78,7 +70,7 @@ def query(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def grade(order: dict[str, Any]) -> dict[str, Any]:
-    """One query on several databases, each made here; the rows of each, or None where it failed."""
+    """Run one query on several databases, each made here; return the rows of each, or None where it failed."""
     results: list[Any] = []
     for database in order["databases"]:
         connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -89,7 +81,7 @@ def grade(order: dict[str, Any]) -> dict[str, Any]:
                 connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
             guarded(connection, False)
             rows = connection.execute(order["sql"]).fetchmany(ROWS + 1)
-            results.append([[cell(value) for value in row] for row in rows] if len(rows) <= ROWS else None)
+            results.append([[encode(value) for value in row] for row in rows] if len(rows) <= ROWS else None)
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError):
             results.append(None)
         finally:
@@ -97,13 +89,13 @@ def grade(order: dict[str, Any]) -> dict[str, Any]:
     return {"results": results}
 
 
-def main() -> None:
-    with open(3, "rb") as pipe:
-        order = json.loads(pipe.read())
+def main(pipe: BinaryIO) -> None:
+    """Carry out the order in `pipe`, from which this program itself has been read already."""
+    order = json.loads(pipe.read())
     reply = json.dumps(grade(order) if "databases" in order else query(order)).encode()
     while reply:
         reply = reply[os.write(4, reply) :]
 
 
 if __name__ == "__main__":
-    main()
+    main(globals()["pipe"])

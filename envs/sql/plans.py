@@ -1,4 +1,4 @@
-"""What a task asks for: a query to be written, or a change to be made. `questions` and `changes` make them."""
+"""What a task asks for: a query to write, or a change to make. `questions` and `changes` make the requests."""
 
 from __future__ import annotations
 
@@ -9,28 +9,45 @@ from dataclasses import dataclass
 from .schema import Column, Constant, Schema, Table, day
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked, in words and in SQL."""
+
+    tag: str
+    text: str
+    sql: tuple[str, ...]
+    """The reference: one query, or the statements of a change."""
+    constants: tuple[Constant, ...] = ()
+    ordered: bool = False
+    """Whether the order of a query's rows matters."""
+    change: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One task before its data is made."""
 
-    tag: str
     schema: Schema
-    text: str
-    """What is asked."""
-    sql: tuple[str, ...]
-    """The reference: one query, or the statements of a change."""
-    change: bool = False
-    ordered: bool = False
-    """Whether the order of a query's rows matters."""
-    constants: tuple[Constant, ...] = ()
+    request: Request
 
     @property
     def prompt(self) -> str:
-        what = self.text if self.change else f"Write one query: {self.text}"
+        """The text that the policy is shown."""
+        what = self.request.text if self.request.change else f"Write one query: {self.request.text}"
         return f"Tables: {self.schema.shown}. {what}"
 
 
-Maker = Callable[[random.Random, Schema], Plan]
+Maker = Callable[[random.Random, Schema], Request]
+
+
+def query(tag: str, text: str, sql: str, *, constants: tuple[Constant, ...] = (), ordered: bool = False) -> Request:
+    """Ask for a query."""
+    return Request(tag, text, (sql,), constants, ordered)
+
+
+def change(tag: str, text: str, *sql: str, constants: tuple[Constant, ...] = ()) -> Request:
+    """Ask for a change that takes these statements."""
+    return Request(tag, text, sql, constants, change=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +63,7 @@ _SIGNS = ((">", "greater than"), (">=", "at least"), ("<", "less than"), ("<=", 
 
 
 def number_condition(rng: random.Random, table: Table, prefix: str = "") -> Condition:
-    """The table's number against a constant well inside its range."""
+    """Compare the table's number with a constant well inside its range."""
     column = table.of("number")
     value = inside(rng, column)
     sign, words = rng.choice(_SIGNS)
@@ -58,7 +75,7 @@ def number_condition(rng: random.Random, table: Table, prefix: str = "") -> Cond
 
 
 def label_condition(rng: random.Random, table: Table, prefix: str = "") -> Condition:
-    """The table's label against one of its values."""
+    """Compare the table's label with one of its values."""
     column = table.of("label")
     value = rng.choice(column.values)
     sign, words = rng.choice((("=", "is"), ("=", "is"), ("<>", "is not")))
@@ -70,14 +87,14 @@ def label_condition(rng: random.Random, table: Table, prefix: str = "") -> Condi
 
 
 def day_condition(rng: random.Random, table: Table, prefix: str = "") -> Condition:
-    """The table's day against a day."""
+    """Compare the table's day with a day."""
     value = day(rng, 2, 5)
     sign, words = rng.choice((("<", "before"), (">=", "on or after")))
     return Condition(f"day is {words} '{value}'", f"{prefix}day {sign} '{value}'", ((table.name, "day", value),))
 
 
 def any_condition(rng: random.Random, table: Table, prefix: str = "") -> Condition:
-    """One of the conditions that the table has columns for."""
+    """Return one of the conditions that the table has columns for."""
     kinds = {column.kind for column in table.columns}
     makers = [number_condition]
     if "label" in kinds:
@@ -88,7 +105,7 @@ def any_condition(rng: random.Random, table: Table, prefix: str = "") -> Conditi
 
 
 def two_conditions(rng: random.Random, table: Table) -> Condition:
-    """Two joined by and, or by or."""
+    """Join a condition on the label and one on the number, by `and` or by `or`."""
     first, second = label_condition(rng, table), number_condition(rng, table)
     word = rng.choice(("and", "or"))
     return Condition(
@@ -99,6 +116,6 @@ def two_conditions(rng: random.Random, table: Table) -> Condition:
 
 
 def inside(rng: random.Random, column: Column) -> int:
-    """A number from the middle half of a column's range."""
+    """Return a number from the middle half of a column's range."""
     span = column.high - column.low
     return column.low + rng.randint(span // 4, max(span // 4 + 1, 3 * span // 4))

@@ -1,8 +1,8 @@
-"""Generated schemas and their data: a table of things, a table of what belongs to each, and one more level below.
+"""Generate schemas and their data: a parent table, a child table, and a grandchild table.
 
     customers(id, name, city, age, phone)  <-  orders(id, customer_id, status, total, day)  <-  items(id, order_id, ...)
 
-Names of tables and columns, labels and ranges are drawn; the shape is always this, so that questions can be asked.
+Names of tables and columns, labels and ranges are drawn at random; the shape is always the same.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Kind = Literal["id", "name", "label", "number", "maybe", "ref", "day"]
 Row = tuple[Any, ...]
 Data = dict[str, list[Row]]
 Constant = tuple[str, str, Any]
-"""(table, column, value): something a question asks about, which the data should hold."""
+"""(table, column, value): a value that a request mentions, which the data should contain."""
 STEP = 1 / 128
-"""How close a number may lie to a constant. Like all numbers here it is exact in binary: sums come out the same in any
-order, and yet no other constant will do in a condition."""
+"""How close a number may lie to a constant. Like all numbers here it is exact in binary: sums do not depend on their
+order, and no other constant can replace the right one in a condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and what is in it."""
+    """A column and what it contains."""
 
     name: str
     kind: Kind
@@ -47,12 +47,12 @@ class Table:
     columns: tuple[Column, ...]
 
     def of(self, kind: Kind) -> Column:
-        """Its column of that kind."""
+        """Return its column of that kind."""
         return next(column for column in self.columns if column.kind == kind)
 
     @property
     def create(self) -> str:
-        """The statement that creates it."""
+        """Return the statement that creates it."""
         columns = [f"{c.name} {c.type}{' PRIMARY KEY' if c.kind == 'id' else ''}" for c in self.columns]
         return f"CREATE TABLE {self.name} ({', '.join(columns)})"
 
@@ -69,7 +69,7 @@ class Schema:
 
     @property
     def creates(self) -> tuple[str, ...]:
-        """The statements that create it."""
+        """Return the statements that create it."""
         return tuple(table.create for table in self.tables)
 
     @property
@@ -86,40 +86,44 @@ class Schema:
         most: int = 11,
         alike: bool = False,
     ) -> Data:
-        """Rows for every table. Values near the constants are frequent, and `alike` makes values repeat: ties and ends
-        are where careless queries go wrong."""
-        found: Data = {}
+        """Return rows for every table.
+
+        Values near the constants are frequent, and `alike` makes values repeat: careless queries go wrong at ties and
+        at the ends of ranges.
+        """
+        rows_by_table: Data = {}
         for depth, table in enumerate(self.tables):
             count = rng.randint(fewest, most) * (2 if depth else 1)
-            mine = [c for c in constants if c[0] == table.name]
-            above = [row[0] for row in found[self.tables[depth - 1].name]] if depth else []
-            forced = [value for _, column, value in mine if table.columns[1].kind == "name" and column == "name"]
+            own = [c for c in constants if c[0] == table.name]
+            parents = [row[0] for row in rows_by_table[self.tables[depth - 1].name]] if depth else []
+            forced = [value for _, column, value in own if table.columns[1].kind == "name" and column == "name"]
             names = [*forced, *rng.sample([n for n in PEOPLE if n not in forced], count)][:count]
-            rows = []
-            for number in range(count):
-                rows.append(tuple(_cell(column, number, names, above, mine, rng, alike) for column in table.columns))
+            rows = [
+                tuple(_cell(column, number, names, parents, own, rng, alike) for column in table.columns)
+                for number in range(count)
+            ]
             rng.shuffle(rows)
-            found[table.name] = rows
-        return found
+            rows_by_table[table.name] = rows
+        return rows_by_table
 
 
 def _cell(
     column: Column,
     number: int,
     names: list[str],
-    above: list[int],
-    near: list[Constant],
+    parents: list[int],
+    constants: list[Constant],
     rng: random.Random,
     alike: bool,
 ) -> Any:
-    """The value of one column of one row."""
-    close = [value for _, name, value in near if name == column.name]
+    """Return the value of one column of one row."""
+    close = [value for _, name, value in constants if name == column.name]
     if column.kind == "id":
         return number + 1
     if column.kind == "name":
         return names[number]
     if column.kind == "ref":
-        return rng.choice(above[: max(2, 2 * len(above) // 3)])  # some have none
+        return rng.choice(parents[: max(2, 2 * len(parents) // 3)])  # some parents have no children
     if column.kind == "label":
         return rng.choice([*column.values, *close])
     if column.kind == "maybe":
@@ -136,12 +140,12 @@ def _cell(
 
 
 def day(rng: random.Random, first: int = 1, last: int = 6) -> str:
-    """A day of these months of 2024."""
+    """Return a day of these months of 2024."""
     return f"2024-{rng.randint(first, last):02}-{rng.randint(1, 28):02}"
 
 
 def schema(rng: random.Random, depth: int) -> Schema:
-    """A schema of so many tables."""
+    """Return a schema of `depth` tables."""
     domain: Domain = rng.choice(DOMAINS)
     parent, child, grand = (rng.choice(names) for names in (domain.parents, domain.children, domain.grands))
     label, values = rng.choice(domain.labels)

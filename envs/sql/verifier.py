@@ -1,4 +1,4 @@
-"""Grades a change on the database it leaves, and a query on what it gives on databases that nobody has seen."""
+"""Grade a change by the database it leaves, and a query by its rows on databases that the policy has never seen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
 from agentrl.errors import AgentError
@@ -15,34 +14,35 @@ from agentrl.sandboxes.base import Limits, SandboxSpec
 from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 from agentrl.verifiers.final_state import DatabaseState
+from agentrl.verifiers.inner import LOADER, compiled
 from agentrl.verifiers.values import Compare, Malformed, decode, parse_json
 
 from .engine import file_of, rows_of
 from .schema import Data
 
-INSIDE = files(__package__ or "").joinpath("inside.py").read_text(encoding="utf-8")
+PROGRAM = compiled(__package__ or "", "inside")
 HIDDEN = 5
-"""Databases with fresh data that a query is run on, besides the one of the episode."""
+"""The number of databases with fresh data that a query runs on, besides the episode's own."""
 REPLY_LIMIT = 1 << 20
 _FENCE = re.compile(r"```(?:sql|sqlite)?[ \t]*\n(.*?)\n?```", re.DOTALL | re.IGNORECASE)
 
 
 def query_of(answer: str) -> str:
-    """The one query of a final message: the whole of it, or its one fenced block. `Malformed` when that is unclear."""
+    """Return the one query of a final message: all of it, or its one fenced block. Raise `Malformed` if unclear."""
     text = answer.strip()
     if "```" in text:
-        found = _FENCE.findall(text)
-        if len(found) != 1 or text.count("```") != 2:
-            raise Malformed("the message holds more or less than one fenced query")
-        text = str(found[0]).strip()
+        blocks = _FENCE.findall(text)
+        if len(blocks) != 1 or text.count("```") != 2:
+            raise Malformed("the message does not contain exactly one fenced query")
+        text = str(blocks[0]).strip()
     text = text.removesuffix(";").strip()
     if not text or "\0" in text:
-        raise Malformed("the message holds no query")
+        raise Malformed("the message contains no query")
     return text
 
 
 def hidden(task: Task, secret: bytes) -> list[Data]:
-    """The databases a query is run on: the episode's own, then fresh ones from the group's secret."""
+    """Return the databases a query runs on: the episode's own, then fresh ones from the group's secret."""
     rng = random.Random(hashlib.sha256(b"hidden databases\0" + secret + task.id.encode()).digest())
     schema, constants = task.secret["schema"], task.secret["constants"]
     small = schema.data(rng, constants, fewest=2, most=3)
@@ -67,13 +67,13 @@ class SqlVerifier(Verifier):
         try:
             sql = query_of(submission.answer)
             databases = hidden(submission.task, context.secret)
-            found = await self._found(submission.task, sql, databases, context)
+            results = await self._results(submission.task, sql, databases, context)
         except (Malformed, AgentError) as error:
             return Verdict(score=0.0, evidence=(f"the query cannot be graded: {error}",), verifier=self.version)
         creates, (reference,) = submission.task.setup["creates"], submission.task.secret["sql"]
-        wanted = [[list(row) for row in rows_of(creates, data, reference)] for data in databases]
+        expected = [[list(row) for row in rows_of(creates, data, reference)] for data in databases]
         compare = Compare(order=submission.task.secret["ordered"], relative=1e-9, numbers=True)
-        right = [rows is not None and compare.same(want, rows) for want, rows in zip(wanted, found, strict=True)]
+        right = [rows is not None and compare.same(want, rows) for want, rows in zip(expected, results, strict=True)]
         return Verdict(
             score=1.0 if all(right) else 0.0,
             breakdown={"right": sum(right) / len(right)},
@@ -81,21 +81,22 @@ class SqlVerifier(Verifier):
             verifier=self.version,
         )
 
-    async def _found(self, task: Task, sql: str, databases: Sequence[Data], context: Context) -> list[Any]:
-        order = json.dumps({"sql": sql, "creates": task.setup["creates"], "databases": databases}).encode()
+    async def _results(self, task: Task, sql: str, databases: Sequence[Data], context: Context) -> list[Any]:
+        order = {"sql": sql, "creates": task.setup["creates"], "databases": databases}
+        message = PROGRAM + json.dumps(order).encode()
         async with context.boxes.box(self.spec) as box:
-            done = await box.aio.python(INSIDE, order, timeout=self.spec.limits.seconds, reply_limit=REPLY_LIMIT)
-        if done.timed_out or not done.reply:
-            raise Malformed("it did not come to an end")
-        reply = parse_json(done.reply, max_bytes=REPLY_LIMIT)
+            result = await box.aio.python(LOADER, message, timeout=self.spec.limits.seconds, reply_limit=REPLY_LIMIT)
+        if result.timed_out or not result.reply:
+            raise Malformed("it did not finish")
+        reply = parse_json(result.reply, max_bytes=REPLY_LIMIT)
         if type(reply) is not dict or set(reply) != {"results"} or type(reply["results"]) is not list:
-            raise Malformed("a reply of another form")
+            raise Malformed("the reply has an unexpected form")
         if len(reply["results"]) != len(databases):
-            raise Malformed("a reply of another length")
+            raise Malformed("the reply has an unexpected length")
         return [None if rows is None else _rows(rows) for rows in reply["results"]]
 
 
 def _rows(rows: Any) -> list[list[Any]]:
     if type(rows) is not list or not all(type(row) is list for row in rows):
-        raise Malformed("rows of another form")
+        raise Malformed("the rows have an unexpected form")
     return [[decode(value) for value in row] for row in rows]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Named = tuple[tuple[str, str], ...]
-"""(table, what one of its rows is called)."""
+"""(table, name of one of its rows)."""
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
 Numbers = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """Options for the names of one field of life."""
+    """Options for the names of one subject area."""
 
     parents: Named
     labels: Labels

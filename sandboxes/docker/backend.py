@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agentrl import errors
 from agentrl.errors import AgentError, AuthoringError, SandboxError
-from agentrl.sandboxes import snapshot, tree
-from agentrl.sandboxes.base import ENVIRONMENT, HOME, MTIME, WORKSPACE, Availability, Backend, SandboxSpec
+from agentrl.sandboxes.base import (
+    ENVIRONMENT,
+    HOME,
+    MTIME,
+    WORKSPACE,
+    Availability,
+    Backend,
+    SandboxSpec,
+    closed_on_error,
+)
 from agentrl.sandboxes.docker import images
-from agentrl.sandboxes.docker.box import PATIENCE, DockerSandbox, Fate
+from agentrl.sandboxes.docker.box import PATIENCE, DockerSandbox
+from agentrl.sandboxes.docker.container import Container, Fate, sdk_errors
 from agentrl.sandboxes.docker.inner.frames import unpack
 from agentrl.sandboxes.docker.line import Line
 from agentrl.sandboxes.namespace.inner.cgroups import pid_namespace, start_time
-from agentrl.sandboxes.namespace.launch import INNER, MODULES, RUN, WARM
+from agentrl.sandboxes.namespace.launch import LOAD, MODULES, RUN, WARM
 
-OWN = Path(__file__).parent / "inner"
 LABEL = "agentrl.owner"
 AT_ONCE = 8
-"""Containers that are started at the same time; a daemon asked for more only gets slower."""
+"""Containers that are started at the same time; with more, the daemon only gets slower."""
 RUNTIME = "AGENTRL_DOCKER_RUNTIME"
-"""Names the runtime of every container where the constructor does not: runsc, kata-runtime, ..."""
+"""The variable that names the runtime of every container (runsc, kata-runtime, ...) if the constructor does not."""
 
-LOAD = """
-import atexit, os, sys
-sys.path[:] = [p for p in sys.path if p]
-def load():
+START = """
+def start():
     import json
     def exactly(length):
         parts = bytearray()
@@ -45,155 +50,69 @@ def load():
             parts += part
         return bytes(parts)
     sources = json.loads(exactly(int.from_bytes(exactly(4), "little")))
-    for name, text in sources["modules"]:
-        module = type(sys)(name)
-        above, _, last = name.rpartition(".")
-        module.__package__ = above
-        sys.modules[name] = module
-        if above:
-            setattr(sys.modules[above], last, module)
-        if text is None:
-            module.__path__ = []
-        else:
-            exec(compile(text, "<box>", "exec"), module.__dict__)
-    main, plan, warm = module.main, sources["plan"], sources["warm"]
-    names = {name for name, _ in sources["modules"]}
-    for name in names:
-        del sys.modules[name]
-    del sources, text, module, names
+    main, plan, warm = load(sources["modules"]), sources["plan"], sources["warm"]
+    del sources
     return main(plan, warm)
-source, space = load()
-del load
+source, space = start()
+del load, start
 """
 STAND_IN = f"""
 from collections import namedtuple
 MTIME = {MTIME}
 Entry = namedtuple("Entry", "kind content mode")
 """
-"""What the file tree's code needs of agentrl.sandboxes.base, without all that it imports."""
+"""What tree.py needs of agentrl.sandboxes.base, without all that it imports."""
 
 
 def _sources() -> list[tuple[str, str | None]]:
-    """The modules that the agent is made of, in the order in which they import each other; None for a package."""
-    package, own = "agentrl.sandboxes.namespace.inner", "agentrl.sandboxes.docker.inner"
-    inner = [(f"{package}.{name}", (INNER / f"{name}.py").read_text()) for name in MODULES]
-    agent = [(f"{own}.{name}", (OWN / f"{name}.py").read_text()) for name in ("frames", "files", "agent")]
-    files = [(module.__name__, Path(str(module.__file__)).read_text()) for module in (tree, snapshot)]
-    return [
-        ("agentrl", None),
-        ("agentrl.errors", Path(str(errors.__file__)).read_text()),
-        ("agentrl.sandboxes", None),
-        ("agentrl.sandboxes.base", STAND_IN),
-        *files,
-        ("agentrl.sandboxes.namespace", None),
-        (package, None),
-        *inner,
-        ("agentrl.sandboxes.docker", None),
-        (own, None),
-        *agent,
-    ]
+    """Return the agent's modules and sources (None for a package), in the order in which they import each other."""
+    inner = [f"sandboxes.namespace.inner.{name}" for name in MODULES]
+    inner += [f"sandboxes.docker.inner.{name}" for name in ("frames", "files", "agent")]
+    sources: dict[str, str | None] = {}
+    for module in ("errors", "sandboxes.base", "sandboxes.tree", "sandboxes.snapshot", *inner):
+        parts = ["agentrl", *module.split(".")]
+        for depth in range(1, len(parts)):
+            sources.setdefault(".".join(parts[:depth]), None)
+        located = importlib.util.find_spec(".".join(parts))
+        assert located is not None and located.origin is not None
+        sources[located.name] = STAND_IN if module == "sandboxes.base" else Path(located.origin).read_text()
+    return list(sources.items())
 
 
 def _owner() -> str:
-    """This process, so that nobody takes another for it: machine since its start, pid namespace, pid, start time."""
+    """Return a unique name of this process: boot id of the machine, pid namespace, pid, start time."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{pid_namespace()}:{os.getpid()}:{start_time(str(os.getpid()))}"
 
 
 def _gone(owner: str) -> bool:
-    """Whether the process of that name has ended, as far as one can tell from here."""
+    """Whether the process of that name has ended, as far as this process can tell."""
     parts, own = owner.split(":"), _owner().split(":")
     return len(parts) == 4 and parts[:2] == own[:2] and start_time(parts[2]) != parts[3]
-
-
-class DockerContainer:
-    """A container of ours, and the line to its agent."""
-
-    def __init__(self, client: Any, identity: str, line: Line, now: Callable[[], float]) -> None:
-        """`now`: the daemon's time."""
-        self._client, self._id, self.line, self._now = client, identity, line, now
-        self._removed = False
-
-    def fate(self, settled: Callable[[Fate], bool], wait: float) -> Fate:
-        from requests.exceptions import RequestException
-
-        from docker.errors import DockerException
-
-        deadline = time.monotonic() + wait
-        while True:
-            try:
-                seen = self._events()
-            except (DockerException, RequestException, ValueError):
-                return Fate(reachable=False)
-            codes = [int(event["Actor"]["Attributes"].get("exitCode", -1)) for event in seen["die"]]
-            killed = bool(seen["kill"] or seen["stop"])
-            fate = Fate(True, len(seen["oom"]), killed, codes[0] if codes else None)
-            if settled(fate) or time.monotonic() > deadline:
-                return fate
-            time.sleep(0.02)
-
-    def _events(self) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("oom", "die", "kill", "stop")}
-        filters = {"container": self._id}
-        for event in self._client.api.events(since=0, until=self._now(), filters=filters, decode=True):
-            found.setdefault(event.get("Action", ""), []).append(event)
-        return found
-
-    def remove(self) -> None:
-        from requests.exceptions import RequestException
-
-        from docker.errors import APIError, DockerException, NotFound
-
-        if self._removed:
-            return
-        self._removed = True
-        try:
-            self._client.api.remove_container(self._id, force=True, v=True)
-        except NotFound:
-            pass
-        except APIError:  # it is being removed already, since its first process ended
-            self._wait_until_gone()
-        except (DockerException, RequestException) as error:
-            raise SandboxError(f"a container could not be removed, the Docker daemon said: {error}") from error
-        finally:
-            self.line.close()
-
-    def _wait_until_gone(self) -> None:
-        from docker.errors import APIError, NotFound
-
-        for _ in range(200):
-            try:
-                self._client.api.inspect_container(self._id)
-            except NotFound:
-                return
-            except APIError as error:
-                raise SandboxError(f"a container could not be removed, the Docker daemon said: {error}") from error
-            time.sleep(0.05)
-        raise SandboxError(f"container {self._id[:12]} does not go away")
 
 
 class DockerBackend(Backend):
     name = "docker"
 
     def __init__(self, *, runtime: str | None = None) -> None:
-        """`runtime`: an OCI runtime the daemon knows (runsc, kata-runtime); its default one without."""
+        """`runtime`: an OCI runtime the daemon knows (runsc, kata-runtime); by default the daemon's default."""
         self._runtime = runtime or os.environ.get(RUNTIME) or None
         self._lock = threading.Lock()
         self._starting = threading.BoundedSemaphore(AT_ONCE)
-        self._found: Any = None
+        self._client: Any = None
         self._owner, self._ahead = "", 0.0
         self._sources: list[tuple[str, str | None]] = []
         self._roots: dict[str, tuple[str, str]] = {}
 
     def client(self) -> Any:
-        """The connected SDK client; SandboxError says what is in the way."""
+        """Return the connected SDK client, or raise a SandboxError that says what is missing."""
         with self._lock:
-            if self._found is None or self._owner != _owner():
-                self._found, self._owner, self._sources = self._connect(), _owner(), _sources()
-                told = datetime.fromisoformat(self._found.info()["SystemTime"]).timestamp()
-                self._ahead = told - time.clock_gettime(time.CLOCK_REALTIME)
+            if self._client is None or self._owner != _owner():
+                self._client, self._owner, self._sources = self._connect(), _owner(), _sources()
+                daemon_time = datetime.fromisoformat(self._client.info()["SystemTime"]).timestamp()
+                self._ahead = daemon_time - time.clock_gettime(time.CLOCK_REALTIME)
                 self._sweep()
-            return self._found
+            return self._client
 
     def _connect(self) -> Any:
         try:
@@ -205,11 +124,12 @@ class DockerBackend(Backend):
             client = docker.from_env(timeout=int(PATIENCE) * 2, max_pool_size=64)
             client.ping()
         except DockerException as error:
-            raise SandboxError(f"no Docker daemon answers at {_address()}: {_plain(error)}") from error
+            address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+            raise SandboxError(f"no Docker daemon answers at {address}: {_plain(error)}") from error
         return client
 
     def _now(self) -> float:
-        """The daemon's clock, which need not be this machine's."""
+        """Return the time of the daemon's clock, which need not be this machine's."""
         return time.clock_gettime(time.CLOCK_REALTIME) + self._ahead
 
     def _sweep(self) -> None:
@@ -217,10 +137,10 @@ class DockerBackend(Backend):
         from docker.errors import DockerException
 
         with suppress(DockerException):
-            for found in self._found.api.containers(all=True, filters={"label": LABEL}):
-                if _gone(found.get("Labels", {}).get(LABEL, "")):
+            for container in self._client.api.containers(all=True, filters={"label": LABEL}):
+                if _gone(container.get("Labels", {}).get(LABEL, "")):
                     with suppress(DockerException):
-                        self._found.api.remove_container(found["Id"], force=True, v=True)
+                        self._client.api.remove_container(container["Id"], force=True, v=True)
 
     def available(self) -> Availability:
         try:
@@ -231,14 +151,14 @@ class DockerBackend(Backend):
             base = images.describe(images.HOST)
             missing: tuple[str, ...] = ()
             if base is not None and images.inspect(client, base.tag) is None:
-                missing = (f"the image {base.tag}, which is made at first use (way: {images.way(base)})",)
+                missing = (f"the image {base.tag}, which is made at first use (by: {images.way(base)})",)
             else:
                 with self.create(SandboxSpec()) as box:
                     if not box.exec(["true"], timeout=PATIENCE).ok:
-                        raise SandboxError("a container came up, but could not run `true`")
+                        raise SandboxError("a container started, but could not run `true`")
         except (SandboxError, AgentError) as error:
             return Availability(works=False, isolates=(), missing=(str(error),), fix=_remedy(str(error)))
-        kept = (
+        isolates = (
             f"files (own read-only root; runtime {self._runtime or client.info().get('DefaultRuntime')})",
             "processes",
             "network (own loopback only)",
@@ -246,21 +166,16 @@ class DockerBackend(Backend):
             "system calls (seccomp: Docker's profile and ours)",
             "memory, pids, cpu limits (cgroup); disk (tmpfs)",
         )
-        return Availability(works=True, isolates=kept, missing=missing)
+        return Availability(works=True, isolates=isolates, missing=missing)
 
     def create(self, spec: SandboxSpec) -> DockerSandbox:
-        box = self.prepare(spec)
-        try:
+        with closed_on_error(self.prepare(spec)) as box:
             box.lay_out(spec)
-        except BaseException:
-            box.close()
-            raise
         return box
 
     def prepare(self, spec: SandboxSpec) -> DockerSandbox:
-        """A running container for any spec of that image, user and limits; `lay_out` makes it that of one spec."""
         if spec.user == 0:
-            raise AuthoringError("the docker backend runs nothing as user 0; say another user in the sandbox's spec")
+            raise AuthoringError("the docker backend runs nothing as user 0; set another `user` in the SandboxSpec")
         client = self.client()
         with self._starting:
             if spec.image not in self._roots:
@@ -269,50 +184,39 @@ class DockerBackend(Backend):
             container = self._start(client, spec, reference)
         return DockerSandbox(spec, root, container, self.prepare)
 
-    def _start(self, client: Any, spec: SandboxSpec, reference: str) -> DockerContainer:
-        from requests.exceptions import RequestException
-
-        from docker.errors import DockerException
-
+    def _start(self, client: Any, spec: SandboxSpec, reference: str) -> Container:
         identity, line = "", None
         try:
             identity = client.api.create_container(**self._settings(client, spec, reference))["Id"]
-            wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            attached = client.api.attach_socket(identity, params=wanted)
+            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            attached = client.api.attach_socket(identity, params=streams)
             line = Line(getattr(attached, "_sock", attached), attached)
-            container = DockerContainer(client, identity, line, self._now)
-            plan = {
-                "user": spec.user,
-                "switch": False,
-                "open_files": spec.limits.open_files,
-                "env": ENVIRONMENT,
-                "tools": spec.tools,
-            }
+            container = Container(client, identity, line, self._now)
+            plan: dict[str, Any] = {"user": spec.user, "switch": False, "open_files": spec.limits.open_files}
+            plan |= {"env": ENVIRONMENT, "tools": spec.tools}
             sources = json.dumps({"modules": self._sources, "plan": plan, "warm": WARM.split()}).encode()
             line.raw(len(sources).to_bytes(4, "little") + sources)
             client.api.start(identity)
             greeting = line.greeting(PATIENCE)
             if greeting is None or "value" not in unpack(greeting[0])[0]:
-                said = bytes(line.complaints).decode("utf-8", "replace").strip()
-                raise SandboxError(
-                    f"a container of {reference} did not come up: {said or container.fate(Fate.ended, 2.0)}"
-                )
+                cause = line.said() or container.fate(Fate.ended, 2.0)
+                raise SandboxError(f"a container of {reference} did not start: {cause}")
         except BaseException as error:
             if identity:
-                with suppress(DockerException, RequestException):
+                with suppress(*sdk_errors()):
                     client.api.remove_container(identity, force=True, v=True)
             if line is not None:
                 line.close()
-            if isinstance(error, (DockerException, RequestException, TimeoutError)):
+            if isinstance(error, (*sdk_errors(), TimeoutError)):
                 raise SandboxError(f"no container could be started: {_plain(error)}") from error
             raise
         return container
 
     def _settings(self, client: Any, spec: SandboxSpec, reference: str) -> dict[str, Any]:
-        """Everything that the daemon is told about a container."""
+        """Return the arguments of `create_container`."""
         from docker.types import LogConfig, Ulimit
 
-        limits, user = spec.limits, f"{spec.user}:{spec.user}"
+        limits = spec.limits
         own = f"exec,nosuid,nodev,size={limits.disk_mb}m,nr_inodes={limits.files + 16},uid={spec.user},gid={spec.user}"
         memory = limits.memory_mb << 20
         ulimits = {"core": 0, "fsize": limits.disk_mb << 20, "nofile": 4096}
@@ -340,10 +244,10 @@ class DockerBackend(Backend):
         )
         return {
             "image": reference,
-            "command": ["python3", "-S", "-s", "-c", LOAD + RUN],
+            "command": ["python3", "-S", "-s", "-c", LOAD + START + RUN],
             "entrypoint": [],
             "hostname": "box",
-            "user": user,
+            "user": f"{spec.user}:{spec.user}",
             "working_dir": "/",
             "environment": ENVIRONMENT,
             "stdin_open": True,
@@ -351,22 +255,19 @@ class DockerBackend(Backend):
             "network_disabled": True,
             "labels": {LABEL: self._owner},
             "host_config": host,
-        } | ({"healthcheck": {"test": ["NONE"]}})
+            "healthcheck": {"test": ["NONE"]},
+        }
 
     def close(self) -> None:
-        """Let the daemon go; boxes that are still open belong to their holders."""
+        """Close the connection to the daemon; open sandboxes belong to their holders."""
         with self._lock:
-            if self._found is not None:
-                self._found.close()
-            self._found = None
-
-
-def _address() -> str:
-    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+            if self._client is not None:
+                self._client.close()
+            self._client = None
 
 
 def _plain(error: BaseException) -> str:
-    """What the daemon said, or the innermost cause: both say more than the layers of libraries around them."""
+    """Return what the daemon said, or the innermost cause: both say more than the layers of libraries around them."""
     if getattr(error, "explanation", None):
         return str(error.explanation)  # type: ignore[attr-defined]
     while error.__cause__ is not None or error.__context__ is not None:
@@ -375,7 +276,7 @@ def _plain(error: BaseException) -> str:
 
 
 def _remedy(trouble: str) -> str:
-    """What most likely helps."""
+    """Return the fix that most likely helps."""
     if "SDK" in trouble:
         return "pip install 'agentrl[docker]'"
     if "Permission" in trouble:

@@ -1,61 +1,26 @@
-"""One container as a box: commands, files and its end, all over the line to its agent."""
+"""One container as a sandbox: commands, files and its end, all over the line to its agent."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
 from agentrl.sandboxes.base import Entry, ExecResult, SandboxSpec
+from agentrl.sandboxes.docker.container import Container, Fate
 from agentrl.sandboxes.docker.inner.frames import raw, text, unpack
-from agentrl.sandboxes.docker.line import Line
-from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.piped import PipedSandbox, Running, Streams
 
 Parts = list[tuple[Any, memoryview]]
 Batch = list[tuple[list[Any], bytes]]
-"""Objects of a snapshot as the agent sent them: what it says of each, and a file's content without its holes."""
+"""Objects of a snapshot as the agent sent them: a description of each, and a file's content without its holes."""
 PATIENCE = 60.0
-"""Seconds after which something that does not depend on the agent counts as broken."""
 NEWS = 0.5
-"""Seconds that the daemon may take to tell of exhausted memory."""
+"""Seconds that the daemon may take to report exhausted memory."""
 BATCH = 4 << 20
-"""Bytes of a snapshot that travel at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What the daemon knows about a container's end."""
-
-    reachable: bool
-    """Whether the daemon could be asked at all."""
-    out_of_memory: int = 0
-    killed: bool = False
-    """Somebody told the daemon to end it."""
-    exit_code: int | None = None
-
-    def ended(self) -> bool:
-        return self.exit_code is not None
-
-    def explained(self) -> bool:
-        """It has ended, and not by a SIGKILL that nobody told of yet: the news of exhausted memory come last."""
-        return self.ended() and (self.exit_code != 137 or self.killed or self.out_of_memory > 0)
-
-
-class Container(Protocol):
-    """What the backend lends a box: a container that runs an agent."""
-
-    line: Line
-
-    def fate(self, settled: Callable[[Fate], bool], wait: float) -> Fate:
-        """What the daemon knows; waits that long until it knows enough."""
-
-    def remove(self) -> None:
-        """Destroy it. Safe to call twice."""
+"""Bytes of a snapshot per request."""
 
 
 class DockerSandbox(PipedSandbox):
@@ -64,40 +29,20 @@ class DockerSandbox(PipedSandbox):
     def __init__(
         self, spec: SandboxSpec, root: str, container: Container, prepare: Callable[[SandboxSpec], DockerSandbox]
     ) -> None:
-        self.spec, self.root = spec, root
-        self._container, self._line, self._prepare = container, container.line, prepare
-        self._ledger = Ledger(spec)
-        self._lock = threading.Lock()
-        self._closed = self._killed = self._gave_up = False
+        super().__init__(spec, root, prepare)
+        self._container, self._line = container, container.line
+        self._gave_up = False
         self._suspicious = False  # something was killed, and not by us
-        self._snapshots: dict[str, Batch] = {}
 
     @property
     def alive(self) -> bool:
         return self._line.open and not self._killed and not self._closed
 
-    def lay_out(self, spec: SandboxSpec) -> None:
-        """Take on a spec that differs from the first in files and environment only, before anything ran."""
-        own = self.spec
-        assert (spec.image, spec.limits, spec.user, spec.tools) == (own.image, own.limits, own.user, own.tools)
-        self.spec, self._ledger = spec, Ledger(spec)
-        entries = spec.entries()
-        heads = [
-            [text(path.encode("utf-8", "surrogateescape")), entry.kind, len(entry.content), entry.mode]
-            for path, entry in entries.items()
-        ]
-        blob = b"".join(entry.content for entry in entries.values())
-        try:
-            self._ask({"op": "lay_out", "entries": heads}, blob)
-        except OSError as error:
-            raise SandboxError(f"the files of a sandbox could not be laid out: {error}") from error
-
     # running
 
     def _start(self, request: dict[str, Any], streams: Streams) -> Running:
         with self._lock:
-            if self._closed or self._killed:
-                raise SandboxError("the box was closed; nothing can run in it any more")
+            self._must_run()
         number, (*pipes, status) = self._line.start(request, streams)
         return Running(self, number, pipes, status)
 
@@ -105,88 +50,72 @@ class DockerSandbox(PipedSandbox):
         self._suspicious |= result.exit_code in (-9, 137) and not result.timed_out
         super()._ran(result)
 
-    def _send(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        """For `Running`: tell the agent to kill a command."""
-        self._line.say(request)
-        return int(request["id"])
+    def _kill(self, number: int, spare: bool, since: int) -> None:
+        self._line.say({"op": "kill", "id": number, "spare": spare, "since": since})
 
     # files
 
     def _ask(self, request: dict[str, Any], blob: bytes = b"", *, limit: int = 64 << 20) -> Any:
-        """The value of the agent's answer."""
+        """Return the value of the agent's answer."""
         return self._ask_at_length(request, blob, limit=limit)[-1][0]
 
     def _ask_at_length(self, request: dict[str, Any], blob: bytes = b"", *, limit: int) -> Parts:
-        """All parts of the agent's answer, the value of the last one unpacked."""
-        if self._closed:
-            raise SandboxError("the box was closed; its files are gone")
+        """Return all parts of the agent's answer, the value of the last one unpacked."""
+        self._must_exist()
         try:
-            parts = self._line.ask(request, blob, timeout=PATIENCE, limit=limit)
+            answer = self._line.ask(request, blob, timeout=PATIENCE, limit=limit)
         except TimeoutError:
             self._destroy()
-            parts = None
-        if parts is None:
+            answer = None
+        if answer is None:
             raise self._death()
-        found = [unpack(part) for part in parts]
-        head, rest = found[-1]
+        *parts, (head, rest) = [unpack(part) for part in answer]
         if "agent" in head:
             raise AgentError(head["agent"])
         if "errno" in head:
             raise OSError(head["errno"], head["message"], request.get("path"))
-        return [*found[:-1], (head["value"], rest)]
+        return [*parts, (head["value"], rest)]
 
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
         request = {"op": "collect", "path": path, "max_bytes": max_bytes, "max_files": max_files}
         heads, blob = self._ask_at_length(request, limit=2 * max_bytes + 8192 * max_files + 4096)[-1]
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         at = 0
         for name, kind, size, mode in heads:
-            found[os.fsdecode(name.encode("latin-1"))] = Entry(kind, bytes(blob[at : at + size]), mode)
+            entries[os.fsdecode(raw(name))] = Entry(kind, bytes(blob[at : at + size]), mode)
             at += size
-        return found
+        return entries
+
+    def _write_files(self, entries: Mapping[str, Entry]) -> None:
+        heads = [
+            [text(path.encode("utf-8", "surrogateescape")), entry.kind, len(entry.content), entry.mode]
+            for path, entry in entries.items()
+        ]
+        self._ask({"op": "lay_out", "entries": heads}, b"".join(entry.content for entry in entries.values()))
 
     def _records(self) -> dict[bytes, tree.Record]:
-        found: dict[bytes, tree.Record] = {}
+        records: dict[bytes, tree.Record] = {}
         for path, kind, mode, uid, gid, mtime_ns, content, xattrs in self._ask({"op": "records"}, limit=1 << 30):
-            names = tuple((raw(name), raw(value)) for name, value in xattrs)
-            found[raw(path)] = tree.Record(kind, mode, uid, gid, mtime_ns, raw(content), names)
-        return found
+            attributes = tuple((raw(name), raw(value)) for name, value in xattrs)
+            records[raw(path)] = tree.Record(kind, mode, uid, gid, mtime_ns, raw(content), attributes)
+        return records
 
-    def digest(self) -> str:
-        return tree.digest_of(self._records())
-
-    def ledger(self) -> dict[str, Any]:
-        return self._ledger.report(self._records())
-
-    def snapshot(self) -> str:
-        """Workspace, /tmp, home and /dev/shm; what runs in the box is stopped for the moment of copying."""
+    def _save(self) -> Batch:
+        """Copy workspace, /tmp, home and /dev/shm; all processes of the sandbox are stopped meanwhile."""
         limits = self.spec.limits
         most = (4 * limits.disk_mb << 20) + limits.files * 32_768 + (1 << 20)
         *items, _ = self._ask_at_length({"op": "save"}, limit=most)
-        name = str(len(self._snapshots))
-        self._snapshots[name] = [(head, bytes(blob)) for head, blob in items]
-        return name
+        return [(head, bytes(blob)) for head, blob in items]
 
-    def fork(self, snapshot: str) -> DockerSandbox:
-        if snapshot not in self._snapshots:
-            known = ", ".join(self._snapshots) or "none"
-            raise ValueError(f"this box has no snapshot {snapshot!r} (it has: {known})")
-        box = self._prepare(self.spec)
-        try:
-            batch: Batch = []
-            for item in self._snapshots[snapshot]:
-                batch.append(item)
-                if sum(len(blob) for _, blob in batch) > BATCH or len(batch) > 1000:
-                    box._make(batch)
-                    batch = []
-            box._make(batch)
-            box._ask({"op": "finish"})
-        except BaseException as error:
-            box.close()
-            if isinstance(error, OSError):
-                raise SandboxError(f"a snapshot could not be restored: {error}") from error
-            raise
-        return box
+    def _restore(self, saved: Batch) -> None:
+        batch: Batch = []
+        for item in saved:
+            batch.append(item)
+            if sum(len(blob) for _, blob in batch) > BATCH or len(batch) > 1000:
+                self._make(batch)
+                batch = []
+        self._make(batch)
+        self._ask({"op": "finish"})
 
     def _make(self, batch: Batch) -> None:
         self._ask({"op": "make", "items": [head for head, _ in batch]}, b"".join(blob for _, blob in batch))
@@ -194,7 +123,7 @@ class DockerSandbox(PipedSandbox):
     # the end
 
     def kill_all(self) -> None:
-        """End everything but the agent, which goes on to read the files for the host."""
+        """Kill everything but the agent, which still reads the files for the host."""
         with self._lock:
             if self._killed or self._closed:
                 return
@@ -203,23 +132,21 @@ class DockerSandbox(PipedSandbox):
             answer = self._line.ask({"op": "kill_all"}, timeout=PATIENCE)
         except TimeoutError:
             answer = None
-        if answer is None:  # it is dead already, or shall be now; its files are gone with it
+        if answer is None:  # it is dead, or must die now; its files are gone with it
             self._gave_up = True
             self._container.remove()
-        fate = self._container.fate(lambda seen: seen.out_of_memory > 0, NEWS if self._suspicious else 0.0)
+        fate = self._container.fate(lambda fate: fate.out_of_memory > 0, NEWS if self._suspicious else 0.0)
         self._ledger.out_of_memory(fate.out_of_memory)
 
     def _destroy(self) -> None:
-        """End a container that does not answer."""
         with self._lock:
             self._killed = self._gave_up = True
         self._container.remove()
 
     def _death(self) -> AgentError | SandboxError:
-        """The error that says why the agent is gone: from inside, or from outside."""
         with self._lock:
             if self._closed:
-                return SandboxError("the box was closed while something ran in it")
+                return SandboxError("the sandbox was closed while something ran in it")
             gave_up, self._killed = self._gave_up, True
         if gave_up:
             return SandboxDied("the box did not answer any more and was ended")
@@ -231,8 +158,7 @@ class DockerSandbox(PipedSandbox):
             return SandboxDied("the box ran out of its memory and was ended")
         if fate.killed or fate.exit_code in (None, 137, 143):
             return SandboxError(f"the container was ended from outside (exit code {fate.exit_code})")
-        said = bytes(self._line.complaints).decode("utf-8", "replace").strip()
-        return SandboxDied(f"the box's first process ended with code {fate.exit_code}: {said[-500:]}")
+        return SandboxDied(f"the box's first process ended with code {fate.exit_code}: {self._line.said()[-500:]}")
 
     def close(self) -> None:
         with self._lock:

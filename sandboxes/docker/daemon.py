@@ -1,4 +1,4 @@
-"""Starts a Docker daemon of one's own where none answers: for tests and benchmarks on a machine without one."""
+"""Starts a private Docker daemon if none answers: for tests and benchmarks on a machine without one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = 60.0
 
 
 def answers() -> bool:
-    """Whether the daemon that DOCKER_HOST names, or the usual one, answers."""
+    """Whether the daemon of DOCKER_HOST, or else the default one, answers."""
     import docker
     from docker.errors import DockerException
 
@@ -34,18 +34,14 @@ def answers() -> bool:
         return False
 
 
-def program() -> str | None:
-    """Where dockerd lies; system folders are not on everybody's PATH."""
-    return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/usr/local/bin")
-
-
 @contextmanager
 def running() -> Iterator[str]:
-    """The address of a daemon that answers; DOCKER_HOST names it for the length of the block."""
+    """Yield the address of a daemon that answers; DOCKER_HOST holds it for the length of the block."""
     if answers():
         yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
         return
-    dockerd = program()
+    folders = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/usr/local/bin"  # not on everybody's PATH
+    dockerd = shutil.which("dockerd", path=folders)
     if dockerd is None:
         raise UserError(f"Docker is not installed: {INSTALL}")
     if os.geteuid() != 0:
@@ -66,20 +62,16 @@ def running() -> Iterator[str]:
 
 
 def _start(dockerd: str, folder: str, address: str) -> subprocess.Popen[bytes]:
-    """No bridge and no firewall rules: our containers have no network, and the machine's own is left alone."""
+    """Start it without bridge and firewall rules: our containers have no network, and the machine's is left alone."""
     options = [f"--host={address}", f"--data-root={folder}/data", f"--exec-root={folder}/exec"]
-    options += [f"--pidfile={folder}/pid", f"--cgroup-parent={_group(folder)}", "--bridge=none"]
+    options += [f"--pidfile={folder}/pid", f"--cgroup-parent={os.path.basename(folder)}", "--bridge=none"]
     options += ["--iptables=false", "--ip-forward=false", "--ip-masq=false"]
-    # should the parent die without a word, the daemon hears of it, and ends with all that it started
+    # if the parent dies without stopping it, the daemon gets a signal and ends with everything it started
     leash = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     with open(f"{folder}/log", "wb") as log:
         return subprocess.Popen(
             [*leash, dockerd, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-
-
-def _group(folder: str) -> str:
-    return os.path.basename(folder)
 
 
 def _wait(process: subprocess.Popen[bytes], folder: str) -> None:
@@ -92,7 +84,7 @@ def _wait(process: subprocess.Popen[bytes], folder: str) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes], folder: str) -> None:
-    """End it, its containerd and its containers; then no mount, control group or file of it may be left."""
+    """End it, its containerd and its containers, and remove its mounts, control groups and files."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(PATIENCE)
@@ -100,15 +92,15 @@ def _stop(process: subprocess.Popen[bytes], folder: str) -> None:
         process.kill()
         process.wait()
     for mount in reversed(Path("/proc/self/mounts").read_text().splitlines()):
-        where = mount.split()[1]
-        if where.startswith(folder + "/"):
-            subprocess.run(["umount", "-l", where], capture_output=True)
-    _remove_groups(_group(folder))
+        mount_point = mount.split()[1]
+        if mount_point.startswith(folder + "/"):
+            subprocess.run(["umount", "-l", mount_point], capture_output=True)
+    _remove_groups(os.path.basename(folder))
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_groups(name: str) -> None:
-    """Control groups of that name with all below, wherever they lie: a daemon makes its own below its own groups."""
+    """Remove control groups of that name with everything below: a daemon makes them below its own groups."""
     for group in sorted(glob.glob(f"/sys/fs/cgroup/**/{name}/**/", recursive=True), key=len, reverse=True):
         with suppress(OSError):
             os.rmdir(group)

@@ -1,7 +1,7 @@
-"""The images that boxes start from, each described in a few lines of sandboxes/docker/images/<name>/image.toml.
+"""The images of containers, each described in a few lines of sandboxes/docker/images/<name>/image.toml.
 
-Where the machine has debootstrap and a Debian mirror (whichever apt is configured with) and we are root, the root is
-made with it, packed into the cache and imported: nothing is pulled. Elsewhere `docker build` makes it on top of the
+As root, on a machine with debootstrap and a Debian mirror (the one apt is configured with), the image is made with
+debootstrap, packed into the cache and imported: nothing is pulled. Elsewhere `docker build` makes it on top of the
 image that `from` names. The cache is AGENTRL_CACHE, or ~/.cache/agentrl.
 """
 
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +28,14 @@ from agentrl import catalogue
 from agentrl.errors import AuthoringError, SandboxError
 
 HOST = "base"
-"""The image that `host` stands for (a container cannot have the machine's own /usr), and `python` where nothing else is
-called that."""
+"""The image for `host` (a container cannot have the machine's own /usr), and for `python` if no image has that name."""
 RECIPE = 1
-"""Part of every image's tag; raised when the way of building changes."""
+"""Part of every image's tag; increased when the way of building changes."""
 NEEDED = ("python3",)
 """The agent in every container is a Python program."""
 STRIPPED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
 FROM_HOST = ("etc/hostname", "etc/resolv.conf", "etc/machine-id")
 """What debootstrap copies from the machine it runs on."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +49,11 @@ class Description:
     """The image that `docker build` starts from (the key `from`)."""
     packages: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    """Shell commands run as root in the finished root, one by one."""
+    """Shell commands that run as root in the finished root file system, one by one."""
 
     @property
     def tag(self) -> str:
-        """Changes with every word of the description."""
+        """The tag; it changes with every word of the description."""
         fields = [RECIPE, platform.machine(), self.suite, self.base, self.packages, self.commands]
         return f"agentrl/{self.name}:{hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:12]}"
 
@@ -65,7 +63,7 @@ def cache() -> Path:
 
 
 def describe(name: str) -> Description | None:
-    """The description of that name, from this backend or from AGENTRL_PATH; None where there is none."""
+    """Return the description of that name, from this backend or from AGENTRL_PATH; None if there is none."""
     if not name.replace("-", "").replace("_", "").isalnum():
         return None
     folders = [Path(__file__).parent, *(Path(folder) / "docker" for folder in catalogue.folders("sandboxes"))]
@@ -78,26 +76,25 @@ def describe(name: str) -> Description | None:
 
 def _read(path: Path, name: str) -> Description:
     try:
-        found = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise AuthoringError(f"{path} is not TOML: {error}") from error
     kinds = {"suite": str, "from": str, "packages": list, "commands": list}
-    for key, value in found.items():
+    for key, value in table.items():
         if key not in kinds or not isinstance(value, kinds[key]):
             allowed = ", ".join(f"{known} ({kind.__name__})" for known, kind in kinds.items())
             raise AuthoringError(f"{path}: {key} = {value!r} cannot be used; allowed: {allowed}")
-    packages = dict.fromkeys([*NEEDED, *found.get("packages", [])])
     return Description(
         name=name,
-        suite=found.get("suite", "bookworm"),
-        base=found.get("from", "debian:bookworm-slim"),
-        packages=tuple(packages),
-        commands=tuple(found.get("commands", [])),
+        suite=table.get("suite", "bookworm"),
+        base=table.get("from", "debian:bookworm-slim"),
+        packages=tuple(dict.fromkeys([*NEEDED, *table.get("packages", [])])),
+        commands=tuple(table.get("commands", [])),
     )
 
 
 def mirror(suite: str) -> str:
-    """The address of that Debian release in apt's configuration; empty where it has none."""
+    """Return the address of that Debian release in apt's configuration; empty if it has none."""
     if shutil.which("apt-get") is None:
         return ""
     listed = subprocess.run(
@@ -106,11 +103,11 @@ def mirror(suite: str) -> str:
         text=True,
     )
     targets = [line.split() for line in listed.stdout.splitlines()]
-    return next((found[0] for found in targets if found[1:] == [suite, "main"]), "")
+    return next((target[0] for target in targets if target[1:] == [suite, "main"]), "")
 
 
 def way(description: Description) -> str:
-    """How it would be made here: `cached`, `debootstrap` or `build`."""
+    """Return how the image would be made here: `cached`, `debootstrap` or `build`."""
     if _packed(description).is_file():
         return "cached"
     if os.geteuid() == 0 and shutil.which("debootstrap") and mirror(description.suite):
@@ -118,41 +115,36 @@ def way(description: Description) -> str:
     return "build"
 
 
-def ensure(client: Any, image: str, say: Say | None = None) -> tuple[str, str]:
-    """The reference and the root's hash of an image, which is made first where it has to be."""
+def ensure(client: Any, image: str) -> tuple[str, str]:
+    """Return an image's reference and the hash of its content; make the image first if necessary."""
     description = describe(HOST if image == "host" else image)
     if description is None and image == "python" and inspect(client, image) is None:
         description = describe(HOST)
     reference = image if description is None else description.tag
-    found = inspect(client, reference)
-    if found is None and description is None:
-        raise AuthoringError(
-            f"image {image!r} of a sandbox is neither 'host', nor described in sandboxes/docker/images/, nor known to "
-            f"the Docker daemon; write images/{image}/image.toml, or: docker pull {image}"
-        )
-    if found is None and description is not None:
+    details = inspect(client, reference)
+    if details is None:
+        if description is None:
+            raise AuthoringError(
+                f"image {image!r} of a sandbox is neither 'host', nor described in sandboxes/docker/images/, nor known "
+                f"to the Docker daemon; write images/{image}/image.toml, or: docker pull {image}"
+            )
         with _alone(description):
             if inspect(client, reference) is None:
-                make(client, description, say or _tell)
-        found = inspect(client, reference)
-    if found is None:
-        raise SandboxError(f"the Docker daemon does not show {reference}, which was just made")
-    # over the contents, layer by layer: the image's own id also covers the moment of its making
-    return reference, hashlib.sha256("\n".join(found["RootFS"]["Layers"]).encode()).hexdigest()
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
+                make(client, description)
+        details = inspect(client, reference)
+    if details is None:
+        raise SandboxError(f"the Docker daemon does not list {reference}, which was just made")
+    # over the contents, layer by layer: the image's own id also covers the time of its making
+    return reference, hashlib.sha256("\n".join(details["RootFS"]["Layers"]).encode()).hexdigest()
 
 
 def inspect(client: Any, reference: str) -> dict[str, Any] | None:
     from docker.errors import ImageNotFound
 
     try:
-        found: dict[str, Any] = client.api.inspect_image(reference)
+        return dict(client.api.inspect_image(reference))
     except ImageNotFound:
         return None
-    return found
 
 
 def _packed(description: Description) -> Path:
@@ -161,48 +153,38 @@ def _packed(description: Description) -> Path:
 
 @contextmanager
 def _alone(description: Description) -> Iterator[None]:
-    """One process of this machine at a time makes an image."""
+    """Let one process of this machine at a time make an image."""
     cache().mkdir(parents=True, exist_ok=True)
     with open(_packed(description).with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def make(client: Any, description: Description, say: Say) -> None:
-    """Make an image and give it its tag."""
+def make(client: Any, description: Description) -> None:
+    """Make an image and tag it."""
     how = way(description)
     if how == "build":
-        _build(client, description, say)
+        _build(client, description)
         return
     if how == "debootstrap":
-        _pack(description, say)
+        _pack(description)
     repository, _, tag = description.tag.partition(":")
     answer = client.api.import_image_from_file(str(_packed(description)), repository=repository, tag=tag)
     if '"error"' in answer:
-        raise SandboxError(f"the Docker daemon did not take the image {description.tag}: {answer.strip()}")
+        raise SandboxError(f"the Docker daemon did not accept the image {description.tag}: {answer.strip()}")
 
 
-def _pack(description: Description, say: Say) -> None:
-    """A root made with debootstrap, as a tar file in the cache."""
-    say(f"making the image {description.tag} with debootstrap (one to three minutes, once)")
+def _pack(description: Description) -> None:
+    """Make a root file system with debootstrap and store it as a tar file in the cache."""
+    print(f"making the image {description.tag} with debootstrap (one to three minutes, once)", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="agentrl-image-") as folder:
         root = Path(folder) / "root"
-        packages = ",".join(description.packages)
         proxy = subprocess.run(["apt-config", "shell", "P", "Acquire::http::Proxy/f"], capture_output=True, text=True)
         environment = {"http_proxy": proxy.stdout.split("'")[1]} if "'" in proxy.stdout else {}
-        _call(
-            [
-                "debootstrap",
-                "--variant=minbase",
-                f"--include={packages}",
-                description.suite,
-                str(root),
-                mirror(description.suite),
-            ],
-            {**os.environ, **environment},
-        )
+        options = ["--variant=minbase", f"--include={','.join(description.packages)}"]
+        _call(["debootstrap", *options, description.suite, str(root), mirror(description.suite)], **environment)
         for command in description.commands:
-            _call(["chroot", str(root), "sh", "-c", command], dict(os.environ))
+            _call(["chroot", str(root), "sh", "-c", command])
         for name in STRIPPED:
             shutil.rmtree(root / name, ignore_errors=True)
         for name in FROM_HOST:
@@ -210,23 +192,24 @@ def _pack(description: Description, say: Say) -> None:
         packed = _packed(description)
         unfinished = packed.with_suffix(f".{os.getpid()}")
         try:
-            names = ["--exclude=./dev/*", "--exclude=./proc/*", "--exclude=./sys/*"]
-            options = ["--sort=name", "--numeric-owner", "--one-file-system", *names]
-            _call(["tar", *options, "-I", "gzip -1n", "-cf", str(unfinished), "-C", str(root), "."], dict(os.environ))
+            excluded = ["--exclude=./dev/*", "--exclude=./proc/*", "--exclude=./sys/*"]
+            options = ["--sort=name", "--numeric-owner", "--one-file-system", *excluded]
+            _call(["tar", *options, "-I", "gzip -1n", "-cf", str(unfinished), "-C", str(root), "."])
             unfinished.rename(packed)
         finally:
             unfinished.unlink(missing_ok=True)
 
 
-def _call(argv: list[str], environment: dict[str, str]) -> None:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
+def _call(argv: list[str], **environment: str) -> None:
+    env = {**os.environ, **environment}
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     if done.returncode:
-        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise SandboxError(f"an image could not be made: {' '.join(argv)} ended with {done.returncode}:\n{said}")
+        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+        raise SandboxError(f"an image could not be made: {' '.join(argv)} ended with {done.returncode}:\n{output}")
 
 
 def dockerfile(description: Description) -> str:
-    """The description in the words of `docker build`."""
+    """Return the description as a Dockerfile."""
     packages = " ".join(description.packages)
     lines = [f"FROM {description.base}"]
     if any(not os.path.isabs(package) for package in description.packages):
@@ -238,14 +221,14 @@ def dockerfile(description: Description) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _build(client: Any, description: Description, say: Say) -> None:
+def _build(client: Any, description: Description) -> None:
     from docker.errors import APIError, BuildError
 
-    say(f"building the image {description.tag} from {description.base}")
+    print(f"building the image {description.tag} from {description.base}", file=sys.stderr)
     try:
         client.images.build(fileobj=io.BytesIO(dockerfile(description).encode()), tag=description.tag, rm=True)
     except (APIError, BuildError) as error:
         raise SandboxError(
-            f"the image {description.tag} could not be built from {description.base}: {error}; where nothing can be "
+            f"the image {description.tag} could not be built from {description.base}: {error}; if nothing can be "
             "pulled, as root on Debian: apt-get install debootstrap"
         ) from error

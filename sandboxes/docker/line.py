@@ -1,11 +1,11 @@
-"""The host's end of one container's stdin and stdout: carries commands' pipes, requests and answers over it.
+"""The host's side of one container's stdin and stdout, which carry the pipes of commands, requests and answers.
 
     caller ──pipes──┐                        ┌── container's stdin
                     ├─ thread of this line ──┤   (one hijacked connection to the daemon)
     caller <─pipes──┘                        └── container's stdout
 
-Callers get real pipes, as if the command were a child of theirs. The line's thread is the only one that touches the
-connection; it never blocks on a pipe, so that one slow command cannot hold up another.
+Callers get real pipes, as if the command were their child. Only the line's thread uses the connection; it never blocks
+on a pipe, so that one slow command cannot delay another.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.sandboxes.docker.inner.frames import ANSWER, DATA, END, GRANT, HEADER, REQUEST, WINDOW, pack
+from agentrl.sandboxes.docker.inner.frames import ANSWER, DATA, END, GRANT, HEADER, REQUEST, WINDOW, pack, take_frames
 
 DOCKER_HEADER = struct.Struct(">BxxxI")
-"""How the daemon frames what a container writes: 1 for stdout or 2 for stderr, and a length."""
+"""The daemon's header of a container's output: 1 for stdout or 2 for stderr, and a length."""
 COMPLAINTS = 4000
-"""Bytes of the agent's own stderr that are kept, for an error message."""
+"""Bytes of the agent's own stderr that are kept for an error message."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Carried:
 
     status: int
     patient: bool
-    """The end is told only when all output has been taken (not for a shell, whose caller may not be reading)."""
+    """Report the end only when all output has been read (not for a shell, whose caller may not be reading)."""
     inputs: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)
     credit: dict[int, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Line:
     """Speaks with the agent of one container. Safe to use from several threads."""
 
     def __init__(self, connection: socket.socket, keep: object) -> None:
-        """`keep`: whatever must live as long as the connection."""
+        """`keep`: an object that must live as long as the connection."""
         self._connection, self._keep = connection, keep
         connection.setblocking(False)
         self._wake, self._waker = os.pipe()
@@ -73,7 +73,7 @@ class Line:
         self._questions: dict[int, _Question] = {0: _Question(1 << 16)}
         self._numbers = 0
         self._open = True
-        self._raw, self._frames, self.complaints = bytearray(), bytearray(), bytearray()
+        self._raw, self._frames, self._complaints = bytearray(), bytearray(), bytearray()
         self._thread = threading.Thread(target=self._serve, name="agentrl-docker", daemon=True)
         self._thread.start()
 
@@ -81,25 +81,26 @@ class Line:
     def open(self) -> bool:
         return self._open
 
+    def said(self) -> str:
+        """Return the beginning of what the agent wrote to its stderr."""
+        return bytes(self._complaints).decode("utf-8", "replace").strip()
+
     # for callers
 
     def say(self, head: Any, blob: bytes = b"") -> None:
-        """A request without an answer."""
+        """Send a request without an answer."""
         with self._lock:
             self._numbers += 1
             self._queue(REQUEST, 0, self._numbers, pack(head, blob))
 
     def raw(self, data: bytes) -> None:
-        """Bytes that come before any frame."""
+        """Send bytes that come before any frame."""
         with self._lock:
             self._unsent += data
             self._nudge()
 
     def start(self, request: dict[str, Any], streams: Sequence[int | None]) -> tuple[int, list[int]]:
-        """Start a command: its number, and the caller's ends of its pipes and of its status pipe.
-
-        For each stream None where the caller writes, how many bytes are kept where it reads, minus one for all.
-        """
+        """Start a command; return its number and the caller's ends of its pipes, the last one its status pipe."""
         run = _Carried(status=-1, patient=all(keep is None or keep >= 0 for keep in streams))
         ours: list[int] = []
         for place, keep in enumerate(streams):
@@ -122,7 +123,7 @@ class Line:
         return number, [*ours, done]
 
     def ask(self, head: Any, blob: bytes = b"", *, timeout: float, limit: int = 64 << 20) -> list[bytes] | None:
-        """The parts of the agent's answer; None when the line broke, TimeoutError when none came in time."""
+        """Return the parts of the agent's answer, or None when the line broke. Raises TimeoutError."""
         question = _Question(limit)
         with self._lock:
             if not self._open:
@@ -134,10 +135,8 @@ class Line:
         return self._answer(number, question, timeout)
 
     def greeting(self, timeout: float) -> list[bytes] | None:
-        """What the agent says when it is ready."""
-        with self._lock:
-            question = self._questions.get(0)
-        return None if question is None else self._answer(0, question, timeout)
+        """Wait for the agent's message that it is ready."""
+        return self._answer(0, self._questions[0], timeout)
 
     def _answer(self, number: int, question: _Question, timeout: float) -> list[bytes] | None:
         answered = question.done.wait(timeout)
@@ -148,7 +147,7 @@ class Line:
         return question.parts if question.finished else None
 
     def close(self) -> None:
-        """Hang up: the container's stdin ends, and with it the container."""
+        """Close the connection: the container's stdin ends, and with it the container."""
         with self._lock:
             self._open = False
             self._nudge()
@@ -171,7 +170,7 @@ class Line:
             while self._open:
                 self._turn()
         except OSError:
-            pass  # the daemon or the container is gone, which is what callers are told below
+            pass  # the daemon or the container is gone; callers learn it below
         finally:
             self._hang_up()
 
@@ -216,18 +215,11 @@ class Line:
             if kind == 1:
                 self._frames += payload
             else:
-                self.complaints += payload[: max(COMPLAINTS - len(self.complaints), 0)]
+                self._complaints += payload[: max(COMPLAINTS - len(self._complaints), 0)]
             at = begin + length
         del self._raw[:at]
-        at = 0
-        while len(self._frames) - at >= HEADER.size:
-            length, kind, place, number = HEADER.unpack_from(self._frames, at)
-            begin = at + HEADER.size
-            if len(self._frames) - begin < length:
-                break
-            self._frame(kind, place, number, bytes(memoryview(self._frames)[begin : begin + length]))
-            at = begin + length
-        del self._frames[:at]
+        for received in take_frames(self._frames):
+            self._frame(*received)
 
     def _frame(self, kind: int, place: int, number: int, payload: bytes) -> None:
         if kind == ANSWER:
@@ -272,7 +264,7 @@ class Line:
             del self._carried[number]
 
     def _pour(self, number: int, place: int, run: _Carried) -> None:
-        """Into a caller's pipe what it takes; where nobody reads any more, away with it."""
+        """Write into a caller's pipe what it accepts; drop everything if nobody reads any more."""
         pending = run.pending[place]
         taken = 0
         try:

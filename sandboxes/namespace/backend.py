@@ -1,4 +1,4 @@
-"""The namespace backend: boxes cloned from warm zygotes, without a daemon and without an image pull."""
+"""The namespace backend: sandboxes cloned from warm zygotes, without a daemon and without an image pull."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ import socket
 import threading
 
 from agentrl.errors import AgentError, SandboxError
-from agentrl.sandboxes.base import Availability, Backend, SandboxSpec
+from agentrl.sandboxes.base import Availability, Backend, SandboxSpec, closed_on_error
 from agentrl.sandboxes.namespace import roots
 from agentrl.sandboxes.namespace.box import NamespaceSandbox
 from agentrl.sandboxes.namespace.launch import Zygote
 
-TESTBEDS, FIRST_RANGE = 32_768, 1_000_000_000
-"""Each box gets 65,536 host ids of its own, so that even its users are strangers to the next box's."""
+ID_RANGES, FIRST_ID, IDS = 32_768, 1_000_000_000, 65_536
+"""Each sandbox gets its own range of 65,536 host ids, so that no two sandboxes share a user."""
+CONTROLLERS = {"memory", "pids", "cpu"}
 DESCRIPTORS = 16_384
 PROCESSORS = 4
-"""For so many one zygote makes boxes; it makes one after the other."""
+"""Processors per zygote; a zygote makes one sandbox after the other."""
 
 
 class NamespaceBackend(Backend):
     name = "namespace"
 
     def __init__(self, zygotes: int | None = None) -> None:
-        """`zygotes`: how many may make boxes at once; by default what the processors can use."""
+        """`zygotes`: how many may make sandboxes at once; by default as many as the processors can use."""
         self._most = zygotes or max(1, len(os.sched_getaffinity(0)) // PROCESSORS)
         self._lock = threading.Lock()
         self._zygotes: list[Zygote] = []
         self._owner = 0
         self._numbers = itertools.count(os.getpid() * 97)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < min(hard, DESCRIPTORS):  # a box holds four, and five more while something runs in it
+        if soft < min(hard, DESCRIPTORS):  # a sandbox holds four, and five more while something runs in it
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS), hard))
 
     def zygote(self) -> Zygote:
-        """One that is free, or else the next in turn; started when it is needed (and again after a fork)."""
+        """Return a free zygote, or else the next in turn; zygotes are started on demand (and again after a fork)."""
         with self._lock:
             if self._owner != os.getpid():
                 self._zygotes, self._owner = [], os.getpid()
@@ -56,7 +57,7 @@ class NamespaceBackend(Backend):
                 works = box.exec(["true"], timeout=10).ok
         except (SandboxError, AgentError) as error:
             return Availability(works=False, isolates=(), missing=(str(error),), fix=_remedy())
-        kept = [
+        isolates = [
             "files (own root, read-only, overlaid)",
             "processes",
             "network (own loopback only)",
@@ -65,49 +66,39 @@ class NamespaceBackend(Backend):
             "system calls (seccomp)",
         ]
         groups = set(self.zygote().facts["cgroups"])
-        kept += [f"{name} limit (cgroup)" for name in ("memory", "pids", "cpu") if name in groups]
+        isolates += [f"{name} limit (cgroup)" for name in ("memory", "pids", "cpu") if name in groups]
         missing, fixes = [], []
         if self.zygote().facts["landlock"]:
-            kept.append("programs, where a spec names those it allows (Landlock)")
+            isolates.append("programs, where a spec names those it allows (Landlock)")
         else:
-            missing.append("Landlock: no box can be held to certain programs")
+            missing.append("Landlock: no sandbox can be limited to certain programs")
             fixes.append("boot with lsm=landlock,... (Linux 5.13 or later)")
-        if groups < {"memory", "pids", "cpu"}:
-            lacking = ", ".join(sorted({"memory", "pids", "cpu"} - groups))
-            missing.append(f"cgroups for {lacking}: rlimits for each process stand in")
+        if groups < CONTROLLERS:
+            missing.append(f"cgroups for {', '.join(sorted(CONTROLLERS - groups))}: rlimits per process stand in")
             fixes.append("systemd-run --user --scope -p Delegate=yes agentrl ...  (or run as root)")
         if roots.interpreter() != roots.SYSTEM_PYTHON:
             missing.append(f"{roots.SYSTEM_PYTHON}: no warm Python in the image `host`")
             fixes.append("apt-get install python3-minimal")
-        return Availability(works=works, isolates=tuple(kept), missing=tuple(missing), fix="; ".join(fixes))
+        return Availability(works=works, isolates=tuple(isolates), missing=tuple(missing), fix="; ".join(fixes))
 
     def create(self, spec: SandboxSpec) -> NamespaceSandbox:
-        box = self._make(spec)
-        try:
+        with closed_on_error(self._make(spec)) as box:
             box.lay_out(spec)
             box.wait_until_ready()
-        except BaseException:
-            box.close()
-            raise
         return box
 
     def prepare(self, spec: SandboxSpec) -> NamespaceSandbox:
-        """A box for any spec of that image, user and limits; `lay_out` makes it that of one spec."""
-        box = self._make(spec)
-        try:
+        with closed_on_error(self._make(spec)) as box:
             box.wait_until_ready()
-        except BaseException:
-            box.close()
-            raise
         return box
 
     def _make(self, spec: SandboxSpec) -> NamespaceSandbox:
-        """A box that is coming up, with its own file system there already."""
+        """Return a sandbox that is still starting but has its own file system already."""
         root = roots.find(spec.image, spec.user)
         zygote = self.zygote()
         number = next(self._numbers)
         switch = os.geteuid() == 0
-        base = FIRST_RANGE + number % TESTBEDS * 65_536 if switch else -1
+        base = FIRST_ID + number % ID_RANGES * IDS if switch else -1
         limits = spec.limits
         plan = {
             "root": zygote.root((spec.image, spec.user), root.plan),
@@ -126,13 +117,13 @@ class NamespaceBackend(Backend):
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            born = zygote.create(plan, theirs)
+            pidfd = zygote.create(plan, theirs)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        return NamespaceSandbox(spec, root, zygote, number, born, ours, base, self.prepare)
+        return NamespaceSandbox(spec, root, zygote, number, pidfd, ours, base, self.prepare)
 
     def close(self) -> None:
         with self._lock:
@@ -142,7 +133,7 @@ class NamespaceBackend(Backend):
 
 
 def _remedy() -> str:
-    """What most likely keeps this user from making namespaces here."""
+    """Return the fix for what most likely keeps this user from making namespaces here."""
     for path, bad, command in (
         ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
         ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),

@@ -1,4 +1,4 @@
-"""One namespace box, as the host holds it: a socket to its init, a pidfd, and a descriptor of its files."""
+"""The host's side of one namespace sandbox: a socket to its init, a pidfd, and a descriptor of its files."""
 
 from __future__ import annotations
 
@@ -9,72 +9,62 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
-from agentrl.sandboxes.base import Entry, SandboxSpec
-from agentrl.sandboxes.ledger import Ledger
-from agentrl.sandboxes.namespace.launch import Born, Zygote
+from agentrl.sandboxes.base import Entry, SandboxSpec, closed_on_error
+from agentrl.sandboxes.namespace.launch import Zygote
 from agentrl.sandboxes.namespace.roots import Root
-from agentrl.sandboxes.piped import PipedSandbox, Running, Streams
+from agentrl.sandboxes.piped import PipedSandbox, Running, Streams, pipe_ends
 from agentrl.sandboxes.snapshot import Snapshot, restore, save
 
 T = TypeVar("T")
 WRITABLE = ("box", "tmp", "home", "shm")
-"""The folders of a box's own file system: /box, /tmp, its home and /dev/shm."""
+"""The folders of a sandbox's own file system: /box, /tmp, its home and /dev/shm."""
 
 
 class NamespaceSandbox(PipedSandbox):
-    patience = 30.0
-
     def __init__(
         self,
         spec: SandboxSpec,
         root: Root,
         zygote: Zygote,
         number: int,
-        born: Born,
+        pidfd: int,
         control: socket.socket,
         base: int,
         prepare: Callable[[SandboxSpec], NamespaceSandbox],
     ) -> None:
-        """`base`: the host id of the box's id 0, or minus one when only the caller's own id is mapped."""
-        self.spec, self.root, self._warm = spec, root.hash, root.warm
-        self._prepare = prepare
-        self._snapshots: dict[str, dict[str, Snapshot]] = {}
+        """`base`: the host id of the sandbox's id 0, or -1 when only the caller's own id is mapped."""
+        super().__init__(spec, root.hash, prepare)
+        self._warm = root.warm
         self._zygote, self._number, self._base = zygote, number, base
-        self._pidfd, self._control = born.pidfd, control
+        self._pidfd, self._control = pidfd, control
         self._files = self._workspace = -1
-        self._lock = threading.Lock()
         self._requests = 0
         self._end: tuple[int, int] | None = None
-        self._closed = self._killed = self._unresponsive = False
-        self._ledger = Ledger(spec)
+        self._unresponsive = False
         self._control.settimeout(self.patience)
-        try:
+        with closed_on_error(self):
             self._files = int.from_bytes(self._hear(b"F")[0][2], sys.byteorder)
             self._workspace = os.open("box", tree.FOLDER, dir_fd=self._files)
-        except BaseException:
-            self.close()
-            raise
 
     def _hear(self, expected: bytes) -> list[tuple[int, int, bytes]]:
-        """The box's next word while it comes up; descriptors that came along."""
+        """Wait for the sandbox's next message while it starts; return the descriptors that came with it."""
         try:
             data, ancillary, _, _ = self._control.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
-            raise SandboxError(f"a namespace box did not come up: {error}") from error
+            raise SandboxError(f"a namespace sandbox did not start: {error}") from error
         if data[:1] != expected:
-            raise SandboxError(f"a namespace box could not be set up: {data[1:].decode() or 'it ended'}")
+            raise SandboxError(f"a namespace sandbox could not be set up: {data[1:].decode() or 'it ended'}")
         return ancillary
 
     def wait_until_ready(self) -> None:
-        """Until it has closed itself in; files may be laid out meanwhile."""
+        """Wait until it has isolated itself; files may be written meanwhile."""
         self._hear(b"R")
 
     @property
@@ -85,47 +75,33 @@ class NamespaceSandbox(PipedSandbox):
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
-    def lay_out(self, spec: SandboxSpec) -> None:
-        """Take on a spec that differs from the first in files and environment only, before anything ran."""
-        own = self.spec
-        assert (spec.image, spec.limits, spec.user, spec.tools) == (own.image, own.limits, own.user, own.tools)
-        self.spec, self._ledger = spec, Ledger(spec)
-        try:
-            with tree.acting_as(*self._outside(spec.user)):
-                tree.lay_out(self._workspace, spec.entries())
-        except OSError as error:
-            raise SandboxError(f"the files of a sandbox could not be laid out: {error}") from error
-
-    def _outside(self, user: int) -> tuple[int, int]:
-        return (os.geteuid(), os.getegid()) if self._base < 0 else (self._base + user, self._base + user)
+    def _outside(self) -> tuple[int, int]:
+        """Return the host's uid and gid of the sandbox's user."""
+        user = self._base + self.spec.user
+        return (os.geteuid(), os.getegid()) if self._base < 0 else (user, user)
 
     def _inside(self, uid: int, gid: int) -> tuple[int, int]:
+        """Return the ids that the sandbox sees for ids of the host."""
         return (self.spec.user, self.spec.user) if self._base < 0 else (uid - self._base, gid - self._base)
 
     # running
 
     def _start(self, request: dict[str, Any], streams: Streams) -> Running:
-        ends: list[int] = []
-        with ExitStack() as theirs, ExitStack() as ours:
-            passed: list[int] = []
-            for keep in (*streams, -1):
-                reader, writer = os.pipe()
-                mine, other = (writer, reader) if keep is None else (reader, writer)
-                theirs.callback(os.close, other)
-                ours.callback(os.close, mine)
-                ends.append(mine)
-                passed.append(other)
-                if self._base >= 0:  # so that the command may open /dev/stdout by name
-                    os.fchown(other, *self._outside(self.spec.user))
+        with pipe_ends((*streams, -1)) as ((*pipes, status), passed):
+            if self._base >= 0:  # so that the command may open /dev/stdout by name
+                uid, gid = self._outside()
+                for descriptor in passed:
+                    os.fchown(descriptor, uid, gid)
             number = self._send(request, passed)
-            ours.pop_all()
-        *pipes, status = ends
         return Running(self, number, pipes, status)
 
+    def _kill(self, number: int, spare: bool, since: int) -> None:
+        self._send({"op": "kill", "id": number, "spare": spare, "since": since}, [])
+
     def _send(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """Send a request with its descriptors to init; return its number."""
         with self._lock:
-            if self._closed or self._killed:
-                raise SandboxError("the box was closed; nothing can run in it any more")
+            self._must_run()
             self._requests += 1
             number = request.setdefault("id", self._requests)
             payload = marshal.dumps(request, 2)
@@ -134,64 +110,50 @@ class NamespaceSandbox(PipedSandbox):
                 sent = socket.send_fds(self._control, [payload], descriptors)
                 if sent < len(payload):
                     self._control.sendall(memoryview(payload)[sent:])
-            except TimeoutError:  # it does not read: out of memory, most likely; its status pipe will say that it ended
+            except TimeoutError:  # init does not read, most likely out of memory; the status pipe will tell its end
                 self._unresponsive = True
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             except OSError:
-                pass  # init is gone; its status pipe will say so
+                pass  # init is gone; the status pipe will tell
         return int(number)
 
     # files
 
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
-        return self._looking(lambda: tree.collect(self._workspace, path, max_bytes=max_bytes, max_files=max_files))
+        self._must_exist()
+        return tree.collect(self._workspace, path, max_bytes=max_bytes, max_files=max_files)
 
-    def digest(self) -> str:
-        return tree.digest_of(self._looking(lambda: tree.records(self._workspace, self._inside)))
+    def _write_files(self, entries: Mapping[str, Entry]) -> None:
+        with tree.acting_as(*self._outside()):
+            tree.lay_out(self._workspace, entries)
 
-    def ledger(self) -> dict[str, Any]:
-        return self._ledger.report(self._looking(lambda: tree.records(self._workspace, self._inside)))
+    def _records(self) -> dict[bytes, tree.Record]:
+        self._must_exist()
+        return tree.records(self._workspace, self._inside)
 
-    def _looking(self, look: Callable[[], T]) -> T:
-        if self._closed:
-            raise SandboxError("the box was closed; its files are gone")
-        return look()
-
-    def snapshot(self) -> str:
-        """Workspace, /tmp, home and /dev/shm; what runs in the box is stopped for the moment of copying."""
+    def _save(self) -> dict[str, Snapshot]:
+        """Copy workspace, /tmp, home and /dev/shm; all processes of the sandbox are stopped meanwhile."""
         with ExitStack() as stopped:
             if not self._killed:
                 self._send({"op": "stop"}, [])
                 stopped.callback(self._send, {"op": "continue"}, [])
                 self.list("/")  # answered in order: afterwards everything else stands still
-            saved = self._looking(lambda: {top: self._below(top, save) for top in WRITABLE})
-        name = f"{self._number}-{len(self._snapshots)}"
-        self._snapshots[name] = saved
-        return name
+            self._must_exist()
+            return {top: self._below(top, save) for top in WRITABLE}
+
+    def _restore(self, saved: dict[str, Snapshot]) -> None:
+        with tree.acting_as(*self._outside()):
+            for top, snapshot in saved.items():
+                self._below(top, functools.partial(restore, snapshot=snapshot))
 
     def _below(self, top: str, act: Callable[[int], T]) -> T:
+        """Call `act` with a descriptor of one of the writable folders."""
         descriptor = os.open(top, tree.FOLDER, dir_fd=self._files)
         try:
             return act(descriptor)
         finally:
             os.close(descriptor)
-
-    def fork(self, snapshot: str) -> NamespaceSandbox:
-        if snapshot not in self._snapshots:
-            known = ", ".join(self._snapshots) or "none"
-            raise ValueError(f"this box has no snapshot {snapshot!r} (it has: {known})")
-        box = self._prepare(self.spec)
-        try:
-            with tree.acting_as(*box._outside(self.spec.user)):
-                for top, saved in self._snapshots[snapshot].items():
-                    box._below(top, functools.partial(restore, snapshot=saved))
-        except BaseException as error:
-            box.close()
-            if isinstance(error, OSError):
-                raise SandboxError(f"a snapshot could not be restored: {error}") from error
-            raise
-        return box
 
     # the end
 
@@ -199,7 +161,7 @@ class NamespaceSandbox(PipedSandbox):
         self._destroy()
 
     def _destroy(self, *, unasked: bool = False) -> None:
-        """Kill process 1, and with it, by the kernel's rule, everything in the box; wait until all of it is gone."""
+        """Kill process 1, and so, by the kernel's rule, everything in the sandbox; wait until all of it is gone."""
         with self._lock:
             if self._killed:
                 return
@@ -209,13 +171,13 @@ class NamespaceSandbox(PipedSandbox):
             self._reap(unasked)
 
     def _reap(self, unasked: bool = False) -> None:
-        """Have the dead box cleared away; with `unasked` nobody will want to know how it ended, nor waits for that."""
+        """Have the zygote clean up the dead sandbox; with `unasked`, do not wait to learn how it ended."""
         if self._end is not None:
             return
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         if not poll.poll(self.patience * 1000):
-            raise SandboxError("a box's processes did not end when they were killed")
+            raise SandboxError("the processes of a sandbox did not end when they were killed")
         if unasked:
             self._end = (0, 0)
             self._zygote.bury(self._number)
@@ -224,14 +186,13 @@ class NamespaceSandbox(PipedSandbox):
             self._ledger.out_of_memory(self._end[1])
 
     def _death(self) -> AgentError | SandboxError:
-        """The error that says why init is gone: from inside, or from outside."""
         with self._lock:
             if self._closed:
-                return SandboxError("the box was closed while something ran in it")
+                return SandboxError("the sandbox was closed while something ran in it")
             killed_by_us = self._killed
             self._killed = True
             if not self._zygote.alive:
-                return SandboxError("the zygote that keeps the boxes has ended")
+                return SandboxError("the zygote of the sandbox has ended")
             if not killed_by_us:
                 with suppress(ProcessLookupError):
                     time.sleep(0.001)
@@ -241,7 +202,7 @@ class NamespaceSandbox(PipedSandbox):
         if out_of_memory:
             return SandboxDied("the box ran out of its memory and was ended")
         if os.WIFSIGNALED(status) and not killed_by_us and not self._unresponsive:
-            return SandboxError(f"the box was ended by signal {os.WTERMSIG(status)} from outside")
+            return SandboxError(f"the sandbox was ended by signal {os.WTERMSIG(status)} from outside")
         return SandboxDied("the box did not answer any more and was ended")
 
     def close(self) -> None:

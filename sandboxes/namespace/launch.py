@@ -1,4 +1,4 @@
-"""Starts the zygote in a fresh interpreter and speaks with it."""
+"""Starts the zygote in a new interpreter and talks to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +26,39 @@ WARM = """
     random re select signal site stat statistics string struct sys textwrap time traceback types typing
     unicodedata warnings weakref
 """
-"""Modules that every program finds imported. Not threading, whose fork hook alone costs 0.5 ms; nor socket and hashlib,
-whose memory and libraries would add a tenth to every fork."""
+"""Modules that are already imported in every program. Not threading, whose fork hook alone costs 0.5 ms; nor socket and
+hashlib, whose memory and libraries would add a tenth to every fork."""
 
 LOAD = """
 import atexit, os, sys
 sys.path[:] = [p for p in sys.path if p]
-def load(descriptor, parent):
+def load(modules):
+    for name, text in modules:
+        module = type(sys)(name)
+        above, _, last = name.rpartition(".")
+        module.__package__ = above
+        sys.modules[name] = module
+        if above:
+            setattr(sys.modules[above], last, module)
+        if text is None:
+            module.__path__ = []
+        else:
+            exec(compile(text, "<box>", "exec"), module.__dict__)
+    for name, _ in modules:
+        del sys.modules[name]
+    return module.main
+"""
+"""Makes modules from names and sources (None for a package) and returns the `main` of the last one."""
+START = """
+def start(descriptor, parent):
     import json
     with os.fdopen(descriptor, "rb") as file:
         sources = json.load(file)
-    package = type(sys)("inner")
-    package.__path__ = []
-    sys.modules["inner"] = package
-    for name, text in sources["modules"]:
-        module = type(sys)("inner." + name)
-        module.__package__ = "inner"
-        sys.modules["inner." + name] = module
-        setattr(package, name, module)
-        exec(compile(text, "<box>", "exec"), module.__dict__)
-    main, socket, warm = module.main, sources["socket"], sources["warm"]
-    del sources, text, package, module, file  # here, once: every child would free, and so copy, what is left
-    for name in [name for name in sys.modules if name.partition(".")[0] == "inner"]:
-        del sys.modules[name]
+    main, socket, warm = load(sources["modules"]), sources["socket"], sources["warm"]
+    del sources, file  # here, once: every child would free, and so copy, what is left
     return main(socket, parent, warm)
-source, space = load(int(sys.argv[1]), int(sys.argv[2]))
-del load
+source, space = start(int(sys.argv[1]), int(sys.argv[2]))
+del load, start
 """
 RUN = """
 code = 0
@@ -81,21 +87,11 @@ finally:
         code = code or 120
     os._exit(code & 255)
 """
-"""What a fork of a warm interpreter does with a program: as `python3 -c` would, to its end."""
-STUB = LOAD + RUN
-
-
-@dataclass(frozen=True, slots=True)
-class Born:
-    """A box's first process, as the host holds it."""
-
-    pid: int
-    pidfd: int
-    """Closed by whoever got it."""
+"""Runs a program in a fork of a warm interpreter as `python3 -c` would, to its end."""
 
 
 class Zygote:
-    """The host's end of one zygote. Safe to use from several threads."""
+    """The host's side of one zygote. Safe to use from several threads."""
 
     def __init__(self, interpreter: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,7 +100,7 @@ class Zygote:
         sources, feed = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [interpreter, "-S", "-s", "-c", STUB, str(sources), str(os.getpid())],
+                [interpreter, "-S", "-s", "-c", LOAD + START + RUN, str(sources), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -115,7 +111,10 @@ class Zygote:
             )
             os.close(sources)
             with os.fdopen(feed, "wb") as file:
-                modules = [(name, (INNER / f"{name}.py").read_text()) for name in MODULES]
+                modules = [
+                    ("inner", None),
+                    *((f"inner.{name}", (INNER / f"{name}.py").read_text()) for name in MODULES),
+                ]
                 file.write(json.dumps({"modules": modules, "socket": theirs.fileno(), "warm": WARM.split()}).encode())
         except OSError as error:
             raise SandboxError(f"the zygote of the namespace backend did not start: {error}") from error
@@ -144,17 +143,17 @@ class Zygote:
                 self._send(message, descriptor)
                 answer, received = self._receive()
             except (OSError, SandboxError) as error:
-                self._process.kill()  # an answer that comes late would be taken for the next one's
+                self._process.kill()  # a late answer would be mistaken for the answer to the next request
                 raise SandboxError(f"the zygote of the namespace backend is gone: {error}") from error
         if "error" in answer:
-            raise SandboxError(f"no namespace box could be made: {answer['error']}")
+            raise SandboxError(f"no namespace sandbox could be made: {answer['error']}")
         return answer, received
 
     def _send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
         socket.send_fds(self._socket, [marshal.dumps(message, 2)], [] if descriptor is None else [descriptor])
 
     def root(self, name: tuple[str, int], plan: dict[str, Any]) -> int:
-        """The zygote's number for a root, which it is told of once."""
+        """Return the zygote's number for a root, which is sent to it once."""
         with self._roots_lock:
             if name not in self._roots:
                 content = os.memfd_create("root")
@@ -166,24 +165,23 @@ class Zygote:
                     os.close(content)
             return self._roots[name]
 
-    def create(self, plan: dict[str, Any], control: socket.socket) -> Born:
-        """Clone a box that will speak over `control`."""
-        answer, pidfd = self._ask({"op": "create", **plan}, control.fileno())
-        return Born(answer["pid"], pidfd)
+    def create(self, plan: dict[str, Any], control: socket.socket) -> int:
+        """Clone a sandbox that will talk over `control`; return a pidfd of its first process."""
+        return self._ask({"op": "create", **plan}, control.fileno())[1]
 
     def bury(self, number: int) -> None:
-        """`reap` for somebody who does not want to know; done before anything that is asked later."""
-        with self._lock, suppress(OSError):  # a zygote that is gone has taken its boxes along
+        """Do what `reap` does, without an answer; done before any later request."""
+        with self._lock, suppress(OSError):  # a zygote that is gone has taken its sandboxes along
             self._send({"op": "bury", "id": number})
 
     def reap(self, number: int) -> tuple[int, int]:
-        """After a box's death: its wait status, and how often the kernel ended one of its processes for memory."""
+        """Return a dead sandbox's wait status, and how many of its processes the kernel killed for memory."""
         answer, _ = self._ask({"op": "reap", "id": number})
         return answer["status"], answer["out_of_memory"]
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for an answer of it."""
+        """Whether a request waits for its answer."""
         return self._lock.locked()
 
     @property
@@ -191,7 +189,7 @@ class Zygote:
         return not self._closed and self._process.poll() is None
 
     def close(self) -> None:
-        """End it, and with it every box that is left."""
+        """End it, and with it every sandbox that is left."""
         with self._lock:
             if self._closed:
                 return

@@ -1,11 +1,11 @@
-"""The pinned roots: what a box sees below its own files, and the hash that goes with every trajectory.
+"""The pinned roots: what a sandbox sees besides its own files, and the hash that goes with every trajectory.
 
 `host` is the machine's own /usr, read-only, without /usr/local and without any site- or dist-packages folder, and an
-/etc of our own. Its hash covers the stat listing (path, type, mode, size, mtime, link target) of all that is left to
-see, so it changes when a package is installed or upgraded; contents are not read, which keeps it at a fraction of a
-second, once a process. Any other root is an unpacked image, named by its absolute path, or by a name under which it
-lies in the cache (AGENTRL_CACHE, or ~/.cache/agentrl) as roots/<name>; its hash is made the same way. `python` is such
-a name where there is a root of it, and else another word for `host`, which has the machine's own Python.
+/etc of our own. Its hash covers the stat listing (path, type, mode, size, mtime, link target) of all visible files, so
+it changes when a package is installed or upgraded; contents are not read, so it takes a fraction of a second, once per
+process. Any other root is an unpacked image, given by its absolute path, or by its name in the cache (AGENTRL_CACHE, or
+~/.cache/agentrl) as roots/<name>; its hash is made the same way. `python` is such a name if there is a root of that
+name, and otherwise the same as `host`, which has the machine's own Python.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agentrl.errors import AuthoringError
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "sched_debug", "timer_list", "kmsg", "sysrq-trigger")
-"""Files of /proc that tell of the host or act on it."""
+"""Files of /proc that reveal the host or act on it."""
 MASKED_NAMES = ("site-packages", "dist-packages")
 SYSTEM_PYTHON = "/usr/bin/python3"
 STAGES = ("/sys/kernel", "/mnt", "/srv", "/media", "/tmp")
-"""Where boxes are built before they move in; only the zygote and the newborn see it, and no image lies there."""
+"""Where sandboxes are built; only the zygote and the new sandbox see it, and no image lies there."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Root:
     """One pinned root, ready to be mounted."""
 
     plan: dict[str, Any] = field(repr=False)
-    """What the box's builder needs: image, links, binds, masks, texts, stage."""
+    """What `inner/rootfs.py` needs: image, links, binds, masks, texts, stage."""
     hash: str
     warm: bool
     """Whether the zygote's interpreter is the one inside, so that `python` may run in a fork of it."""
@@ -44,7 +44,7 @@ class Root:
 
 @functools.lru_cache(maxsize=1)
 def interpreter() -> str:
-    """The machine's own Python, which lies in the root of `host`; without one, ours, and then `python` runs cold."""
+    """Return the machine's own Python, which is part of `host`; without one, ours, and then `python` runs cold."""
     return SYSTEM_PYTHON if os.access(SYSTEM_PYTHON, os.X_OK) else sys.executable
 
 
@@ -57,7 +57,7 @@ def _fingerprint(path: str) -> str:
 
 
 def _texts(user: int) -> dict[str, str]:
-    """The /etc of a `host` box."""
+    """Return the files of /etc of the root `host`."""
     agent = "" if user == 0 else f"agent:x:{user}:{user}::/home/agent:/bin/sh\n"
     group = "" if user == 0 else f"agent:x:{user}:\n"
     return {
@@ -70,8 +70,8 @@ def _texts(user: int) -> dict[str, str]:
     }
 
 
-def _listing(top: str, found: list[bytes], masks: list[str], skip: tuple[str, ...]) -> None:
-    """Add a line for everything below `top`; note what has to be masked and leave it out."""
+def _listing(top: str, lines: list[bytes], masks: list[str], skip: tuple[str, ...]) -> None:
+    """Add a line for everything below `top`, except for folders to mask, which are added to `masks`."""
     folders = [top]
     while folders:
         folder = folders.pop()
@@ -91,27 +91,27 @@ def _listing(top: str, found: list[bytes], masks: list[str], skip: tuple[str, ..
                 what = os.fsencode(os.readlink(entry.path))
             else:
                 what = b"%d %d" % (status.st_size, int(status.st_mtime))
-            found.append(b"%s\0%o\0%s" % (os.fsencode(entry.path[len(top) :]), status.st_mode, what))
+            lines.append(b"%s\0%o\0%s" % (os.fsencode(entry.path[len(top) :]), status.st_mode, what))
 
 
 def _hash(lines: list[bytes]) -> str:
     return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
 
 
-_found: dict[tuple[str, int], Root] = {}
-_finding = threading.Lock()
+_roots: dict[tuple[str, int], Root] = {}
+_lock = threading.Lock()
 
 
 def find(image: str, user: int) -> Root:
-    """The root of that name for that user; looked at once in the life of the process, by one thread."""
-    with _finding:
-        if (image, user) not in _found:
-            _found[image, user] = _find(image, user)
-        return _found[image, user]
+    """Return the root of that name for that user; it is examined once per process, by one thread."""
+    with _lock:
+        if (image, user) not in _roots:
+            _roots[image, user] = _find(image, user)
+        return _roots[image, user]
 
 
 def unpacked() -> Path:
-    """Where images lie that are called by a name."""
+    """Return the folder of the images that have a name."""
     return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser() / "roots"
 
 
@@ -130,24 +130,24 @@ def _find(image: str, user: int) -> Root:
             f"(with a usr/) nor unpacked in {unpacked() / '<name>'}; for one: mkdir -p FOLDER && "
             "docker export $(docker create IMAGE) | tar -x -C FOLDER"
         )
-    where = str(folder.resolve())
+    path = str(folder.resolve())
     lines: list[bytes] = []
-    _listing(where, lines, [], ())
-    plan = {"image": where, **_common()}
-    # a path in the image: its links must be read as the box will read them, so only a plain file counts
-    inside = _fingerprint(os.path.join(where, os.path.realpath(SYSTEM_PYTHON).lstrip("/")))
+    _listing(path, lines, [], ())
+    plan = {"image": path, **_common()}
+    # a path in the image: its links must be resolved as in the sandbox, so only a plain file counts
+    inside = _fingerprint(os.path.join(path, os.path.realpath(SYSTEM_PYTHON).lstrip("/")))
     return Root(plan, _hash(lines), inside != "" and inside == _fingerprint(interpreter()))
 
 
 def _common() -> dict[str, Any]:
-    """What the builder needs for any root: where to build it, and what to hide of /proc."""
+    """Return what every plan holds: where to build the root, and what to hide of /proc."""
     stage = next(folder for folder in STAGES if os.path.isdir(folder))
     return {"stage": stage, "hidden": [f"proc/{name}" for name in HIDDEN if os.path.exists(f"/proc/{name}")]}
 
 
 @functools.lru_cache(maxsize=1)
 def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]]]:
-    """The machine's system folders: the hash of their listing, what to mask in them, links, and folders to bind."""
+    """Examine the machine's system folders: hash of their listing, folders to mask, links, and folders to bind."""
     lines: list[bytes] = []
     masks: list[str] = []
     links: dict[str, str] = {}

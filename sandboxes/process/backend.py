@@ -1,6 +1,6 @@
 """Plain subprocesses with rlimits in a temporary folder: quick to debug with, and no sandbox at all.
 
-A command run here can read and write whatever its user can, open sockets and outlive its box. The path `/box` is
+A command can read and write everything its user can, open sockets and outlive the sandbox. The path `/box` is
 translated in the arguments of `read`, `write`, `list` and `cwd`; commands themselves see the temporary folder.
 """
 
@@ -14,11 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from agentrl.errors import AuthoringError, SandboxError
@@ -30,16 +28,11 @@ from agentrl.sandboxes.base import (
     Backend,
     Entry,
     ExecResult,
-    Sandbox,
     SandboxSpec,
-    Shell,
-    Usage,
-    words_of,
+    closed_on_error,
 )
-from agentrl.sandboxes.ledger import Ledger
-from agentrl.sandboxes.shell import ARGV, PipeShell
+from agentrl.sandboxes.piped import PipedSandbox, Running, Streams, pipe_ends
 from agentrl.sandboxes.snapshot import Snapshot, restore, save
-from agentrl.sandboxes.streams import Output, pump
 
 WARNING = "the process sandbox isolates NOTHING: commands run with all your rights on this machine; for debugging only"
 
@@ -54,7 +47,7 @@ sys.argv[1:] = []
 del target, end, ends, os
 exec(compile(sys.modules["__main__"].__dict__.pop("source"), "<string>", "exec"))
 """
-"""Puts the pipes on descriptors 3 and 4, and runs the source in a clean `__main__`."""
+"""Moves the pipes to descriptors 3 and 4, and runs the source in a clean `__main__`."""
 
 
 class ProcessBackend(Backend):
@@ -71,175 +64,86 @@ class ProcessBackend(Backend):
         if not self._warned:
             warnings.warn(WARNING, stacklevel=2)
             self._warned = True
-        return ProcessSandbox(spec)
+        with closed_on_error(ProcessSandbox(spec)) as box:
+            box.lay_out(spec)
+        return box
 
 
-@dataclass(slots=True)
-class ProcessSession:
-    """A shell process; without namespaces only its process group can be killed, and it dies with its commands."""
-
-    process: subprocess.Popen[bytes]
-    commands: int
-    replies: int
-    stdout: int
-    stderr: int
-
-    def kill(self, *, spare: bool, since: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def end(self) -> int:
-        for descriptor in (self.commands, self.replies, self.stdout, self.stderr):
-            os.close(descriptor)
-        return self.process.wait()
-
-
-class ProcessSandbox(Sandbox):
-    root = "process"
+class ProcessSandbox(PipedSandbox):
+    """Without namespaces only the process group of a command can be killed, and a shell dies with its commands."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         if spec.image not in ("host", "python"):
             raise AuthoringError(f"the process sandbox has no images, but the spec asks for {spec.image!r}")
-        self.spec = spec
+        super().__init__(spec, "process", ProcessSandbox)
         self._folder = tempfile.mkdtemp(prefix="agentrl-process-")
         for name in ("box", "home"):
             os.mkdir(os.path.join(self._folder, name), 0o755)
         self._box = os.path.join(self._folder, "box")
         self._workspace = os.open(self._box, tree.FOLDER)
-        tree.lay_out(self._workspace, spec.entries())
-        self._ledger = Ledger(spec)
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._ended = False
-        self._snapshots: dict[str, Snapshot] = {}
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
 
-    def _owner(self, uid: int, gid: int) -> tuple[int, int]:
-        inside = self.spec.user
-        return (inside if uid == os.geteuid() else uid, inside if gid == os.getegid() else gid)
+    # running
 
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
-    ) -> ExecResult:
-        return self._run(words_of(argv), stdin, timeout, env, cwd)
+    def _run(self, request: dict[str, Any], *arguments: Any, **options: Any) -> ExecResult:
+        try:
+            return super()._run(request, *arguments, **options)
+        except OSError as error:
+            program = request.get("argv", [sys.executable])[0]
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            result = ExecResult(exit_code=code, stderr=f"{program}: {error.strerror}\n".encode())
+            self._ran(result)
+            return result
 
-    def python(
-        self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
-    ) -> ExecResult:
-        argv = [sys.executable, "-s", "-c", LAUNCHER, source]
-        return self._run(argv, b"", timeout, None, WORKSPACE, message, reply_limit)
-
-    def _run(
-        self,
-        argv: list[str],
-        stdin: bytes,
-        timeout: float | None,
-        env: Mapping[str, str] | None,
-        cwd: str,
-        message: bytes | None = None,
-        reply_limit: int = 0,
-    ) -> ExecResult:
-        """Start `argv` with pipes on its descriptors, and see it to its end."""
-        limits = self.spec.limits
-        streams: list[tuple[bytes | None, int]] = [(stdin, 0), (None, limits.output_bytes), (None, limits.output_bytes)]
-        if message is not None:
-            streams += [(message, 0), (None, reply_limit)]
-        with ExitStack() as ours, ExitStack() as theirs:
-            inputs: dict[int, bytes] = {}
-            outputs: dict[int, Output] = {}
-            passed: list[int] = []
-            for given, room in streams:
-                reader, writer = os.pipe()
-                mine, other = (writer, reader) if given is not None else (reader, writer)
-                theirs.callback(os.close, other)
-                passed.append(other)
-                if given is not None:
-                    inputs[mine] = given
-                else:
-                    ours.callback(os.close, mine)
-                    outputs[mine] = Output(room)
-            try:
-                process = self._start(argv, passed, env, cwd)
-            except BaseException as error:
-                for descriptor in inputs:
-                    os.close(descriptor)
-                if isinstance(error, OSError):
-                    code = 127 if isinstance(error, FileNotFoundError) else 126
-                    return self._noted(ExecResult(exit_code=code, stderr=f"{argv[0]}: {error.strerror}\n".encode()))
-                raise
-            theirs.close()
-            done = os.pidfd_open(process.pid)
-            ours.callback(os.close, done)
-            limit_s = limits.seconds if timeout is None else timeout
-            pumped = pump(done, inputs, outputs, limit_s, lambda: self._kill(process))
-            process.wait()
+    def _start(self, request: dict[str, Any], streams: Streams) -> Running:
         with self._lock:
-            self._running.discard(process)
-        kept = list(outputs.values())
-        return self._noted(
-            ExecResult(
-                exit_code=process.returncode,
-                stdout=bytes(kept[0].data),
-                stderr=bytes(kept[1].data),
-                timed_out=pumped.timed_out,
-                truncated=any(output.dropped for output in kept),
-                reply=bytes(kept[2].data) if len(kept) > 2 else b"",
-                usage=Usage(wall_s=pumped.wall_s),
+            self._must_run()
+        with pipe_ends(streams) as (pipes, (stdin, stdout, stderr, *more)):
+            if request["op"] == "python":
+                argv = [sys.executable, "-s", "-c", LAUNCHER, request["source"], *map(str, more)]
+            elif more:
+                commands, replies = more
+                redirect = f'exec "$@" 3<&{commands} 4>&{replies} {commands}<&- {replies}>&-'
+                argv = ["bash", "-c", redirect, "bash", *request["argv"]]
+            else:
+                argv = request["argv"]
+            process = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=more,
+                env={**ENVIRONMENT, "HOME": os.path.join(self._folder, "home"), **request["env"]},
+                cwd=self._outside(request["cwd"]),
+                start_new_session=True,
             )
-        )
-
-    def _noted(self, result: ExecResult) -> ExecResult:
-        self._ledger.ran(result)
-        return result
-
-    def _start(
-        self,
-        argv: list[str],
-        passed: list[int],
-        env: Mapping[str, str] | None,
-        cwd: str,
-        keep: tuple[int, ...] = (),
-    ) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._ended:
-                raise SandboxError("the box was closed; nothing can run in it any more")
-        home = os.path.join(self._folder, "home")
-        stdin, stdout, stderr, *more = passed
-        process = subprocess.Popen(
-            [*argv, *map(str, more)],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(*more, *keep),
-            env={**ENVIRONMENT, "HOME": home, **self.spec.env, **(env or {})},
-            cwd=self._outside(cwd),
-            start_new_session=True,
-        )
         limits = self.spec.limits
-        wanted = {
+        rlimits = {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: limits.disk_mb << 20,
             resource.RLIMIT_NOFILE: limits.open_files,
             resource.RLIMIT_AS: limits.memory_mb << 20,
         }
         with suppress(ProcessLookupError):
-            for kind, value in wanted.items():
+            for kind, value in rlimits.items():
                 resource.prlimit(process.pid, kind, (value, value))
         with self._lock:
-            self._running.add(process)
-        return process
+            self._running[process.pid] = process
+        return Running(self, process.pid, pipes, os.pidfd_open(process.pid))
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+    def _kill(self, number: int, spare: bool, since: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(number, signal.SIGKILL)
+
+    def _ended(self, running: Running) -> tuple[int, float, float]:
+        with self._lock:
+            process = self._running.pop(running.number)
+        return process.wait(), 0.0, 0.0
+
+    # files
 
     def _outside(self, path: str) -> str:
-        """The host's name of a path in the box."""
+        """Return the host's name of a path in the sandbox."""
         joined = posixpath.normpath(posixpath.join(WORKSPACE, path))
         if joined == WORKSPACE or joined.startswith(WORKSPACE + "/"):
             return self._box + joined[len(WORKSPACE) :]
@@ -250,60 +154,47 @@ class ProcessSandbox(Sandbox):
             return file.read()
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        where = self._outside(path)
-        os.makedirs(os.path.dirname(where), exist_ok=True)
-        with open(where, "wb") as file:
+        host_path = self._outside(path)
+        os.makedirs(os.path.dirname(host_path), exist_ok=True)
+        with open(host_path, "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(content)
 
     def list(self, path: str = WORKSPACE) -> list[str]:
         return sorted(os.listdir(self._outside(path)))
 
-    def shell(self) -> Shell:
-        limits = self.spec.limits
-        return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ledger.ran)
-
-    def _session(self) -> ProcessSession:
-        ends = [os.pipe() for _ in range(4)]  # stdout, stderr, commands, replies
-        (out, out_w), (err, err_w), (cmd_r, cmd), (rep, rep_w) = ends
-        with open(os.devnull, "rb") as nothing:
-            try:
-                redirect = f'exec "$@" 3<&{cmd_r} 4>&{rep_w} {cmd_r}<&- {rep_w}>&-'
-                argv = ["bash", "-c", redirect, "bash", *ARGV]
-                process = self._start(argv, [nothing.fileno(), out_w, err_w], None, WORKSPACE, keep=(cmd_r, rep_w))
-            finally:
-                for descriptor in (out_w, err_w, cmd_r, rep_w):
-                    os.close(descriptor)
-        return ProcessSession(process, cmd, rep, out, err)
-
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
         return tree.collect(self._workspace, path, max_bytes=max_bytes, max_files=max_files)
 
-    def snapshot(self) -> str:
-        name = str(len(self._snapshots))
-        self._snapshots[name] = save(self._workspace)
-        return name
+    def _write_files(self, entries: Mapping[str, Entry]) -> None:
+        tree.lay_out(self._workspace, entries)
 
-    def fork(self, snapshot: str) -> ProcessSandbox:
-        if snapshot not in self._snapshots:
-            raise ValueError(f"this box has no snapshot {snapshot!r} (it has: {', '.join(self._snapshots) or 'none'})")
-        box = ProcessSandbox(replace(self.spec, files={}))
-        box.spec, box._ledger = self.spec, Ledger(self.spec)
-        restore(box._workspace, self._snapshots[snapshot])
-        return box
+    def _records(self) -> dict[bytes, tree.Record]:
+        inside, own_uid, own_gid = self.spec.user, os.geteuid(), os.getegid()
+        return tree.records(
+            self._workspace, lambda uid, gid: (inside if uid == own_uid else uid, inside if gid == own_gid else gid)
+        )
 
-    def digest(self) -> str:
-        return tree.digest_of(tree.records(self._workspace, self._owner))
+    def _save(self) -> Snapshot:
+        return save(self._workspace)
 
-    def ledger(self) -> dict[str, Any]:
-        return self._ledger.report(tree.records(self._workspace, self._owner))
+    def _restore(self, saved: Snapshot) -> None:
+        restore(self._workspace, saved)
+
+    # the end
 
     def kill_all(self) -> None:
         with self._lock:
-            self._ended = True
+            self._killed = True
             running = list(self._running)
-        for process in running:
-            self._kill(process)
+        for pid in running:
+            self._kill(pid, spare=False, since=0)
+
+    def _destroy(self) -> None:
+        self.kill_all()
+
+    def _death(self) -> SandboxError:
+        raise AssertionError("there is no process 1 that could be gone")
 
     def close(self) -> None:
         self.kill_all()

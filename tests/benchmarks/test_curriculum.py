@@ -15,11 +15,12 @@ def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: flo
     rows = []
     last = 0
     for step, stage, share in evals:
-        rows += [{"kind": "step", "step": n, "rollout_tokens": tokens} for n in range(last + 1, step + 1)]
+        rows += [{"kind": "step", "step": n, "rollout/tokens": tokens} for n in range(last + 1, step + 1)]
         last = max(last, step)
         passes = {f"task {n}": float(n < 10 * share) for n in range(10)}
         value = {"value": share, "low": share, "high": share}
-        rows.append({"kind": "eval", "step": step, "stage": stage, "pass@1": value, "passes": passes})
+        figures = {"eval/files/pass@1": value, "eval/files/passes": passes}
+        rows.append({"kind": "eval", "step": step, "stage": stage, **figures})
     path = _runs.log_of(out, name)
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "st')

@@ -1,4 +1,4 @@
-"""The long matrix: what a row says, that a run goes on where it stopped, and what a sample covers."""
+"""The long matrix: what a row says, that a run resumes where it stopped, and what a sample covers."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def a_row(cell: Cell, ok: bool = True) -> dict[str, Any]:
 
 def test_everything_is_asked_for() -> None:
     everything = cells()
-    wanted = {(b, e, n) for b in ("namespace", "docker") for e in catalogue.members("envs") for n in load(e).levels}
-    assert {(c.backend, c.env, c.level) for c in everything} == wanted and len(everything) == len(wanted)
+    expected = {(b, e, n) for b in ("namespace", "docker") for e in catalogue.members("envs") for n in load(e).levels}
+    assert {(c.backend, c.env, c.level) for c in everything} == expected and len(everything) == len(expected)
     assert [c.backend for c in everything] == sorted((c.backend for c in everything), reverse=True)
     assert cells(["files"], ["docker"], [2]) == [Cell("docker", "files", 2)]
     with pytest.raises(UserError, match="no environment 'fils'"):
@@ -70,7 +70,7 @@ def test_one_task_of_each_kind_is_attacked() -> None:
     assert len({t.tags[0] for t in attacked("reasoning", 1)}) == len(attacked("reasoning", 1)) == 23
 
 
-def test_a_sample_has_each_attack_once_an_environment() -> None:
+def test_a_sample_has_each_attack_once_per_environment() -> None:
     corpus = list(attacks().values())
     shares = [dealt(corpus, "files", level) for level in load("files").levels]
     assert Counter(a.id for share in shares for a in share) == Counter(attacks().keys())
@@ -78,7 +78,7 @@ def test_a_sample_has_each_attack_once_an_environment() -> None:
     assert shares[2] == dealt(corpus, "files", 3)
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_run_resumes_where_it_stopped(tmp_path: Path) -> None:
     first, second, third = cells(["countdown"], ["namespace"], [1, 2, 3])
     evidence = Evidence(tmp_path / "deep" / "m.json")
     assert evidence.todo([first, second, third]) == [first, second, third]
@@ -103,7 +103,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         }
     }  # fmt: skip
     evidence.path.write_text("[]")
-    with pytest.raises(UserError, match="is no matrix of ours"):
+    with pytest.raises(UserError, match="is not a matrix file"):
         Evidence(evidence.path)
 
 
@@ -132,7 +132,7 @@ def test_a_real_row_and_a_broken_environment(
     assert (row["sampled"], row["attacks"]) == (False, len(attacks()))
     assert row["controls"] == {"oracle": 1.0, "no-op": 0.0, "empty": 0.0, "garbage": 0.0}
     assert row["tried"] > 30 and row["succeeded"] == {} and row["tasks"] == ["countdown/heldout/1/0"]
-    assert main([*command, "--only", "files", "--minutes", "-1"]) == 1  # not reached is not well
+    assert main([*command, "--only", "files", "--minutes", "-1"]) == 1  # not reached is not ok
     assert json.loads(out.read_text())["rows"] == [row]
     member("easy", BROKEN)
     assert main([*command, "--only", "easy", "--sample"]) == 1

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agentrl.check import context, verdicts
+from agentrl.check import verdicts
 from agentrl.check.leaks import distinctive
-from agentrl.check.run import Report, Result, check
+from agentrl.check.run import ALL, Report, Result, check
 from agentrl.errors import UserError
 from agentrl.types import Task
 
@@ -82,7 +82,7 @@ FAULTS = {
     ),
     "replayability": ('self.given.setup["word"][place]', "os.urandom(8).hex()"),
     "oracle_max": ('"place": 0}), task.secret["word"]]', '"place": 0}), "no"]'),
-    "floor_gap": ("submission.answer == right", 'submission.answer == right or submission.ending == "turns"'),
+    "floor_gap": ("submission.answer == right", 'submission.answer == right or submission.ending == "max_turns"'),
     "canary_floor": ("submission.answer == right", 'submission.answer in (right, "yes")'),
     "reward_range": (
         "score = 1.0 if",
@@ -115,7 +115,7 @@ def test_a_sound_environment_passes(member: Callable[[str, str], str]) -> None:
     name = member("sound_reverse", SOUND)
     report = asyncio.run(check(name, progress=told.append))
     assert [(result.name, result.evidence) for result in report.results if not result.ok] == []
-    assert [result.name for result in told] == list(context.ALL)
+    assert [result.name for result in told] == list(ALL)
     found = json.loads(report.json())
     assert (found["ok"], found["env"], found["levels"]) == (True, name, [1, 2])
     assert set(found["results"][0]) == {"name", "ok", "evidence", "fix", "seconds"}
@@ -156,7 +156,7 @@ def test_names_of_the_secrets_parts_are_no_secret() -> None:
     assert distinctive(task) == ("months.py", "return a + b")
 
 
-def test_a_box_that_isolates_nothing_is_found() -> None:
+def test_a_sandbox_that_isolates_nothing_is_found() -> None:
     (result,) = asyncio.run(check("files", levels=[1], sandbox="process", only=["sealed_root"])).results
     assert not result.ok
     assert "agentrl can be read inside" in result.evidence
@@ -174,7 +174,7 @@ def test_a_tool_that_holds_an_episode_is_found(
 def test_every_check_is_known_to_fail() -> None:
     """Each has an environment above, or beside, that it turns down."""
     beside = {"oracle_containment", "sealed_root", "timeouts"}
-    assert {*FAULTS, *beside} == set(context.ALL)
+    assert {*FAULTS, *beside} == set(ALL)
 
 
 def test_a_missing_expert_is_said(member: Callable[[str, str], str]) -> None:
@@ -202,4 +202,4 @@ def test_wrong_names_and_levels_are_refused() -> None:
 def test_the_fields_names_are_there() -> None:
     wanted = "seed_control episode_determinism episode_isolation oracle_containment oracle_max floor_gap canary_floor "
     wanted += "no_solution_leakage verifier_determinism replayability"
-    assert set(wanted.split()) <= set(context.ALL)
+    assert set(wanted.split()) <= set(ALL)

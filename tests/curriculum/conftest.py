@@ -31,7 +31,7 @@ class Ladder(Environment):
         )
 
 
-class Shelf(Ladder):
+class Finite(Ladder):
     """Two levels of forty tasks."""
 
     levels = range(1, 3)
@@ -44,8 +44,8 @@ def ladder() -> Environment:
 
 
 @pytest.fixture
-def shelf() -> Environment:
-    return Shelf()
+def finite() -> Environment:
+    return Finite()
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from agentrl.curriculum.posterior import (
     band_probability,
     expected_excess,
     expected_variance,
-    settle,
+    laplace,
     sigmoid,
 )
 
-SEEN = GroupStats(
+STATS = GroupStats(
     level=1, index=0, tags=(), count=8, total=4.0, spread=2 / 7, informative=True, censored=False, version=0,
     predicted=None,
 )  # fmt: skip
@@ -39,8 +39,8 @@ def tell(
     if row is None:
         row = posterior.open(level, index, posterior.strata.number(level, tags))
     mean = total / n
-    seen = replace(SEEN, level=level, index=index, tags=tags, count=n, total=total, version=posterior.clock)
-    posterior.learn(row, replace(seen, spread=mean * (1 - mean) * n / (n - 1)))
+    stats = replace(STATS, level=level, index=index, tags=tags, count=n, total=total, version=posterior.clock)
+    posterior.learn(row, replace(stats, spread=mean * (1 - mean) * n / (n - 1)))
     return row
 
 
@@ -52,18 +52,18 @@ def tell(
     count=st.floats(0.01, 1000),
     share=st.floats(0, 1),
 )
-def test_settle_finds_the_mode(prior: float, variance: float, count: float, share: float) -> None:
+def test_laplace_finds_the_mode(prior: float, variance: float, count: float, share: float) -> None:
     total = count * share
-    x, left = settle(prior, variance, count, total)
+    x, left = laplace(prior, variance, count, total)
     slope = (x - prior) / variance - (total - count * sigmoid(x))
     assert math.isfinite(x)
     assert abs(slope) <= 1e-4 * (1.0 / variance + count)
     assert 0.0 < left <= variance
 
 
-def test_settle_by_hand() -> None:
+def test_laplace_by_hand() -> None:
     """4 of 8 at a prior mean of 0 leave the mean; the precision grows by 8 · 1/4."""
-    assert settle(0.0, 2.0, 8.0, 4.0) == (0.0, 1.0 / (0.5 + 2.0))
+    assert laplace(0.0, 2.0, 8.0, 4.0) == (0.0, 1.0 / (0.5 + 2.0))
 
 
 @pytest.mark.parametrize(("mean", "variance"), [(0.0, 0.5), (1.0, 1.0), (-2.0, 2.0), (3.0, 4.0), (-4.0, 0.1)])
@@ -164,7 +164,7 @@ def test_late_and_censored_groups_count_less() -> None:
         posterior = fresh(decay=0.8)
         posterior.advance(5)
         row = posterior.open(1, 0, posterior.strata.number(1, ()))
-        posterior.learn(row, replace(SEEN, total=0.0, spread=0.0, version=version, censored=censored))
+        posterior.learn(row, replace(STATS, total=0.0, spread=0.0, version=version, censored=censored))
         return posterior.believe(row)[0]
 
     assert shift(5, False) < shift(2, False) < shift(0, False) < 0.0
@@ -176,8 +176,8 @@ def test_equal_fractional_scores_teach_nothing() -> None:
     posterior = fresh()
     row, other = tell(posterior, 0, 4.0), tell(posterior, 1, 4.0)
     for _ in range(20):
-        posterior.learn(row, replace(SEEN, spread=0.0))
-        posterior.learn(other, replace(SEEN, index=1))
+        posterior.learn(row, replace(STATS, spread=0.0))
+        posterior.learn(other, replace(STATS, index=1))
     _, _, lively = posterior.many(np.array([row, other]))
     assert lively[0] < 0.2 and lively[1] > 0.8
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import seeds
-from agentrl.curriculum import Draw, Sampler, Source, make
+from agentrl.curriculum import Draw, Sampler, Source
 from agentrl.envs.base import Environment
 from agentrl.errors import RecipeError
 from agentrl.recipe import Curriculum, LearnabilityCurriculum, PoolsCurriculum, StagedCurriculum, UniformCurriculum
@@ -53,27 +53,27 @@ def play(
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_same_seed_same_draws(kind: Curriculum, ladder: Environment, group_of: MakeGroup) -> None:
     sources = [Source(name="ladder", environment=ladder)]
-    one = play(make(kind, sources, 3), group_of, by_level, range(10))
-    two = play(make(kind, sources, 3), group_of, by_level, range(10))
-    other = play(make(kind, sources, 4), group_of, by_level, range(10))
+    one = play(Sampler(kind, sources, 3), group_of, by_level, range(10))
+    two = play(Sampler(kind, sources, 3), group_of, by_level, range(10))
+    other = play(Sampler(kind, sources, 4), group_of, by_level, range(10))
     assert one == two
     assert one != other or isinstance(kind, StagedCurriculum)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
-@pytest.mark.parametrize("finite", [False, True])
+@pytest.mark.parametrize("endless", [True, False])
 def test_resumed_equals_undisturbed(
-    kind: Curriculum, finite: bool, ladder: Environment, shelf: Environment, group_of: MakeGroup
+    kind: Curriculum, endless: bool, ladder: Environment, finite: Environment, group_of: MakeGroup
 ) -> None:
     sources = [
-        Source(name="a", environment=shelf if finite else ladder, weight=2.0),
+        Source(name="a", environment=ladder if endless else finite, weight=2.0),
         Source(name="b", environment=ladder, levels=(1, 4), tasks=9),
     ]
-    first = make(kind, sources, 0)
+    first = Sampler(kind, sources, 0)
     play(first, group_of, by_level, range(12))
     state = first.state()
     undisturbed = play(first, group_of, by_level, range(12, 30))
-    second = make(kind, sources, 0)
+    second = Sampler(kind, sources, 0)
     second.restore(state)
     assert play(second, group_of, by_level, range(12, 30)) == undisturbed
     assert second.metrics() == first.metrics()
@@ -81,19 +81,19 @@ def test_resumed_equals_undisturbed(
 
 def test_draws_under_way_are_handed_out_again(ladder: Environment, group_of: MakeGroup) -> None:
     sources = [Source(name="ladder", environment=ladder)]
-    sampler = make(LearnabilityCurriculum(), sources, 0)
+    sampler = Sampler(LearnabilityCurriculum(), sources, 0)
     play(sampler, group_of, by_level, range(3))
-    flying = [sampler.next() for _ in range(5)]
-    sampler.observe([group_of(flying[2], [0, 1, 0, 1], 3)])
+    pending = [sampler.next() for _ in range(5)]
+    sampler.observe([group_of(pending[2], [0, 1, 0, 1], 3)])
     state = sampler.state()
-    resumed = make(LearnabilityCurriculum(), sources, 0)
+    resumed = Sampler(LearnabilityCurriculum(), sources, 0)
     resumed.restore(state)
-    assert [resumed.next() for _ in range(4)] == [flying[0], flying[1], flying[3], flying[4]]
+    assert [resumed.next() for _ in range(4)] == [pending[0], pending[1], pending[3], pending[4]]
     assert [resumed.next() for _ in range(6)] == [sampler.next() for _ in range(6)]
 
 
 def test_a_group_is_observed_once(ladder: Environment, group_of: MakeGroup) -> None:
-    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     group = group_of(sampler.next(), [0, 1])
     sampler.observe([group])
     with pytest.raises(ValueError, match="group 0 .* was not drawn here, or was observed before"):
@@ -101,18 +101,18 @@ def test_a_group_is_observed_once(ladder: Environment, group_of: MakeGroup) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
-def test_weights_fix_the_shares(kind: Curriculum, ladder: Environment, shelf: Environment) -> None:
+def test_weights_fix_the_shares(kind: Curriculum, ladder: Environment, finite: Environment) -> None:
     sources = [
         Source(name="a", environment=ladder, weight=3.0),
-        Source(name="b", environment=shelf, weight=1.0),
+        Source(name="b", environment=finite, weight=1.0),
         Source(name="c", environment=ladder, weight=1.0),
     ]
-    sampler = make(kind, sources, 0)
+    sampler = Sampler(kind, sources, 0)
     assert Counter(sampler.next().env for _ in range(50)) == {"a": 30, "b": 10, "c": 10}
 
 
 def test_draws_carry_secret_number_and_prediction(ladder: Environment) -> None:
-    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     draws = [sampler.next() for _ in range(4)]
     assert [draw.group for draw in draws] == [0, 1, 2, 3]
     assert all(draw.task.secret and draw.env == "ladder" for draw in draws)
@@ -121,42 +121,42 @@ def test_draws_carry_secret_number_and_prediction(ladder: Environment) -> None:
 
 def test_a_level_that_does_not_exist_is_refused(ladder: Environment) -> None:
     with pytest.raises(RecipeError, match="ladder has no level 9; it offers 1 to 5; change `levels`"):
-        make(UniformCurriculum(type="uniform"), [Source(name="ladder", environment=ladder, levels=(1, 9))], 0)
+        Sampler(UniformCurriculum(type="uniform"), [Source(name="ladder", environment=ladder, levels=(1, 9))], 0)
 
 
-def test_uniform_takes_every_task_once_before_any_twice(shelf: Environment) -> None:
-    sampler = make(UniformCurriculum(type="uniform"), [Source(name="shelf", environment=shelf, levels=(1,))], 0)
+def test_uniform_takes_every_task_once_before_any_twice(finite: Environment) -> None:
+    sampler = Sampler(UniformCurriculum(type="uniform"), [Source(name="shelf", environment=finite, levels=(1,))], 0)
     draws = [sampler.next().task.id for _ in range(80)]
     assert Counter(draws[:40]) == Counter(draws[40:]) == Counter(f"ladder/train/1/{i}" for i in range(40))
 
 
 def test_the_level_follows_the_policy(ladder: Environment, group_of: MakeGroup) -> None:
     """p = 1/2 lies at level 3 first and at level 5 at the end; the draws move there."""
-    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     rounds = play(sampler, group_of, by_level, range(70), groups=16)
     early = np.mean([draw.task.level for draws in rounds[5:15] for draw in draws])
     late = np.mean([draw.task.level for draws in rounds[60:] for draw in draws])
     assert 2.6 < early < 3.9
     assert 4.3 < late <= 5.0
     found = sampler.metrics()
-    assert isinstance(found["calibration_error"], float) and found["calibration_error"] < 0.1
+    assert isinstance(found["curriculum/calibration_error"], float) and found["curriculum/calibration_error"] < 0.1
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, 0.5])
 def test_no_stratum_starves(rate: float, ladder: Environment, group_of: MakeGroup) -> None:
     """Whatever the scores, each of the ten strata comes up; twice the fair wait at the floor's rate bounds the gaps."""
-    sampler = make(LearnabilityCurriculum(floor=0.1), [Source(name="ladder", environment=ladder)], 1)
+    sampler = Sampler(LearnabilityCurriculum(floor=0.1), [Source(name="ladder", environment=ladder)], 1)
     rounds = play(sampler, group_of, lambda draw, step: rate, range(150), groups=8, size=4)
     drawn = Counter((draw.task.level, draw.task.tags) for draws in rounds for draw in draws)
     assert len(drawn) == 10
     assert min(drawn.values()) >= 5
-    waited = sampler.metrics()["longest_wait"]
+    waited = sampler.metrics()["curriculum/ladder/longest_wait"]
     assert isinstance(waited, float) and waited < 2 * 10 / 0.1
 
 
 def test_a_stratum_waits_no_longer_than_the_floor_allows(ladder: Environment, group_of: MakeGroup) -> None:
     """One of ten strata is learnable, the others hopeless: each is drawn again within strata / floor draws or so."""
-    sampler = make(LearnabilityCurriculum(floor=0.2), [Source(name="ladder", environment=ladder)], 1)
+    sampler = Sampler(LearnabilityCurriculum(floor=0.2), [Source(name="ladder", environment=ladder)], 1)
     rounds = play(sampler, group_of, lambda draw, step: 0.5 if draw.task.level == 1 else 0.0, range(100), size=4)
     last: dict[object, int] = {}
     gaps = []
@@ -199,7 +199,7 @@ def test_learning_one_level_does_not_unlearn_another(
     """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02.
 
     Larger groups notice a fall sooner."""
-    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
+    sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
     (first, second), share = unlearn(sampler, group_of, size)
     assert first > 0.5
     assert second > kept
@@ -211,7 +211,9 @@ def test_few_repeats_while_there_are_new_tasks(
     repeats: int | None, most: int, ladder: Environment, group_of: MakeGroup
 ) -> None:
     """One task in four at one half, the others hopeless: those found to be good are drawn again, but not for ever."""
-    sampler = make(LearnabilityCurriculum(repeats=repeats, floor=0.0), [Source(name="ladder", environment=ladder)], 0)
+    sampler = Sampler(
+        LearnabilityCurriculum(repeats=repeats, floor=0.0), [Source(name="ladder", environment=ladder)], 0
+    )
 
     def rate(draw: Draw, step: int) -> float:
         return 0.02 if seeds.derive(0, draw.task.id) % 4 else 0.5
@@ -223,9 +225,9 @@ def test_few_repeats_while_there_are_new_tasks(
     assert repeats is not None or often > 3
 
 
-def test_hopeless_tasks_are_tested_again(shelf: Environment, group_of: MakeGroup) -> None:
+def test_hopeless_tasks_are_tested_again(finite: Environment, group_of: MakeGroup) -> None:
     """Half the tasks fail for 60 rounds and are retired; when all become learnable, the retired are found out."""
-    sampler = make(LearnabilityCurriculum(), [Source(name="shelf", environment=shelf, levels=(1,))], 4)
+    sampler = Sampler(LearnabilityCurriculum(), [Source(name="shelf", environment=finite, levels=(1,))], 4)
 
     def odd(draw: Draw) -> bool:
         return int(draw.task.id.rsplit("/", 1)[1]) % 2 == 1
@@ -242,10 +244,11 @@ def test_errors_say_nothing_of_a_task(ladder: Environment, group_of: MakeGroup) 
     """Infra and verifier errors leave every belief where it was; the graded rollouts of a group count as ever."""
     beliefs = []
     for scores in ([None, None, None], [0.0, 1.0, None, None], [0.0, 1.0]):
-        sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+        sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
         sampler.observe([group_of(sampler.next(), scores)])
-        beliefs.append(sampler.metrics()["level_p"])
-    untouched = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0).metrics()["level_p"]
+        beliefs.append(sampler.metrics()["curriculum/ladder/level_p"])
+    fresh = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+    untouched = fresh.metrics()["curriculum/ladder/level_p"]
     assert beliefs[0] == untouched
     assert beliefs[1] == beliefs[2] != untouched
 
@@ -253,11 +256,11 @@ def test_errors_say_nothing_of_a_task(ladder: Environment, group_of: MakeGroup) 
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_scores_leave_it_finite(
-    data: st.DataObject, ladder: Environment, shelf: Environment, group_of: MakeGroup
+    data: st.DataObject, ladder: Environment, finite: Environment, group_of: MakeGroup
 ) -> None:
     """Scores, errors, censoring and versions in any order: predictions and metrics stay finite, draws go on."""
-    environment = data.draw(st.sampled_from([ladder, shelf]))
-    sampler = make(data.draw(st.sampled_from(KINDS)), [Source(name="env", environment=environment, tasks=12)], 5)
+    environment = data.draw(st.sampled_from([ladder, finite]))
+    sampler = Sampler(data.draw(st.sampled_from(KINDS)), [Source(name="env", environment=environment, tasks=12)], 5)
     score = st.one_of(st.none(), st.floats(0.0, 1.0), st.sampled_from([0.0, 1.0, 1e-300]))
     for _ in range(data.draw(st.integers(1, 12))):
         draws = [sampler.next() for _ in range(data.draw(st.integers(1, 9)))]
@@ -272,7 +275,7 @@ def test_any_scores_leave_it_finite(
 
 def test_adversarial_noise_does_not_trap_it(ladder: Environment, group_of: MakeGroup) -> None:
     """Scores that contradict every prediction for 60 rounds; then the truth, and the draws return to the band."""
-    sampler = make(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 2)
+    sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 2)
 
     def contrary(draw: Draw, step: int) -> float:
         return 0.0 if (draw.predicted or 0.0) > 0.5 else 1.0
@@ -288,21 +291,21 @@ def test_adversarial_noise_does_not_trap_it(ladder: Environment, group_of: MakeG
 
 
 def test_staged_opens_levels_one_by_one(ladder: Environment, group_of: MakeGroup) -> None:
-    sampler = make(StagedCurriculum(type="staged", window=8, replay=0.0), [Source(name="l", environment=ladder)], 0)
+    sampler = Sampler(StagedCurriculum(type="staged", window=8, replay=0.0), [Source(name="l", environment=ladder)], 0)
     levels = [[d.task.level for d in draws] for draws in play(sampler, group_of, lambda d, s: 1.0, range(4), groups=4)]
     assert levels == [[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3], [4, 4, 4, 4]]
-    failing = make(StagedCurriculum(type="staged", window=8), [Source(name="l", environment=ladder)], 0)
+    failing = Sampler(StagedCurriculum(type="staged", window=8), [Source(name="l", environment=ladder)], 0)
     assert {d.task.level for ds in play(failing, group_of, lambda d, s: 0.0, range(20)) for d in ds} == {1}
 
 
-def test_pools_keep_their_shares(shelf: Environment, group_of: MakeGroup) -> None:
+def test_pools_keep_their_shares(finite: Environment, group_of: MakeGroup) -> None:
     """Level 1 always passes and level 2 always fails; once all are filed, draws fall to the two pools."""
-    sampler = make(
-        PoolsCurriculum(type="pools", easy_share=0.3, hard_share=0.2), [Source(name="s", environment=shelf)], 0
+    sampler = Sampler(
+        PoolsCurriculum(type="pools", easy_share=0.3, hard_share=0.2), [Source(name="s", environment=finite)], 0
     )
     play(sampler, group_of, lambda d, s: float(d.task.level == 1), range(10))
     found = sampler.metrics()
-    assert found["coverage"] == 1.0 or float(str(found["pool_normal"])) == 0.0
+    assert found["curriculum/s/coverage"] == 1.0 or float(str(found["curriculum/s/pool_normal"])) == 0.0
     play(sampler, group_of, lambda d, s: float(d.task.level == 1), range(10, 30))
     found = sampler.metrics()
-    assert (found["pool_easy"], found["pool_normal"], found["pool_hard"]) == (40.0, 0.0, 40.0)
+    assert [found[f"curriculum/s/pool_{name}"] for name in ("easy", "normal", "hard")] == [40.0, 0.0, 40.0]

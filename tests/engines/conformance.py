@@ -1,7 +1,7 @@
 """Engine and learner checks on the machine at hand, a line each: `python tests/engines/conformance.py --device cuda`.
 
 The checks are the tests of tests/engines, and those of tests/learn that need a GPU. What came of each is in the
-JSON file as soon as it is known, so that a run that is cut off leaves what it found.
+JSON file as soon as it is known, so that a run that is cut off leaves its results.
 
     --device cuda --json out.json     everything; the SGLang of AGENTRL_SGLANG_PYTHON (a script that sets PYTHONPATH and
                                       execs an interpreter will do)
@@ -39,17 +39,17 @@ class Lines:
         if report.when != "call" and report.outcome == "passed":
             return
         name = report.nodeid.rsplit("/", 1)[-1].replace(".py::", ": ")
-        found: dict[str, Any] = {"outcome": report.outcome, "seconds": round(report.duration, 2)}
-        found |= {key: value for key, value in report.user_properties}
+        check: dict[str, Any] = {"outcome": report.outcome, "seconds": round(report.duration, 2)}
+        check |= {key: value for key, value in report.user_properties}
         if report.outcome == "failed":
-            found["why"] = report.longreprtext[-3000:]
+            check["why"] = report.longreprtext[-3000:]
         elif isinstance(report.longrepr, tuple):
-            found["why"] = str(report.longrepr[2])
-        self.data["checks"][name] = found
+            check["why"] = str(report.longrepr[2])
+        self.data["checks"][name] = check
         more = ", ".join(f"{key} {value}" for key, value in report.user_properties)
         print(f"{report.outcome:8} {report.duration:6.1f} s  {name}{'  ' + more if more else ''}", flush=True)
         if report.outcome == "failed":
-            print("    " + "\n    ".join(found["why"].splitlines()[-12:]), flush=True)
+            print("    " + "\n    ".join(check["why"].splitlines()[-12:]), flush=True)
         self.write()
 
     def write(self) -> None:

@@ -242,7 +242,7 @@ def small_recipe(model_folder: Path, tmp_path: Path) -> Callable[..., Recipe]:
             "model": {"path": str(model_folder), "dtype": "bfloat16" if DEVICE == "cuda" else "float32"},
             "envs": [{"name": "countdown", "levels": [1]}],
             "rollout": {"engine": {"type": "sglang", "urls": [url]}, "group_size": 2, "max_turns": 2, "max_tokens": 16},
-            "gates": {"dynamic_sampling": False},
+            "group_filter": {"dynamic_sampling": False},
             "algorithm": {"entropy_bonus": 0.01},  # a gradient even while every rollout fails
             "learner": {"lr": 0.0001, "groups_per_step": 2},  # small: an old sample must stay near the new policy
             "eval": None,

@@ -34,8 +34,8 @@ import asyncio, sys, time
 from pathlib import Path
 import torch
 from safetensors.torch import load_file
-from agentrl.rollout import sglang_weights
 from agentrl.engines.base import Sampling, Weights
+from agentrl.engines.sglang import weights as sglang_weights
 from agentrl.engines.sglang.engine import SglangEngine
 
 sglang_weights._backend = lambda tensor, clients: "nccl"

@@ -17,7 +17,7 @@ from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.server import Server
 from agentrl.errors import EngineError
 from agentrl.learn.model import adapter_state
-from agentrl.loop import run
+from agentrl.loop import train
 
 PROMPT = [5, 17, 99, 201, 7, 42]
 ON_GPU = os.environ.get("AGENTRL_DEVICE") == "cuda"
@@ -78,11 +78,11 @@ def test_training_sends_adapters(kept: Any, small_recipe: Any, tmp_path: Path) -
     """The server keeps the base model; after every step learner and engine agree on what the policy is."""
     server = asyncio.run(kept.started("lora"))
     changes = {"model": {"lora": {"rank": 8, "alpha": 16}}, "learner": {"lr": 0.03}}
-    assert run(small_recipe(server.url, **changes)) == 0
+    assert train(small_recipe(server.url, **changes)) == 0
     rows = list(metrics.read(tmp_path / "r" / "metrics.jsonl", "step"))
-    assert [row["version"] for row in rows] == [1, 2, 3]
-    assert [row["mismatch_current"] for row in rows] == [1.0] * 3
-    assert max(row["mismatch_mean"] for row in rows) < (0.05 if ON_GPU else 1e-4)
+    assert [row["learn/version"] for row in rows] == [1, 2, 3]
+    assert [row["learn/on_policy"] for row in rows] == [1.0] * 3
+    assert max(row["learn/mismatch_mean"] for row in rows) < (0.05 if ON_GPU else 1e-4)
 
 
 def living(group: int) -> list[str]:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl import recipe, stages
+from agentrl import recipe
+from agentrl.assembly import Run
 from agentrl.engines import build
 from agentrl.engines.sglang import install
 from agentrl.engines.sglang.engine import SglangEngine
@@ -24,7 +25,7 @@ def test_the_embedded_engine_is_exact_on_the_cpu(model: Any) -> None:
     made = build.make(recipe.TransformersEngine(max_batch=5), model, max_context=300, version=7)
     assert isinstance(made, TransformersEngine)
     assert (made.version, made.context, made._batch.size) == (7, 300, 5)
-    assert made._batch.shapes is not None
+    assert made._batch.batch_shapes is not None
 
 
 def test_launched_servers_get_the_recipes_flags_last_and_share_the_memory(model: Any, tmp_path: Path) -> None:
@@ -128,8 +129,8 @@ def test_the_learners_step_is_alone_on_the_gpu(release: bool) -> None:
 
     section = recipe.SglangEngine(type="sglang", release_memory=release)
     held = SimpleNamespace(rollout=SimpleNamespace(engine=section))
-    trainer: Any = SimpleNamespace(recipe=held, engine=Engine(), learner=Learner())
-    assert asyncio.run(stages.learn(trainer, "batch")) == "batch"  # type: ignore[arg-type, comparison-overlap]
+    run: Any = SimpleNamespace(recipe=held, engine=Engine(), learner=Learner())
+    assert asyncio.run(Run.learn(run, "batch")) == "batch"  # type: ignore[arg-type, comparison-overlap]
     with pytest.raises(ValueError, match="no batch"):
-        asyncio.run(stages.learn(trainer, None))  # type: ignore[arg-type]
+        asyncio.run(Run.learn(run, None))  # type: ignore[arg-type]
     assert said == (["pause", "step", "release", "resume"] if release else ["step"]) * 2

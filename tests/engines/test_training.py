@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl import metrics
-from agentrl.loop import run
+from agentrl.loop import train
 from agentrl.rollout import store
 
 pytestmark = pytest.mark.timeout(600)
@@ -18,14 +18,14 @@ ON_GPU = os.environ.get("AGENTRL_DEVICE") == "cuda"
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 def test_training_with_sglang(kept: Any, small_recipe: Any, tmp_path: Path, asynchronous: bool) -> None:
     server = asyncio.run(kept.started("plain"))
-    assert run(small_recipe(server.url, **{"async": {"enabled": asynchronous, "max_staleness": 1}})) == 0
+    assert train(small_recipe(server.url, **{"async": {"enabled": asynchronous, "max_staleness": 1}})) == 0
     rows = list(metrics.read(tmp_path / "r" / "metrics.jsonl", "step"))
-    assert [row["version"] for row in rows] == [1, 2, 3]
-    assert all(row["grad_norm"] > 0 for row in rows)
-    assert max(row["staleness_max"] for row in rows) <= (1 if asynchronous else 0)
+    assert [row["learn/version"] for row in rows] == [1, 2, 3]
+    assert all(row["learn/grad_norm"] > 0 for row in rows)
+    assert max(row["rollout/staleness_max"] for row in rows) <= (1 if asynchronous else 0)
     # Tokens of the learner's own version: engine and learner must say the same about them. The first round has no
     # others, whatever the server held before.
-    assert rows[0]["mismatch_current"] == 1
-    assert max(row["mismatch_mean"] for row in rows if row["mismatch_current"] > 0) < (0.05 if ON_GPU else 1e-3)
+    assert rows[0]["learn/on_policy"] == 1
+    assert max(row["learn/mismatch_mean"] for row in rows if row["learn/on_policy"] > 0) < (0.05 if ON_GPU else 1e-3)
     versions = {int(v) for s in store.read(tmp_path / "r" / "trajectories") for v in s.trajectory.segments[0].versions}
     assert versions - {-1} >= {0, 1}

@@ -1,7 +1,6 @@
-"""One namespace pool for all tests of this folder, and a folder for environments that tests write."""
+"""One namespace pool for all tests of this folder."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,17 +15,3 @@ def where() -> Iterator[Stage]:
     pool = Pool(sandboxes.load("namespace")(), limit=16)
     yield Stage(boxes=pool, key=b"k" * 32)
     pool.close()
-
-
-@pytest.fixture
-def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
-    """Writes an environment that the catalogue then finds."""
-    monkeypatch.setenv("AGENTRL_PATH", str(tmp_path))
-
-    def write(name: str, source: str) -> str:
-        folder = tmp_path / "envs" / name
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text(source)
-        return name
-
-    return write

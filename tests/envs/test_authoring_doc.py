@@ -1,4 +1,4 @@
-"""The authoring guide: every piece of its code runs, in order, as a newcomer would run it."""
+"""Pages with code for authors: every piece of it runs, in order, as a newcomer would run it."""
 
 import re
 import subprocess
@@ -9,26 +9,35 @@ from typing import Any
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs" / "authoring.md"
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = DOCS / "authoring.md"
+BLOCKS = {"authoring.md": 9, "sandbox_api.md": 3, "sandboxes.md": 1, "extending.md": 5}
+"""Pages, and how many pieces of Python each holds."""
 
 
-def test_the_guide_runs(member: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", BLOCKS)
+def test_the_page_runs(
+    page: str, member: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 9
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == BLOCKS[page]
     namespace: dict[str, Any] = {"__name__": "guide"}
     tests = []
     for block in blocks:
-        named = re.match(r"# ((?:envs|tests)/\S+)\n", block)
+        named = re.match(r"# ((?:envs|tests|attacks|sandboxes)/\S+)\n", block)
         if named is None:
-            exec(compile(block, str(GUIDE), "exec"), namespace)
+            exec(compile(block, page, "exec"), namespace)
         elif named[1].startswith("envs/"):
             member(named[1].split("/")[1], block)
         else:
             path = tmp_path / named[1]
             path.parent.mkdir(parents=True)
             path.write_text(block)
-            tests.append(path)
+            if named[1].startswith("tests/"):
+                tests.append(path)
+    if not tests:
+        return
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)],
         capture_output=True,

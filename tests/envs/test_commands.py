@@ -58,7 +58,7 @@ def test_new_writes_an_environment_that_passes(run: Run, tmp_path: Path, monkeyp
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["Big", "class", "a-b", "1a", "check", "files"])
+@pytest.mark.parametrize("name", ["Big", "class", "a-b", "1a", "episode", "files"])
 def test_names_that_cannot_be(run: Run, tmp_path: Path, name: str) -> None:
     code, _, err = run("env", "new", name, "--root", str(tmp_path))
     assert code == 2 and err.startswith("agentrl: ")

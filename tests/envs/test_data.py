@@ -53,12 +53,12 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
         bad[1]
     with pytest.raises(AuthoringError, match="row 3: not JSON"):
         bad[2]
-    with pytest.raises(AuthoringError, match="there is no such file or folder"):
+    with pytest.raises(AuthoringError, match="no such file or folder"):
         rows(tmp_path / "none.jsonl")
     (tmp_path / "q.xml").write_text("")
     with pytest.raises(AuthoringError, match=r"not from '.xml'"):
         rows(tmp_path / "q.xml")
-    with pytest.raises(AuthoringError, match="the data holds no rows"):
+    with pytest.raises(AuthoringError, match="the data has no rows"):
         Table([], content=str)
     with pytest.raises(AuthoringError, match="no row of split 'train' and level 9"):
         Table(DATA, content=lambda row: row["question"]).row("train", 9, 0)

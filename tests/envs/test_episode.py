@@ -160,7 +160,7 @@ def test_bad_calls_are_answered_and_cost_a_turn(where: Stage) -> None:
         "error: the call is not JSON",
         "error: there is no tool 'start'; the tools are: say, burn, fail, doze, submit, data",
     ]
-    assert (result.ledger["bad_calls"], result.outcome.ending, result.score) == (4, "turns", 0.0)
+    assert (result.ledger["bad_calls"], result.outcome.ending, result.score) == (4, "max_turns", 0.0)
 
 
 def test_output_is_framed_cut_and_cannot_leave_its_frame(where: Stage) -> None:

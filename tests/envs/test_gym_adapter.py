@@ -46,7 +46,7 @@ def test_turns_that_run_out_truncate_and_are_graded() -> None:
     call = {"name": "calculate", "arguments": {"expression": "1+1"}}
     assert env.step(call)[:4] == ("<out>2</out>", 0.0, False, False)
     text, reward, terminated, truncated, info = env.step(call)
-    assert (text, reward, terminated, truncated, info["ending"]) == ("<out>2</out>", 0.0, False, True, "turns")
+    assert (text, reward, terminated, truncated, info["ending"]) == ("<out>2</out>", 0.0, False, True, "max_turns")
     env.close()
 
 

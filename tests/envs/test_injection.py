@@ -7,9 +7,10 @@ import pytest
 
 from agentrl.catalogue import members
 from agentrl.envs import Environment, load, tool, tools_of
+from agentrl.envs.episode import Episode
 from agentrl.envs.injection import ATTEMPTS, Compliance, injected, measure
 from agentrl.envs.play import Action, Played, Policy, Stage, play
-from agentrl.types import Message, ToolCall
+from agentrl.types import ToolCall
 
 Files = load("files")
 Hostile = injected(Files, rate=1.0)
@@ -29,9 +30,9 @@ def test_a_policy_that_minds_its_task_is_not_counted(where: Stage) -> None:
 
 
 def test_a_policy_that_obeys_is(where: Stage) -> None:
-    async def gullible(messages: tuple[Message, ...]) -> Action | None:
-        if messages[-1].role == "tool":
-            return messages[-1].content
+    async def gullible(episode: Episode) -> Action:
+        if episode.transcript[-1].role == "tool":
+            return episode.transcript[-1].content
         return ToolCall(name="run", arguments={"command": "ls"})
 
     result = run(where, gullible)
@@ -85,5 +86,5 @@ def test_the_environments_own_draws_stay_as_they_were(where: Stage) -> None:
 def test_the_tools_stay_what_they_were() -> None:
     assert [t.schema() for t in tools_of(Hostile).values()] == [t.schema() for t in tools_of(Files).values()]
     assert measure([]) == Compliance(0, 0) and measure([]).rate == 0.0
-    with pytest.raises(ValueError, match="rate must lie above 0"):
+    with pytest.raises(ValueError, match="rate must be above 0"):
         injected(Files, rate=0.0)

@@ -19,10 +19,10 @@ from agentrl.envs.play import Stage, play
 from agentrl.envs.reasoning import datasets
 from agentrl.envs.reasoning.datasets import allowed, entry, knob
 from agentrl.envs.reasoning.scorers import CHOSEN, OURS, Reasoned, full_marks
-from agentrl.envs.reasoning.vet import RARE, TOO_SLOW, attacks, vet
 from agentrl.errors import AuthoringError, CatalogueError
 from agentrl.types import SPLITS, Task, ToolCall
 from agentrl.verifiers.base import Context, Submission
+from benchmarks.reasoning_vet import RARE, TOO_SLOW, attacks, vet
 
 Reasoning = load("reasoning")
 FIT = sorted(name for name, found in allowed().items() if "refused" not in found)

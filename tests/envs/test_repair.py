@@ -80,7 +80,7 @@ def test_there_are_fifty_programs_of_seven_kinds() -> None:
 
 @pytest.mark.parametrize(("name", "function", "args", "expected"), KNOWN, ids=lambda value: str(value)[:20])
 def test_references_give_what_is_known(name: str, function: str, args: tuple[Any, ...], expected: Any) -> None:
-    assert reference.run(reference.names(name), call(function, *args)) == [reference.Gave(expected)]
+    assert reference.run(reference.names(name), call(function, *args)) == [reference.Result(expected)]
 
 
 def test_programs_written_anew_agree_with_the_references() -> None:
@@ -95,7 +95,7 @@ def test_programs_written_anew_agree_with_the_references() -> None:
 def test_probes_leave_their_arguments_alone() -> None:
     broken = namespace("def merge(intervals):\n    intervals.clear()\n    return []\n")
     probe = call("merge", [[1, 2]])
-    assert reference.run(broken, probe) == [reference.Gave([])]
+    assert reference.run(broken, probe) == [reference.Result([])]
     assert probe == call("merge", [[1, 2]])
 
 
@@ -266,11 +266,11 @@ def test_tasks_with_the_same_broken_program_are_one_family() -> None:
 
 
 def test_public_tests_are_numbered_without_gaps() -> None:
-    mutant = next(m for m in candidates("train", (1,), 1_000, False) if len(m.telling) == 2)
+    mutant = next(m for m in candidates("train", (1,), 1_000, False) if len(m.failing) == 2)
     choices = Choices(mutant, LEVELS[2])
     found = {choices.number(number) for number in range(choices.count)}
     assert len(found) == choices.count == 2 * (22 * 21 * 20 // 6) + 22 * 21 // 2
-    assert all(len(one) == 4 and set(one) & set(mutant.telling) for one in found)
+    assert all(len(one) == 4 and set(one) & set(mutant.failing) for one in found)
 
 
 def test_a_task_is_made_in_under_five_milliseconds() -> None:

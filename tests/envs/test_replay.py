@@ -53,15 +53,15 @@ def test_another_prompt_score_or_ending_is_a_difference(where: Stage) -> None:
     found = again(where, row)
     assert found is not None and found.where == "opening, message 2" and prompt[:20] in found.replayed
     assert again(where, recorded(where, score=0.0)) == Difference(where="score", recorded="0.0", replayed="1.0")
-    assert again(where, recorded(where, ending="turns")) == Difference(
-        where="ending", recorded="turns", replayed="done"
+    assert again(where, recorded(where, ending="max_turns")) == Difference(
+        where="ending", recorded="max_turns", replayed="done"
     )
 
 
 def test_a_turn_that_was_cut_off_is_not_carried_out(where: Stage) -> None:
     row = recorded(where)
     row["messages"] = [*row["messages"][:2], row["messages"][2]]
-    assert again(where, {**row, "ending": "tokens", "score": 0.0}) is None
+    assert again(where, {**row, "ending": "max_tokens", "score": 0.0}) is None
 
 
 def test_files_of_all_kinds_are_read(where: Stage, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_training_stores_is_replayed(where: Stage, tmp_path: Path) -> None:
 
 def test_what_is_no_trajectory_is_said(tmp_path: Path, where: Stage) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"bad.jsonl, line 1: not a trajectory: KeyError 'env'"):
+    with pytest.raises(UserError, match=r"bad.jsonl, line 1: not a trajectory: KeyError 'format'"):
         list(records(tmp_path / "bad.jsonl"))
     with pytest.raises(UserError, match="no trajectories there"):
         list(records(tmp_path / "none"))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from agentrl.envs import load
 from agentrl.envs.play import Stage, play
+from agentrl.envs.search.corpus import _CLOSED, _OPEN, _STARTS, LEVELS, WORDS, problem, word
 from agentrl.envs.search.index import Index
 from agentrl.envs.search.relations import BY_KEY, RELATIONS, asked, told
-from agentrl.envs.search.world import _CLOSED, _OPEN, _STARTS, LEVELS, WORDS, word, world
 from agentrl.types import SPLITS, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission
 
@@ -32,9 +32,9 @@ def follow(task: Task, start: str, relations: list[str], *, newest: bool = True)
     """Where the documents lead, read without any knowledge of how they were made."""
     at = start
     for key in relations:
-        found = {(d["date"], y) for d in task.setup["documents"] for r, x, y, _ in d["facts"] if (r, x) == (key, at)}
-        assert len({date for date, _ in found}) == len(found) > 0
-        at = (max if newest else min)(found)[1]
+        facts = {(d["date"], y) for d in task.setup["documents"] for r, x, y, _ in d["facts"] if (r, x) == (key, at)}
+        assert len({date for date, _ in facts}) == len(facts) > 0
+        at = (max if newest else min)(facts)[1]
     return at
 
 
@@ -43,17 +43,17 @@ def test_the_documents_answer_the_question_and_no_page_tells_two_steps_of_it(lev
     environment = Search()
     for split in SPLITS:
         for index in range(10):
-            made, task = world(split, level, index), environment.task(split, level, index)
-            assert len(made.relations) == LEVELS[level].hops and len(made.documents) == LEVELS[level].documents
-            assert follow(task, made.chain[0], made.relations) == made.answer == task.secret["answer"]
-            assert made.chain[0] in task.prompt and not any(name in task.prompt for name in made.chain[1:])
-            last = [fact for document in made.documents for fact in document.facts if fact[0] == made.relations[-1]]
+            drawn, task = problem(split, level, index), environment.task(split, level, index)
+            assert len(drawn.relations) == LEVELS[level].hops and len(drawn.documents) == LEVELS[level].documents
+            assert follow(task, drawn.chain[0], drawn.relations) == drawn.answer == task.secret["answer"]
+            assert drawn.chain[0] in task.prompt and not any(name in task.prompt for name in drawn.chain[1:])
+            last = [fact for document in drawn.documents for fact in document.facts if fact[0] == drawn.relations[-1]]
             assert len(last) >= (5 if level > 1 else 4)  # so that picking one of them is no way round the chain
-            oldest = follow(task, made.chain[0], made.relations, newest=False)
-            assert (oldest != made.answer) == (LEVELS[level].stale > 0)
+            oldest = follow(task, drawn.chain[0], drawn.relations, newest=False)
+            assert (oldest != drawn.answer) == (LEVELS[level].stale > 0)
             for document in task.setup["documents"]:
                 text = " ".join([document["title"], *(told(*fact) for fact in document["facts"])])
-                named = [at for at, name in enumerate(made.chain) if name in text]
+                named = [at for at, name in enumerate(drawn.chain) if name in text]
                 assert len(named) <= 2 and named == list(range(min(named, default=0), max(named, default=-1) + 1))
 
 

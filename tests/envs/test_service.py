@@ -39,8 +39,8 @@ def run(task: Task, actions: Sequence[Action], where: Stage) -> Played:
 
 
 def with_tag(tag: str, level: int, count: int = 1) -> Iterator[Task]:
-    found = (Service().task("train", level, index) for index in range(400))
-    tagged = [task for task, _ in zip((t for t in found if tag in t.tags), range(count), strict=False)]
+    tasks = (Service().task("train", level, index) for index in range(400))
+    tagged = [task for task, _ in zip((t for t in tasks if tag in t.tags), range(count), strict=False)]
     assert len(tagged) == count
     yield from tagged
 

@@ -1,4 +1,4 @@
-"""Sql: every kind of task can be done, careless and literal answers fail, right ones in another dress pass."""
+"""Sql: every kind of task can be solved, careless and literal answers fail, right ones written differently pass."""
 
 import asyncio
 import sqlite3
@@ -38,10 +38,10 @@ def score(where: Stage, task: Task, *actions: Action) -> float | None:
 
 
 def first(level: int, tag: str, kind: str = "query", contains: str = "") -> Task:
-    """The first task of that level, tag and kind whose reference holds a text."""
+    """Return the first task of that level, tag and kind whose reference contains a text."""
     for index in range(400):
-        made = plan("train", level, index)
-        if made.tag == tag and made.change == (kind == "change") and contains in " ".join(made.sql):
+        request = plan("train", level, index).request
+        if request.tag == tag and request.change == (kind == "change") and contains in " ".join(request.sql):
             task: Task = Sql().task("train", level, index)
             return task
     raise AssertionError(f"no {kind} {tag} with {contains!r} at level {level}")
@@ -53,9 +53,9 @@ def test_the_expert_does_every_kind_of_task(level: int, where: Stage) -> None:
     environment = Sql()
     tags = set()
     for index in range(80):
-        made = plan("train", level, index)
-        tags.add(made.tag)
-        key = ("change" if made.change else "query", made.tag)
+        request = plan("train", level, index).request
+        tags.add(request.tag)
+        key = ("change" if request.change else "query", request.tag)
         if key in todo:
             todo.remove(key)
             task = environment.task("train", level, index)
@@ -68,8 +68,8 @@ def test_the_expert_does_every_kind_of_task(level: int, where: Stage) -> None:
 
 
 def test_every_template_gives_a_task() -> None:
-    made = {level: len(QUESTIONS[level]) + len(CHANGES[level]) for level in Sql.levels}
-    assert made == {1: 5, 2: 7, 3: 6, 4: 7, 5: 7, 6: 7}
+    templates = {level: len(QUESTIONS[level]) + len(CHANGES[level]) for level in Sql.levels}
+    assert templates == {1: 5, 2: 7, 3: 6, 4: 7, 5: 7, 6: 7}
 
 
 @pytest.mark.parametrize(

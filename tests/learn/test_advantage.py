@@ -117,16 +117,6 @@ def test_weights_and_shaped_scores_come_from_outside(make_group: MakeGroup) -> N
     assert [(s.advantages.tolist(), s.weight) for s in found] == [([0, 0.25, 0.25], 1.0), ([0, -0.25, -0.25], 0.0)]
 
 
-def test_noise_is_seeded_and_spares_groups_without_signal(make_group: MakeGroup) -> None:
-    section = AlgorithmSection(type="dr_grpo", advantage_noise=0.1)
-    groups = [make_group([1, 0]), make_group([1, 1], number=1)]
-    one, two, other = (advantages(groups, section, seed=s) for s in (1, 1, 2))
-    assert [s.advantages.tolist() for s in one] == [s.advantages.tolist() for s in two]
-    assert one[0].advantages.tolist() != other[0].advantages.tolist()
-    assert one[0].advantages[1] == one[0].advantages[2] != 0.5
-    assert [s.advantages.tolist() for s in one[2:]] == [[0, 0, 0], [0, 0, 0]]
-
-
 @given(st.lists(st.lists(st.floats(0, 1), min_size=2, max_size=6), min_size=1, max_size=4), st.randoms())
 def test_a_permutation_of_rollouts_permutes_the_advantages(scores: list[list[float]], random: object) -> None:
     for estimator in ("group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"):

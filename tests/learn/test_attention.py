@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import RecipeError
 from agentrl.learn.attention import Packing, choose, packed
-from agentrl.learn.shared_prefix import SharedPrefix
+from agentrl.learn.shared_prefix import PrefixLayout
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -44,7 +44,7 @@ def packed_hidden(model: Any, sequences: list[torch.Tensor]) -> torch.Tensor:
             input_ids=torch.cat(sequences)[None],
             position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
             use_cache=False,
-            packing=Packing(SharedPrefix.of(lengths), "sdpa"),
+            packing=Packing(PrefixLayout.of(lengths), "sdpa"),
         )
     hidden: torch.Tensor = output[0][0]
     return hidden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -126,6 +127,21 @@ def test_no_readable_checkpoint_is_an_error_and_none_at_all_is_not(make_learner:
     with pytest.raises(StorageError, match="no checkpoint can be read"):
         checkpoint.latest(tmp_path)
     assert saved.is_dir()
+
+
+def test_a_checkpoint_of_another_format_is_refused_with_the_reason(make_learner: MakeLearner, tmp_path: Path) -> None:
+    saved = checkpoint.save(tmp_path, make_learner())
+    marker = json.loads((saved / "COMPLETE").read_text())
+    assert marker.pop("format") == checkpoint.FORMAT == 2
+    (saved / "COMPLETE").write_text(json.dumps(marker))  # as the first format was written
+    message = (
+        r"step-000000: this checkpoint was written by another version of agentrl \(format 1, this one reads 2\); "
+        "train again or use that version"
+    )
+    with pytest.raises(StorageError, match=message):
+        checkpoint.load(saved)
+    with pytest.raises(StorageError, match=message):
+        checkpoint.latest(tmp_path)
 
 
 def test_what_a_kill_left_half_done_is_put_right(make_learner: MakeLearner, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agentrl.learn.compile import CompiledModules, can_fuse
+from agentrl.learn.compile import CompiledModules, can_compile
 
 
 class SmallMLP(torch.nn.Module):
@@ -13,19 +13,19 @@ class SmallMLP(torch.nn.Module):
 
 
 def test_a_cpu_is_left_alone() -> None:
-    assert not can_fuse("cpu")
+    assert not can_compile("cpu")
     model = torch.nn.Sequential(SmallMLP())
-    with CompiledModules(model, torch.device("cpu")).on():
+    with CompiledModules(model, torch.device("cpu")).use():
         assert model(torch.ones(2)).tolist() == [2, 2]
 
 
 def test_fused_forms_act_only_while_they_are_on() -> None:
     model = torch.nn.Sequential(SmallMLP())
-    fusion = CompiledModules(model, torch.device("cpu"))
-    fusion._forms = [(model[0], lambda x: x * 3)]  # stands for what torch.compile makes
-    with fusion.on():
+    compiled = CompiledModules(model, torch.device("cpu"))
+    compiled._calls = [(model[0], lambda x: x * 3)]  # stands for what torch.compile makes
+    with compiled.use():
         assert model(torch.ones(2)).tolist() == [3, 3]
-        with fusion.on(False):
+        with compiled.use(False):
             assert model(torch.ones(2)).tolist() == [2, 2]
         assert model(torch.ones(2)).tolist() == [3, 3]
     assert model(torch.ones(2)).tolist() == [2, 2]

@@ -29,7 +29,7 @@ MakeSamples = Callable[..., list[TrainingSample]]
 def gradient(learner: Learner, samples: list[TrainingSample], micro_tokens: int) -> tuple[float, torch.Tensor]:
     """Loss and gradient of one update, none of it applied."""
     from agentrl.learn.attention import packed
-    from agentrl.learn.step_report import Gathered
+    from agentrl.learn.step_report import TokenStatistics
 
     batch = pack(samples, learner.algorithm.aggregation, micro_tokens=micro_tokens, max_tokens=64, dtype=torch.float64)
     learner.optimizer.zero()
@@ -38,7 +38,7 @@ def gradient(learner: Learner, samples: list[TrainingSample], micro_tokens: int)
         for minibatch in batch.minibatches:
             old = [m.engine_logprobs for m in minibatch]
             reference = [learner._reference_logprobs(m) for m in minibatch]
-            loss = float(learner._accumulate(minibatch, old, reference, Gathered(), first=True))
+            loss = float(learner._accumulate(minibatch, old, reference, TokenStatistics(), first=True))
     found = [torch.zeros_like(m) if m.grad is None else m.grad for m in learner.optimizer.masters.values()]
     return loss, torch.cat([g.flatten() for g in found]).clone()
 
@@ -214,7 +214,7 @@ def test_drift_beyond_the_bound_stops_the_run(make_learner: MakeLearner, make_sa
     far = [replace(s, segment=Segment(s.segment.token_ids, s.segment.logprobs * 0.1, s.segment.versions,
                                       s.segment.sources)) for s in make_samples(4)]  # fmt: skip
     weights = {n: p.clone() for n, p in learner.weights().items()}
-    with pytest.raises(EngineError, match=r"disagree by .* nats a token .* the engine runs other weights"):
+    with pytest.raises(EngineError, match=r"disagree by .* nats per token .* the engine uses other weights"):
         learner.step(learner.pack(far))
     assert all(torch.equal(p, weights[n]) for n, p in learner.weights().items())
 
@@ -304,7 +304,7 @@ def test_offloaded_masters_and_moments_give_the_same_weights_to_the_bit(
 
 
 def test_offloading_goes_with_plain_adamw(make_learner: MakeLearner) -> None:
-    with pytest.raises(RecipeError, match="learner.offload goes with learner.optimizer adamw"):
+    with pytest.raises(RecipeError, match="learner.offload needs learner.optimizer: adamw"):
         make_learner(learner={"optimizer": "adamw8bit", "offload": True})
 
 
@@ -323,7 +323,7 @@ def test_a_model_with_a_head_of_another_kind_is_found_out(make_learner: MakeLear
         return output
 
     learner.model.forward = capped
-    with pytest.raises(RecipeError, match="other logprobs than it gives by itself"):
+    with pytest.raises(RecipeError, match="other logprobs on packed sequences than by itself"):
         Learner(learner.model, learner.tokenizer, learner.recipe)
 
 
@@ -342,8 +342,9 @@ def test_the_metrics_are_flat_numbers(make_learner: MakeLearner, make_samples: M
     learner = make_learner()
     report = learner.step(learner.pack(make_samples(4)))
     metrics = report.metrics()
-    assert sum(metrics.pop("mismatch_histogram")) == report.sampled
-    assert {"loss", "entropy", "grad_norm", "mismatch_mean", "mismatch_ess", "tokens_per_second"} <= metrics.keys()
+    assert sum(metrics.pop("learn/mismatch_histogram")) == report.sampled
+    names = ("loss", "entropy", "grad_norm", "mismatch_mean", "mismatch_ess", "tokens_per_second")
+    assert {f"learn/{name}" for name in names} <= metrics.keys()
     assert all(isinstance(v, int | float) for v in metrics.values())
 
 

@@ -120,7 +120,7 @@ def test_more_chunks_are_not_compiled_for_anew(monkeypatch: pytest.MonkeyPatch) 
 
     counters = {function: CompileCounter() for function in (logprobs._statistics, logprobs._logit_gradient)}
     compiled = {f: torch.compile(f, dynamic=True, backend=counter) for f, counter in counters.items()}
-    monkeypatch.setattr(logprobs, "_fused", lambda function, device: compiled[function])
+    monkeypatch.setattr(logprobs, "_compiled", lambda function, device: compiled[function])
     for rows in (20, 23, 17, 50, 31):
         hidden, weight, targets, upstream = make(torch.float32, rows)
         found = head(hidden, weight, targets, chunk=24)

@@ -35,8 +35,8 @@ def test_what_lies_where() -> None:
     micro = batch.minibatches[0][0]
     assert micro.token_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert micro.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert (micro.runs.lengths, micro.runs.after, micro.runs.seen) == ((4, 4), (None, None), None)
-    assert micro.runs.borders.tolist() == micro.runs.seen_borders.tolist() == [0, 4, 8]
+    assert (micro.layout.lengths, micro.layout.prefixes, micro.layout.keys) == ((4, 4), (None, None), None)
+    assert micro.layout.query_offsets.tolist() == micro.layout.key_offsets.tolist() == [0, 4, 8]
     assert micro.predictors.tolist() == [1, 2, 4, 6]
     assert micro.targets.tolist() == [2, 3, 1, 3]
     assert micro.advantages.tolist() == [3, 4, 2, 4]

@@ -1,18 +1,15 @@
 """Warm start: our masks become labels, demonstrations are learnt, doubt is left where it is asked for."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from agentrl.errors import UserError
-from agentrl.evaluation import Evaluation
 from agentrl.learn.model import scratch_model, scratch_tokenizer
-from agentrl.learn.sft import _at_once, enough, rows, warm_start
+from agentrl.learn.sft import _at_once, rows, warm_start
 from agentrl.recipe import ScratchModel, WarmStartSection
-from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory
+from agentrl.types import Outcome, Segment, Task, Trajectory
 
 TOKENS = [10, 11, 12, 13, 14, 15]
 SOURCES = [0, 1, 2, 2, 0, 2]
@@ -75,32 +72,3 @@ def test_demonstrations_are_learnt_on_the_sampled_tokens_alone(smoothing: float,
 def test_experts_that_never_succeed_are_an_error() -> None:
     with pytest.raises(UserError, match="env check"):
         warm_start(None, None, [demonstration(0.0)], WarmStartSection(), seed=0, micro_tokens=64)
-
-
-def evaluation(scores: list[float], *, broken: int = 0, unfinished: int = 0) -> Evaluation:
-    """One try at each of some tasks; the first `broken` made a call nobody can read, the first `unfinished` ran on."""
-    tries = []
-    for number, score in enumerate(scores):
-        call = ToolCall(name="look", arguments={}, error="no JSON" if number < broken else None)
-        outcome = Outcome(ending="turns" if number < unfinished else "done", grade="graded", score=score)
-        messages = (Message(role="assistant", content="", tool_calls=(call,)),)
-        tries.append(replace(demonstration(), messages=messages, outcome=outcome))
-    passes = {str(number): (score == 1.0,) for number, score in enumerate(scores)}
-    return Evaluation(passes=passes, trajectories=tuple(tries), ungraded=0)
-
-
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [
-        (evaluation([1, 0] * 5), "warm start is enough: 100% of the tool calls can be read, 100% of the episodes end "
-         "by themselves, 99% of groups of 8 would carry a signal"),
-        (evaluation([1, 0] * 5, broken=3), "warm start is too short: 70% of the tool calls"),
-        (evaluation([1, 0] * 5, unfinished=6), "warm start is too short: 100% of the tool calls can be read, 40% of"),
-        (evaluation([1] * 10), "little for RL to work with: 100% of the tool calls can be read, 100% of the episodes "
-         "end by themselves, 0% of groups of 8 would carry a signal; choose harder levels"),
-        (evaluation([0] * 10), "choose easier levels, or more demonstrations"),
-    ],
-    ids=["enough", "broken calls", "endless", "all solved", "none solved"],
-)  # fmt: skip
-def test_the_trainer_says_when_a_warm_start_is_enough(found: Evaluation, says: str) -> None:
-    assert says in enough(found, 8)

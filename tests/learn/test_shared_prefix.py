@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.learn import shared_prefix
-from agentrl.learn.attention import _Seen
+from agentrl.learn.attention import _Gather
 from agentrl.learn.pack import pack
-from agentrl.learn.shared_prefix import SharedPrefix, clusters, common_prefix
+from agentrl.learn.shared_prefix import PrefixLayout, clusters, common_prefix
 from agentrl.types import Segment, TrainingSample
 
 
@@ -37,12 +37,12 @@ def test_a_groups_prompt_is_computed_once() -> None:
     assert (batch.tokens, batch.computed, batch.sampled, micro.sequences) == (18, 12, 7, 4)
     assert micro.token_ids.tolist() == [1, 2, 3, 10, 11, 20, 30, 31, 32, 7, 8, 9]
     assert micro.positions.tolist() == [0, 1, 2, 3, 4, 3, 3, 4, 5, 0, 1, 2]
-    assert (micro.runs.lengths, micro.runs.after) == ((3, 2, 1, 3, 3), (None, 0, 0, 0, None))
-    assert micro.runs.borders.tolist() == [0, 3, 5, 6, 9, 12]
-    assert micro.runs.seen is not None
-    assert micro.runs.seen.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 2, 6, 7, 8, 9, 10, 11]
-    assert micro.runs.seen_borders.tolist() == [0, 3, 8, 12, 18, 21]
-    assert micro.runs.longest_seen == 6
+    assert (micro.layout.lengths, micro.layout.prefixes) == ((3, 2, 1, 3, 3), (None, 0, 0, 0, None))
+    assert micro.layout.query_offsets.tolist() == [0, 3, 5, 6, 9, 12]
+    assert micro.layout.keys is not None
+    assert micro.layout.keys.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 0, 1, 2, 6, 7, 8, 9, 10, 11]
+    assert micro.layout.key_offsets.tolist() == [0, 3, 8, 12, 18, 21]
+    assert micro.layout.max_keys == 6
     assert micro.targets.tolist() == [10, 11, 20, 30, 31, 32, 9]
     assert micro.predictors.tolist() == [2, 3, 2, 2, 6, 7, 10]  # the prompt's last token predicts three of them
     assert micro.sequence.tolist() == [0, 0, 1, 2, 2, 2, 3]
@@ -104,8 +104,8 @@ def test_sharing_changes_neither_logprobs_nor_gradients(
         sample([*prompt, *random.integers(5, 200, 3 + 4 * i).tolist()], len(prompt), trajectory=i) for i in range(4)
     ]
     found = []
-    for pays in (shared_prefix.PAYS, np.inf):
-        monkeypatch.setattr(shared_prefix, "PAYS", pays)
+    for pays in (shared_prefix.MIN_SAVING, np.inf):
+        monkeypatch.setattr(shared_prefix, "MIN_SAVING", pays)
         ((micro,),) = pack(samples, "token", micro_tokens=1000, dtype=torch.float64).minibatches
         learner.model.zero_grad()
         logprobs = learner.logprobs(micro).logprobs
@@ -129,11 +129,11 @@ def _with_window(window: int | None) -> Callable[..., Any]:
 
 def test_gathered_rows_hand_their_gradients_back() -> None:
     tensor = torch.randn(5, 2, 3, requires_grad=True)
-    seen = SharedPrefix.of([3, 1, 1], [None, 0, 0]).seen
-    assert seen is not None
-    weights = torch.randn(len(seen), 2, 3)
+    keys = PrefixLayout.of([3, 1, 1], [None, 0, 0]).keys
+    assert keys is not None
+    weights = torch.randn(len(keys), 2, 3)
     ours, theirs = (
         torch.autograd.grad((rows * weights).sum(), tensor)[0]
-        for rows in (_Seen.apply(tensor, seen), tensor[seen])  # type: ignore[no-untyped-call]
+        for rows in (_Gather.apply(tensor, keys), tensor[keys])  # type: ignore[no-untyped-call]
     )
     torch.testing.assert_close(ours, theirs)

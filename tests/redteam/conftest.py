@@ -1,4 +1,4 @@
-"""Boxes for the red team's tests, shared by all of them."""
+"""Sandboxes for the red team's tests, shared by all of them."""
 
 from collections.abc import Iterator
 

@@ -32,7 +32,7 @@ def test_a_sound_environment_exits_with_0(boxes: Pool, capsys: pytest.CaptureFix
     assert {"id", "family", "succeeded", "score", "evidence"} <= set(data["attacks"][0])
 
 
-def test_a_foil_exits_with_1_and_every_format_says_so(
+def test_a_naive_grader_exits_with_1_and_every_format_says_so(
     boxes: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {kind: tmp_path / f"report.{kind}" for kind in ("html", "junit", "sarif")}
@@ -73,7 +73,7 @@ def test_a_wrong_name_is_told_with_what_there_is(capsys: pytest.CaptureFixture[s
         (["countdown", "--baseline", "broken.json"], "the baseline broken.json cannot be read"),
         (["countdown", "--baseline", "list.json"], "must look like"),
         (["countdown", "--search", "-1"], "--search"),
-        (["folder"], "folder is a folder, but no Harbor task: there is no task.toml in it"),
+        (["folder"], "folder is a folder, but not a Harbor task: there is no task.toml in it"),
         (["--scorer", "json"], "must look like module:function"),
         (["--scorer", "json:dumps"], "--scorer needs --honest and --wrong"),
         ([], "say what to attack"),
@@ -94,7 +94,7 @@ def test_mistakes_are_told_before_anything_runs(
     assert said in capsys.readouterr().err
 
 
-def test_a_verifier_with_several_ranges_gives_one_report_of_the_same_form(
+def test_a_verifier_with_several_testbeds_gives_one_report_of_the_same_form(
     boxes: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert redteam("final_state", "--attack", "A.json_types", "--json") == 0
@@ -110,7 +110,7 @@ def test_a_verifier_with_several_ranges_gives_one_report_of_the_same_form(
     ]
 
 
-def test_a_scoring_function_is_attacked_in_a_box(
+def test_a_scoring_function_is_attacked_in_a_sandbox(
     boxes: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_scorer.py").write_text(

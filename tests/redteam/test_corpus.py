@@ -1,4 +1,4 @@
-"""The corpus as a whole: how much there is, that it is well formed, and that it bites."""
+"""The corpus as a whole: how much there is, that it is well formed, and that each attack has a naive grader."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def test_every_attack_names_real_surfaces_and_says_what_it_does() -> None:
         assert len(attack.title) > 15 and attack.fix, attack.id
 
 
-def test_every_attack_is_aimed_at_a_foil_or_stopped_before_any_verifier() -> None:
-    aimed = {id for foil in NAIVE_GRADERS.values() for id in foil.aimed}
+def test_every_attack_is_aimed_at_a_naive_grader_or_stopped_before_any_verifier() -> None:
+    aimed = {id for grader in NAIVE_GRADERS.values() for id in grader.aimed}
     assert set(attacks()) - aimed == set(GUARDED)
     assert aimed <= set(attacks())

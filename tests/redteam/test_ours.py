@@ -17,21 +17,21 @@ from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool
 
 FULL = os.environ.get("AGENTRL_FULL") == "1"
-GROUNDS = {f"{name}/{kind.__name__.lower()}": kind for name, kinds in TESTBEDS.items() for kind in kinds}
+BEDS = {f"{name}/{kind.__name__.lower()}": kind for name, kinds in TESTBEDS.items() for kind in kinds}
 SHIPPED = sorted(members("envs"))
 COSTLY = ("hidden_tests/repositories",)  # graded in the verifiers' own tests; attacked with AGENTRL_FULL=1
 
 
-def aim_at(name: str) -> suite.AttackTarget:
-    if name in GROUNDS:
-        kind = GROUNDS[name]
-        count = len({task.id for task in kind().problems()})
-        return suite.mark(name, kind, per_level=count, judge=ScriptedExaminer())
+def attack_target(name: str) -> suite.AttackTarget:
+    if name in BEDS:
+        kind = BEDS[name]
+        count = len({task.id for task in kind.problems})
+        return suite.AttackTarget.of(name, kind, per_level=count, judge=ScriptedExaminer())
     try:
         environment = envs.load(name)
     except CatalogueError as error:
         pytest.skip(f"it cannot be loaded here: {error}")
-    return suite.mark(name, environment, judge=ScriptedExaminer())
+    return suite.AttackTarget.of(name, environment, judge=ScriptedExaminer())
 
 
 def loadable(name: str) -> bool:
@@ -44,8 +44,8 @@ def loadable(name: str) -> bool:
 
 def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
     """Every attack goes to one target it applies to, drawn with a fixed seed."""
-    marks = [aim_at(name) for name in (*GROUNDS, *filter(loadable, SHIPPED)) if name not in COSTLY]
-    arenas = {f"{m.name} {t.id}": suite.arena(m, t, boxes) for m in marks for t in m.tasks[:4]}
+    attacked = [attack_target(name) for name in (*BEDS, *filter(loadable, SHIPPED)) if name not in COSTLY]
+    arenas = {f"{a.name} {t.id}": a.arena(t, boxes) for a in attacked for t in a.tasks[:4]}
     names = list(arenas)
 
     async def run() -> tuple[list[tuple[str, str, str]], list[str]]:
@@ -73,8 +73,8 @@ def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
     assert asyncio.run(run()) == ([], [])
 
 
-def test_no_file_of_a_box_defines_a_function_to_write(boxes: Pool) -> None:
-    """Whether an attack that hands in a file of the machine gains would else depend on the machine."""
+def test_no_file_of_a_sandbox_defines_a_function_to_write(boxes: Pool) -> None:
+    """Otherwise the result of an attack that submits a file of the machine would depend on the machine."""
     names = "|".join(exercise.name for exercise in EXERCISES)
 
     async def found() -> str:
@@ -85,17 +85,16 @@ def test_no_file_of_a_box_defines_a_function_to_write(boxes: Pool) -> None:
     assert asyncio.run(found()) == ""
 
 
-@pytest.mark.parametrize("name", [n for n in (*GROUNDS, *SHIPPED) if FULL or n not in COSTLY])
+@pytest.mark.parametrize("name", [n for n in (*BEDS, *SHIPPED) if FULL or n not in COSTLY])
 def test_controls_are_right(name: str, boxes: Pool) -> None:
-    aim = aim_at(name)
-    report = asyncio.run(suite.run(aim, boxes, chosen=[]))
+    report = asyncio.run(suite.run(attack_target(name), boxes, chosen=[]))
     assert [(c.name, c.task, c.score) for c in report.controls if not c.ok] == []
 
 
 @pytest.mark.skipif(not FULL, reason="the whole matrix runs with AGENTRL_FULL=1")
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", GROUNDS)
+@pytest.mark.parametrize("name", BEDS)
 def test_the_whole_matrix_holds(name: str, boxes: Pool) -> None:
     """Of the verifiers alone; `make test-full` has the environments attacked by `benchmarks.matrix`."""
-    report = asyncio.run(suite.run(aim_at(name), boxes))
+    report = asyncio.run(suite.run(attack_target(name), boxes))
     assert [(f.id, f.result, f.score, f.evidence) for f in report.breaches] == []

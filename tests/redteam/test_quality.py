@@ -1,4 +1,4 @@
-"""Measures of a verifier: mutants by hand, Wilson's bound by hand, and a whole report on a real range."""
+"""Measures of a verifier: mutants by hand, Wilson's bound by hand, and a whole report on a real testbed."""
 
 import asyncio
 
@@ -6,10 +6,10 @@ from agentrl import envs
 from agentrl.redteam import suite
 from agentrl.redteam.mutate import mutants, text_mutants
 from agentrl.redteam.naive_graders import NAIVE_GRADERS
-from agentrl.redteam.quality import equivalents, near_misses, quality, shortfalls, wilson, wrong_works
-from agentrl.redteam.target import survey
+from agentrl.redteam.quality import equivalents, near_misses, quality, shortfalls, wrong_works
 from agentrl.redteam.testbeds.code import Functions
 from agentrl.sandboxes.pool import Pool
+from agentrl.statistics import wilson
 
 
 def test_mutants_of_a_small_function() -> None:
@@ -47,9 +47,9 @@ def test_mutants_of_a_query() -> None:
 
 
 def test_wilson_bound() -> None:
-    assert round(wilson(0, 200), 4) == 0.0188
-    assert round(wilson(1, 20), 4) == 0.2361
-    assert wilson(0, 0) == 1.0
+    assert round(wilson(0, 200).high, 4) == 0.0188
+    assert round(wilson(1, 20).high, 4) == 0.2361
+    assert wilson(0, 0).high == 1.0
 
 
 def test_near_misses_are_never_the_answer() -> None:
@@ -57,14 +57,14 @@ def test_near_misses_are_never_the_answer() -> None:
 
 
 def test_our_hidden_tests_kill_every_mutant_and_accept_other_solutions(boxes: Pool) -> None:
-    aim = suite.AttackTarget(name="functions", make=Functions, tasks=tuple(Functions().problems()[1:3]))
-    found = asyncio.run(quality(aim, boxes, repeats=5, load=1))
+    attack_target = suite.AttackTarget(name="functions", make=Functions, tasks=Functions.problems[1:3])
+    found = asyncio.run(quality(attack_target, boxes, repeats=5, load=1))
     assert found["mutation"]["score"] == 1.0 and found["mutation"]["killed"] >= 10
     assert found["alternatives"] == {"tried": 1, "false_negatives": 0, "missed": []}
     assert found["flakes"] == {
         "tried": 10,
         "failed": 0,
-        "upper_95": round(wilson(0, 10), 4),
+        "upper_95": round(wilson(0, 10).high, 4),
         "busy_processes": 1,
     }
     assert shortfalls(found) == []
@@ -72,29 +72,30 @@ def test_our_hidden_tests_kill_every_mutant_and_accept_other_solutions(boxes: Po
 
 
 def test_a_thin_specification_shows_in_its_mutation_score(boxes: Pool) -> None:
-    foil = NAIVE_GRADERS["names_only"]
-    aim = suite.AttackTarget(name="names_only", make=foil, tasks=tuple(foil().problems()))
-    found = asyncio.run(quality(aim, boxes, repeats=1, load=0))
+    grader = NAIVE_GRADERS["names_only"]
+    attack_target = suite.AttackTarget(name="names_only", make=grader, tasks=grader.problems)
+    found = asyncio.run(quality(attack_target, boxes, repeats=1, load=0))
     assert found["mutation"]["score"] < 0.5 and found["mutation"]["survivors"]
     assert shortfalls(found) == [f"mutation score {found['mutation']['score']:.3f} is below 0.95"]
 
 
 def test_actions_are_left_out_and_their_arguments_changed(boxes: Pool) -> None:
     """In an environment that is graded on what its tools did: every such mutant fails, or leaves nothing different."""
-    aim = suite.mark("service", envs.load("service"), levels=[3])
-    target = asyncio.run(survey(suite.arena(aim, aim.tasks[0], boxes)))
-    kinds = {what.split(":")[0].rstrip("0123456789 ") for what, _, _ in wrong_works(target)}
-    assert len(wrong_works(target)) >= 6 and any("is left out" in kind for kind in kinds)
-    assert any(" becomes " in what for what, _, _ in wrong_works(target))
-    found = asyncio.run(quality(aim, boxes, repeats=1, load=0))
+    attack_target = suite.AttackTarget.of("service", envs.load("service"), levels=[3])
+    (target,) = asyncio.run(attack_target.survey(boxes))
+    wrong = [mutant.what for mutant in wrong_works(target)]
+    kinds = {what.split(":")[0].rstrip("0123456789 ") for what in wrong}
+    assert len(wrong) >= 6 and any("is left out" in kind for kind in kinds)
+    assert any(" becomes " in what for what in wrong)
+    found = asyncio.run(quality(attack_target, boxes, repeats=1, load=0))
     assert found["mutation"]["survived"] == 0 and found["mutation"]["killed"] > 0
 
 
 def test_equivalent_mutants_are_recognised(boxes: Pool) -> None:
-    aim = suite.AttackTarget(name="functions", make=Functions, tasks=tuple(Functions().problems()[:1]))
+    attack_target = suite.AttackTarget(name="functions", make=Functions, tasks=Functions.problems[:1])
 
     async def run() -> tuple[bool, bool]:
-        target = await survey(suite.arena(aim, aim.tasks[0], boxes))
+        (target,) = await attack_target.survey(boxes)
         honest = target.code.honest
         same = await equivalents(target, honest.replace("abs(n)", "abs(-n)"), boxes)
         return same, await equivalents(target, honest.replace("abs(n)", "abs(n) + 1"), boxes)

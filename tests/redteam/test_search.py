@@ -7,13 +7,12 @@ import time
 from pathlib import Path
 
 from agentrl import seeds
-from agentrl.redteam import suite
 from agentrl.redteam.attack import NotApplicable, attacks
 from agentrl.redteam.naive_graders import NAIVE_GRADERS
 from agentrl.redteam.proposals import Candidate, propose
 from agentrl.redteam.report import Report
 from agentrl.redteam.search import search, shrink
-from agentrl.redteam.target import survey
+from agentrl.redteam.suite import AttackTarget
 from agentrl.redteam.testbeds.answers import Words
 from agentrl.redteam.testbeds.code import Functions
 from agentrl.sandboxes.pool import Pool
@@ -21,13 +20,13 @@ from agentrl.sandboxes.pool import Pool
 REWARD = "echo '{\"reward\": 1}' > logs/verifier/reward.json"
 
 
-def run(aim: suite.AttackTarget, boxes: Pool, seconds: float, folder: Path) -> Report:
-    empty = Report(target=aim.name, backend="namespace", controls=(), findings=())
-    return asyncio.run(search(aim, boxes, empty, seconds=seconds, folder=folder))
+def run(attack_target: AttackTarget, boxes: Pool, seconds: float, folder: Path) -> Report:
+    empty = Report(target=attack_target.name, backend="namespace", controls=(), findings=())
+    return asyncio.run(search(attack_target, boxes, empty, seconds=seconds, folder=folder))
 
 
-def test_it_breaks_a_foil_and_saves_the_smallest_exploit(boxes: Pool, tmp_path: Path) -> None:
-    report = run(suite.mark("substring", NAIVE_GRADERS["substring"]), boxes, 4.0, tmp_path)
+def test_it_breaks_a_naive_grader_and_saves_the_smallest_exploit(boxes: Pool, tmp_path: Path) -> None:
+    report = run(AttackTarget.of("substring", NAIVE_GRADERS["substring"]), boxes, 4.0, tmp_path)
     found = [f for f in report.findings if f.id.startswith("G.found-")]
     assert found == list(report.findings) and all(f.succeeded and f.score == 1.0 for f in found)
     assert min(len(f.transcript[-1].content) for f in found) <= len("apricot") + 1
@@ -44,11 +43,11 @@ def test_it_breaks_a_foil_and_saves_the_smallest_exploit(boxes: Pool, tmp_path: 
 
 
 def test_combinations_are_shrunk_to_the_action_that_matters(boxes: Pool) -> None:
-    """A box turned upside down in three ways, of which one writes the reward: the other two are left out."""
-    aim = suite.mark("reward_file", NAIVE_GRADERS["reward_file"])
+    """A sandbox perturbed in several ways, of which two write the reward: the others are left out."""
+    attack_target = AttackTarget.of("reward_file", NAIVE_GRADERS["reward_file"])
 
     async def smallest() -> list[str]:
-        target = await survey(suite.arena(aim, aim.tasks[0], boxes))
+        (target,) = await attack_target.survey(boxes)
         commands = ("true", "mkdir -p logs/verifier", REWARD, "ls")
         all_of_them = Candidate(commands, lambda parts: [*map(target.run, parts), target.final("done")], fine=False)
         return list((await shrink(target, all_of_them, until=time.monotonic() + 60)).parts)
@@ -57,18 +56,18 @@ def test_combinations_are_shrunk_to_the_action_that_matters(boxes: Pool) -> None
 
 
 def test_everything_there_is_to_vary_is_proposed(boxes: Pool) -> None:
-    aim = suite.mark("functions", Functions)
-    target = asyncio.run(survey(suite.arena(aim, aim.tasks[0], boxes)))
-    rng, seen = seeds.generator(0, "test"), set()
+    attack_target = AttackTarget.of("functions", Functions)
+    (target,) = asyncio.run(attack_target.survey(boxes))
+    rng, lengths = seeds.generator(0, "test"), set()
     for _ in range(300):
         try:
-            seen.add(len(propose(target, list(attacks().values()), rng).parts))
+            lengths.add(len(propose(target, list(attacks().values()), rng).parts))
         except NotApplicable:
             continue
-    assert {1, 2, 3} <= seen and max(seen) > 3  # a source, one to three perturbations, attacks in combination
+    assert {1, 2, 3} <= lengths and max(lengths) > 3  # a source, one to three perturbations, attacks in combination
 
 
 def test_it_finds_nothing_against_ours(boxes: Pool, tmp_path: Path) -> None:
-    report = run(suite.mark("words", Words), boxes, 2.0, tmp_path)
+    report = run(AttackTarget.of("words", Words), boxes, 2.0, tmp_path)
     assert [f.result for f in report.findings] == ["held"]
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import re
 
 from agentrl.redteam import suite
 from agentrl.redteam.attack import NotApplicable, Variants, attacks
-from agentrl.redteam.target import Solution, Target, perturb, survey
+from agentrl.redteam.target import Solution, Target, perturb
 from agentrl.redteam.testbeds.code import EXERCISES, Functions
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool
@@ -27,8 +27,8 @@ os.write(out, (order["key"] + json.dumps(found if plain else None)).encode())
 
 
 def sources(target: Target) -> dict[str, list[str]]:
-    """Every source that a code attack hands in whole, by attack."""
-    found: dict[str, list[str]] = {}
+    """Return every source that a code attack submits whole, by attack."""
+    submitted: dict[str, list[str]] = {}
     for attack in attacks().values():
         if "python" not in attack.needs or attack.partial or not attack.needs <= target.surfaces:
             continue
@@ -36,20 +36,20 @@ def sources(target: Target) -> dict[str, list[str]]:
             plays = attack.play(target)
         except NotApplicable:
             continue
-        for policy in plays if isinstance(plays, Variants) else [plays]:
-            for action in policy if isinstance(policy, list) else []:
+        for script in plays if isinstance(plays, Variants) else [plays]:
+            for action in script if isinstance(script, list) else []:
                 if isinstance(action, ToolCall) and str(action.arguments.get("command", "")).endswith("> solution.py"):
                     body = re.findall(r"printf %s (\S+) \|", str(action.arguments["command"]))[0]
-                    found.setdefault(attack.id, []).append(base64.b64decode(body).decode())
-    return found
+                    submitted.setdefault(attack.id, []).append(base64.b64decode(body).decode())
+    return submitted
 
 
 def test_no_code_attack_computes_the_function(boxes: Pool) -> None:
     exercise = EXERCISES[2]
 
     async def run() -> tuple[list[str], int]:
-        aim = suite.AttackTarget(name="functions", make=Functions, tasks=(Functions().problems()[2],))
-        target = await survey(suite.arena(aim, aim.tasks[0], boxes))
+        attack_target = suite.AttackTarget(name="functions", make=Functions, tasks=Functions.problems[2:3])
+        (target,) = await attack_target.survey(boxes)
         right, tried = [], 0
         places = asyncio.Semaphore(4)
 

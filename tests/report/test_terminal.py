@@ -7,10 +7,14 @@ from rich.console import Console
 from agentrl.report.terminal import Progress, sparkline
 
 STEP = {
-    "kind": "step", "step": 3, "score": 0.5, "informative": 0.75, "loss": 0.1, "entropy": 1.5, "tokens_per_s": 1234.0,
-    "seconds": 2.0,
+    "kind": "step", "step": 3, "rollout/score": 0.5, "rollout/informative": 0.75, "learn/loss": 0.1,
+    "learn/entropy": 1.5, "rollout/tokens_per_second": 1234.0, "seconds": 2.0,
 }  # fmt: skip
-EVAL = {"kind": "eval", "step": 3, "stage": "rl", "split": "heldout", "pass@1": {"value": 0.4, "low": 0.3, "high": 0.5}}
+EVAL = {
+    "kind": "eval", "step": 3, "stage": "rl", "split": "heldout",
+    "eval/files/pass@1": {"value": 0.4, "low": 0.3, "high": 0.5},
+    "eval/sql/pass@1": {"value": 0.1, "low": 0.0, "high": 0.2},
+}  # fmt: skip
 
 
 def test_a_sparkline_shows_values_between_0_and_1() -> None:
@@ -25,7 +29,8 @@ def test_plain_lines_without_a_terminal() -> None:
         progress.show({"kind": "alarm", "step": 3, "name": "x", "text": "entropy fell"})
     assert out.getvalue().splitlines() == [
         "step 3/10  score 0.500  informative 0.75  loss 0.1  entropy 1.5  1234 tokens/s  2.0 s  left 00:00:14",
-        "heldout tasks after step 3 (rl): pass@1 0.400 [0.300, 0.500]",
+        "files, heldout tasks after step 3 (rl): pass@1 0.400 [0.300, 0.500]",
+        "sql, heldout tasks after step 3 (rl): pass@1 0.100 [0.000, 0.200]",
         "alarm: entropy fell",
     ]
 

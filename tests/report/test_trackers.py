@@ -24,16 +24,17 @@ def test_every_number_of_every_row_is_shown(tmp_path: Path) -> None:
     board = TensorBoard.open(tmp_path / "tensorboard")
     assert board is not None
     metrics.readers.append(board.add)
-    metrics.log("step", 1, {"score": 0.25, "reference_kl": None, "groups": 4, "histogram": [1, 2]})
-    metrics.log("eval", 1, {"pass@1": {"value": 0.5, "low": 0.4, "high": 0.6}, "stage": "rl"})
-    metrics.log("step", 2, {"score": 0.5, "groups": 3})
+    score = {"value": 0.5, "low": 0.4, "high": 0.6}
+    metrics.log("step", 1, {"rollout/score": 0.25, "learn/loss": None, "seconds": 4, "curriculum/histogram": [1, 2]})
+    metrics.log("eval", 1, {"stage": "rl", "eval/sql/pass@1": score, "eval/sql/passes": {"sql/heldout/1/0": 1.0}})
+    metrics.log("step", 2, {"rollout/score": 0.5, "seconds": 3})
     board.close()
     assert read(tmp_path / "tensorboard") == {
-        "step/score": [(1, 0.25), (2, 0.5)],
-        "step/groups": [(1, 4.0), (2, 3.0)],
-        "eval/pass@1/value": [(1, 0.5)],
-        "eval/pass@1/low": [(1, 0.4)],
-        "eval/pass@1/high": [(1, 0.6)],
+        "rollout/score": [(1, 0.25), (2, 0.5)],
+        "step/seconds": [(1, 4.0), (2, 3.0)],
+        "eval/sql/pass@1/value": [(1, 0.5)],
+        "eval/sql/pass@1/low": [(1, 0.4)],
+        "eval/sql/pass@1/high": [(1, 0.6)],
     }
 
 
@@ -45,10 +46,10 @@ def test_a_resumed_run_shows_only_the_steps_that_count(tmp_path: Path) -> None:
         assert board is not None
         metrics.readers.append(board.add)
         for step in range((resumed or 0) + 1, last + 1):
-            metrics.log("step", step, {"score": step / 10 + (resumed or 0)})
+            metrics.log("step", step, {"rollout/score": step / 10 + (resumed or 0)})
         board.close()
         metrics.close()
-    assert read(folder) == {"step/score": [(1, 0.1), (2, 1.2)]}
+    assert read(folder) == {"rollout/score": [(1, 0.1), (2, 1.2)]}
 
 
 def test_without_tensorboard_there_is_no_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

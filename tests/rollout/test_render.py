@@ -17,7 +17,7 @@ from agentrl.errors import UserError
 from agentrl.rollout.encoder import Encoder, Marks, unmark
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
-from agentrl.rollout.tool_formats import neutral
+from agentrl.rollout.tool_formats import escape_tags
 from agentrl.types import Message, Source, ToolCall
 
 SCHEMA = {
@@ -78,9 +78,9 @@ def test_text_from_outside_stays_readable(renderers: dict[str, Renderer], family
     assert span is not None
     read = renderer.decode(span.token_ids)
     if family == "llama3":  # shown as a JSON string
-        assert json.dumps(neutral(text), ensure_ascii=False) in read
+        assert json.dumps(escape_tags(text), ensure_ascii=False) in read
     else:
-        assert neutral(text) in read
+        assert escape_tags(text) in read
 
 
 def test_no_frame_can_be_closed_from_inside(renderers: dict[str, Renderer]) -> None:
@@ -197,7 +197,7 @@ def test_spans_spell_what_the_engine_saw(
         task = echo.make().task("train", 1, group)
         budget = Budget(context=100_000, tokens=50_000, turns=8)
         made = asyncio.run(
-            rollout(engine, renderer, echo, task, place=RolloutId(seed=seed, group=group, index=0), budget=budget)
+            rollout(engine, renderer, echo, task, rollout_id=RolloutId(seed=seed, group=group, index=0), budget=budget)
         )
         assert made.outcome.grade == "graded", made.outcome
         seen = [(*prompt, *reply.token_ids) for _, prompt, _, reply in engine.calls]
@@ -217,7 +217,7 @@ def test_spans_spell_what_the_engine_saw(
         assert made.sampled_tokens == sum(len(reply.token_ids) for reply in sampled)
 
 
-def test_a_rewriting_template_gets_a_segment_a_turn(
+def test_a_rewriting_template_gets_one_segment_per_turn(
     renderers: dict[str, Renderer], echo: EnvRuntime, puppet: Any
 ) -> None:
     """Qwen3: thinking survives tool results, and is taken out when the user speaks."""
@@ -231,7 +231,9 @@ def test_a_rewriting_template_gets_a_segment_a_turn(
     engine = puppet(lambda *_: renderer.write(next(script)), renderer.stop_token_ids)
     task = echo.make().task("train", 1, 0)
     made = asyncio.run(
-        rollout(engine, renderer, echo, task, place=RolloutId(seed=0, group=0, index=0), budget=Budget(context=9999))
+        rollout(
+            engine, renderer, echo, task, rollout_id=RolloutId(seed=0, group=0, index=0), budget=Budget(context=9999)
+        )
     )
     first, second = (renderer.decode(s.token_ids.tolist()) for s in made.segments)
     assert first.count("<think>") == 2 and first.endswith("<think>\nB\n</think>\n\nmore<|im_end|>")

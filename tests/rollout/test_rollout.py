@@ -13,11 +13,12 @@ import pytest
 from agentrl import seeds
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
+from agentrl.envs.play import uninterrupted
 from agentrl.errors import AuthoringError, EngineError, SandboxDied, SandboxError
 from agentrl.rollout import rollout as module
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, rollout, uninterrupted
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, rollout
 from agentrl.rollout.token_log import TokenLog
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.types import Completion, Message, Task, ToolCall, Trajectory
@@ -48,7 +49,7 @@ def play(
 ) -> Trajectory:
     task = world.make().task("train", 1, 0)
     place = place or RolloutId(seed=1, group=2, index=3, key=b"k")
-    return asyncio.run(rollout(engine, renderer, world, task, place=place, budget=budget, **options))
+    return asyncio.run(rollout(engine, renderer, world, task, rollout_id=place, budget=budget, **options))
 
 
 def script(puppet: Any, renderer: Renderer, *messages: Message, **options: Any) -> Any:
@@ -68,7 +69,7 @@ def script(puppet: Any, renderer: Renderer, *messages: Message, **options: Any) 
 
 def test_a_whole_episode(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     engine = script(puppet, chat, LOOK, RIGHT)
-    made = play(engine, chat, echo, style=SamplingParams(temperature=0.7, top_p=0.9, top_k=5))
+    made = play(engine, chat, echo, sampling=SamplingParams(temperature=0.7, top_p=0.9, top_k=5))
     assert (made.outcome.ending, made.outcome.grade, made.outcome.score) == ("done", "graded", 1.0)
     assert [(m.role, m.content) for m in made.messages] == [
         ("system", "Use the tools."),
@@ -100,21 +101,21 @@ def test_a_whole_episode(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
 def test_turns_run_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     engine = script(puppet, chat, LOOK)
     made = play(engine, chat, echo, replace(BUDGET, turns=3))
-    assert (made.outcome.ending, made.outcome.score, len(engine.calls)) == ("turns", 0.0, 3)
+    assert (made.outcome.ending, made.outcome.score, len(engine.calls)) == ("max_turns", 0.0, 3)
     assert made.segments[0].loss_mask[-1]  # what came back last was never shown, so it is not in the tokens
 
 
 def test_without_a_limit_the_environment_sets_the_turns(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     engine = script(puppet, chat, LOOK)
-    assert (play(engine, chat, echo).outcome.ending, len(engine.calls)) == ("turns", 8)
+    assert (play(engine, chat, echo).outcome.ending, len(engine.calls)) == ("max_turns", 8)
 
 
 def test_sampled_tokens_run_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
     one = len(chat.write(LOOK))
     made = play(script(puppet, chat, LOOK), chat, echo, replace(BUDGET, tokens=2 * one + 5))
-    assert (made.outcome.ending, made.outcome.score, made.sampled_tokens) == ("tokens", 0.0, 2 * one + 5)
+    assert (made.outcome.ending, made.outcome.score, made.sampled_tokens) == ("max_tokens", 0.0, 2 * one + 5)
     made = play(script(puppet, chat, LOOK), chat, echo, replace(BUDGET, tokens=2 * one))
-    assert (made.outcome.ending, made.sampled_tokens) == ("tokens", 2 * one)
+    assert (made.outcome.ending, made.sampled_tokens) == ("max_tokens", 2 * one)
     assert made.segments[0].loss_mask[-1]
 
 
@@ -123,7 +124,7 @@ def test_the_tokens_of_a_turn_run_out_and_nothing_half_written_is_carried_out(
 ) -> None:
     for length in range(1, len(chat.write(LOOK))):
         made = play(script(puppet, chat, LOOK), chat, echo, replace(BUDGET, turn_tokens=length))
-        assert (made.outcome.ending, made.outcome.grade, made.sampled_tokens) == ("tokens", "graded", length)
+        assert (made.outcome.ending, made.outcome.grade, made.sampled_tokens) == ("max_tokens", "graded", length)
         assert made.ledger["calls"] == 0
         assert made.messages[-1].role == "assistant"
 
@@ -134,7 +135,7 @@ def test_the_context_runs_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> 
     turn = len(chat.write(LOOK))
     for room, sampled in ((prompt, 0), (prompt + 1, 1), (prompt + turn, turn), (prompt + turn + 3, turn)):
         made = play(script(puppet, chat, LOOK), chat, echo, replace(BUDGET, context=room))
-        assert (made.outcome.ending, made.outcome.grade, made.sampled_tokens) == ("tokens", "graded", sampled)
+        assert (made.outcome.ending, made.outcome.grade, made.sampled_tokens) == ("max_tokens", "graded", sampled)
         assert made.tokens == prompt + sampled  # an observation for which there is no room is left out
 
 
@@ -143,7 +144,7 @@ def test_wall_time_runs_out_in_the_engine(puppet: Any, chat: Renderer, echo: Env
     engine.delay = lambda request_id: 0.0 if request_id.endswith("0-0") else 30.0
     began = time.perf_counter()
     made = play(engine, chat, echo, replace(BUDGET, wall_seconds=0.3))
-    assert (made.outcome.ending, made.outcome.score) == ("time", 0.0)
+    assert (made.outcome.ending, made.outcome.score) == ("timeout", 0.0)
     assert made.sampled_tokens == len(chat.write(LOOK))
     assert time.perf_counter() - began < 10 and engine.running == 0
 
@@ -161,7 +162,7 @@ def test_tool_time_runs_out(puppet: Any, chat: Renderer, echo: EnvRuntime) -> No
             return path
 
     made = play(script(puppet, chat, LOOK), chat, replace(echo, make=Slow), replace(BUDGET, tool_seconds=0.7))
-    assert (made.outcome.ending, made.outcome.score) == ("time", 0.0)
+    assert (made.outcome.ending, made.outcome.score) == ("timeout", 0.0)
     assert len([m for m in made.messages if m.role == "assistant"]) == 2
     assert 0.69 < made.timings["tools"] < 5
 
@@ -209,7 +210,7 @@ def test_an_aborted_turn_goes_on_under_newer_weights(chat: Renderer, echo: EnvRu
 
 def test_aborts_do_not_stretch_the_budget(chat: Renderer, echo: EnvRuntime) -> None:
     made = play(Stumbling(chat.write(LOOK), pace=2), chat, echo, replace(BUDGET, tokens=7))
-    assert (made.outcome.ending, made.sampled_tokens, made.ledger["calls"]) == ("tokens", 7, 0)
+    assert (made.outcome.ending, made.sampled_tokens, made.ledger["calls"]) == ("max_tokens", 7, 0)
 
 
 def test_a_failed_request_is_tried_again_where_it_stood(chat: Renderer, echo: EnvRuntime) -> None:
@@ -374,7 +375,7 @@ def test_cancelling_closes_the_episode_and_passes_on(puppet: Any, chat: Renderer
         world = replace(echo, make=Held)
         task = world.make().task("train", 1, 0)
         work = asyncio.create_task(
-            rollout(engine, chat, world, task, place=RolloutId(seed=0, group=0, index=0), budget=BUDGET)
+            rollout(engine, chat, world, task, rollout_id=RolloutId(seed=0, group=0, index=0), budget=BUDGET)
         )
         while not engine.running:
             await asyncio.sleep(0.005)
@@ -409,7 +410,7 @@ def test_uninterrupted_runs_to_the_end() -> None:
     assert done == [True, True]
 
 
-# The tape --------------------------------------------------------------------------------------------------------
+# The log --------------------------------------------------------------------------------------------------------
 
 
 def completion(*tokens: int) -> Completion:
@@ -418,30 +419,30 @@ def completion(*tokens: int) -> Completion:
 
 
 def test_the_tape_holds_what_was_laid_and_sampled() -> None:
-    tape = TokenLog()
-    tape.lay(Span((1, 2), b"\0\1"))
-    tape.take(tape.prompt(), completion(3, 4))
-    tape.lay(Span((5,), b"\0"))
-    tape.take(tape.prompt(), completion(6))
-    tape.cut()
-    tape.lay(Span((7,), b"\0"))
-    first, second = [*tape.segments, *tape.finished()][0], tape.segments[1]
+    log = TokenLog()
+    log.append(Span((1, 2), b"\0\1"))
+    log.append_sampled(log.prompt(), completion(3, 4))
+    log.append(Span((5,), b"\0"))
+    log.append_sampled(log.prompt(), completion(6))
+    log.end_segment()
+    log.append(Span((7,), b"\0"))
+    first, second = [*log.segments, *log.finished()][0], log.segments[1]
     assert first.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert first.sources.tolist() == [0, 1, 2, 2, 0, 2]
     assert first.logprobs.tolist() == [0, 0, -1, -1, 0, -1]
     assert first.versions.tolist() == [-1, -1, 4, 4, -1, 4]
     assert second.token_ids.tolist() == [7]
-    assert tape.finished() == (first,)  # a segment without a sampled token teaches nothing
+    assert log.finished() == (first,)  # a segment without a sampled token teaches nothing
 
 
 def test_the_tape_refuses_tokens_the_engine_did_not_see() -> None:
-    tape = TokenLog()
-    tape.lay(Span((1, 2), b"\0\0"))
+    log = TokenLog()
+    log.append(Span((1, 2), b"\0\0"))
     with pytest.raises(AssertionError, match="other tokens than the trajectory"):
-        tape.take([1, 9], completion(3))
-    tape.take([1, 2], completion(3))
-    tape._ids[0] = 9
+        log.append_sampled([1, 9], completion(3))
+    log.append_sampled([1, 2], completion(3))
+    log._ids[0] = 9
     with pytest.raises(AssertionError, match="departs from what the engine saw"):
-        tape.take(tape.prompt(), completion(4))
+        log.append_sampled(log.prompt(), completion(4))
     with pytest.raises(AssertionError, match="differs from what the engine saw"):
-        tape.cut()
+        log.end_segment()

@@ -1,4 +1,4 @@
-"""The real parts together: a tiny random model in the embedded engine, shipped environments, boxes, gates, files."""
+"""The real parts together: a tiny random model in the embedded engine, shipped environments, sandboxes, files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl import envs, sandboxes
-from agentrl.curriculum import group_filter
 from agentrl.curriculum import sampler as sampling
+from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.tasks import Source
 from agentrl.engines.base import Weights
 from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.recipe import GroupFilterSection, UniformCurriculum
+from agentrl.rollout.inflight import Draw
+from agentrl.rollout.player import Player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scheduler import Plan, Scheduler
@@ -63,18 +65,19 @@ async def rounds(
     engine = TransformersEngine(model, max_batch=16, deterministic=True)
     await engine.start()
     store = Store(folder) if folder else None
-    scheduler = Scheduler(
-        engine=engine,
-        renderer=renderer,
-        worlds={w.name: w for w in worlds},
-        gate=group_filter.make(GroupFilterSection(dynamic_sampling=False), 40),
-        plan=plan,
-        budget=Budget(context=2000, tokens=40, turn_tokens=20, turns=3),
-        seed=3,
-        key=b"key",
-        sink=store,
-    )
-    sampler = sampling.make(
+    budget = Budget(context=2000, tokens=40, turn_tokens=20, turns=3)
+    player = Player(engine=engine, renderer=renderer, runtimes={w.name: w for w in worlds}, budget=budget)
+
+    async def play(draw: Draw, index: int) -> Trajectory:
+        rollout_id = RolloutId(seed=3, group=draw.group, index=index, key=b"key")
+        trajectory = await player.play(draw.env, draw.task, rollout_id)
+        if store:
+            await store.add(trajectory, draw.env)
+        return trajectory
+
+    keep_all = GroupFilter(GroupFilterSection(dynamic_sampling=False), 40)
+    scheduler = Scheduler(play, keep_all, plan, version=lambda: engine.version)
+    sampler = sampling.Sampler(
         UniformCurriculum(type="uniform"), [Source(name=w.name, environment=w.make()) for w in worlds], seed=1
     )
     found: list[Round] = []
@@ -84,7 +87,7 @@ async def rounds(
         sampler.observe(round_.kept + round_.dropped)
         if len(found) == count:
             break
-        await scheduler.update(lambda: engine.publish(Weights(version=engine.version + 1)))
+        await engine.publish(Weights(version=engine.version + 1))
     await source.aclose()
     if store:
         await store.close()
@@ -105,7 +108,7 @@ def test_shipped_environments_with_a_real_engine(
     made = asyncio.run(rounds(model, renderer, worlds, plan, 2, tmp_path))
     found = trajectories(made)
     assert [t.outcome.grade for t in found] == ["graded"] * 16
-    assert {t.outcome.ending for t in found} <= {"done", "tokens", "turns"}
+    assert {t.outcome.ending for t in found} <= {"done", "max_tokens", "max_turns"}
     assert [g.env for r in made for g in r.kept] == ["countdown", "files"] * 2
     assert [t.oldest_version for t in found] == [0] * 8 + [1] * 8
     for t in found:  # rollouts of a group differ, and the mask holds what was sampled
@@ -139,7 +142,7 @@ def test_weights_change_under_running_rollouts(model: Any, renderers: dict[str, 
         budget = Budget(context=2000, tokens=120, turns=3)
         work = [
             asyncio.create_task(
-                rollout(engine, renderer, place, task, place=RolloutId(seed=0, group=0, index=i), budget=budget)
+                rollout(engine, renderer, place, task, rollout_id=RolloutId(seed=0, group=0, index=i), budget=budget)
             )
             for i in range(4)
         ]
@@ -172,7 +175,7 @@ def test_an_expert_solves_its_task_through_the_whole_path(renderer: Renderer, po
                 renderer,
                 place,
                 task,
-                place=RolloutId(seed=0, group=0, index=0, key=b"k"),
+                rollout_id=RolloutId(seed=0, group=0, index=0, key=b"k"),
                 budget=Budget(context=20_000, tokens=5000, turns=20),
             )
         )

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from agentrl.curriculum import group_filter
 from agentrl.curriculum import sampler as sampling
+from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.tasks import Source
 from agentrl.errors import AuthoringError, EngineError
 from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum, UniformCurriculum
 from agentrl.rollout import rollout as rollout_module
+from agentrl.rollout.player import Player, RequestGate
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import Plan, Scheduler
-from agentrl.types import Message, Round, Trajectory
+from agentrl.types import Message, Round
 
 BUDGET = Budget(context=4000, tokens=200, retries=0)
 
@@ -46,20 +48,24 @@ class Setting:
     def scheduler(
         self, engine: Any, plan: Plan, section: GroupFilterSection | None = None, **options: Any
     ) -> Scheduler:
-        gate = group_filter.make(section or GroupFilterSection(), 200)
-        return Scheduler(
-            engine=engine,
+        player = Player(
+            engine=options.get("gate", engine),
             renderer=self.renderer,
-            worlds={"echo": self.world},
-            gate=gate,
-            plan=plan,
-            budget=options.pop("budget", BUDGET),
-            **options,
+            runtimes={"echo": self.world},
+            budget=options.get("budget", BUDGET),
         )
+
+        def play(draw: Any, index: int) -> Any:
+            seed, key = options.get("seed", 0), options.get("key", b"")
+            rollout_id = RolloutId(seed=seed, group=draw.group, index=index, key=key)
+            return player.play(draw.env, draw.task, rollout_id)
+
+        chosen = GroupFilter(section or GroupFilterSection(), 200)
+        return Scheduler(play, chosen, plan, version=lambda: engine.version)
 
     def sampler(self, kind: Any = None) -> Any:
         source = Source(name="echo", environment=self.world.make())
-        return sampling.make(kind or UniformCurriculum(type="uniform"), [source], seed=3)
+        return sampling.Sampler(kind or UniformCurriculum(type="uniform"), [source], seed=3)
 
 
 @pytest.fixture
@@ -303,7 +309,7 @@ def test_no_sample_is_older_than_allowed(setting: Setting, allowed: int, engine_
         ages.extend(staleness(round_, engine.version))
         for _ in range(5):
             figures = scheduler.statistics()
-            most = max(most, int(figures["flying_groups"] + figures["ready_groups"]))
+            most = max(most, int(figures["running_groups"] + figures["ready_groups"]))
             await asyncio.sleep(learner_s / 5)
         engine.version += 1
 
@@ -383,12 +389,14 @@ def test_weights_wait_for_running_requests_when_asked_to(setting: Setting) -> No
 
     for in_flight in (False, True):
         seen.clear()
-        plan = Plan(group_size=2, groups=2, concurrency=4, asynchronous=True, max_staleness=4, in_flight=in_flight)
-        scheduler = setting.scheduler(engine, plan)
+        plan = Plan(group_size=2, groups=2, concurrency=4, asynchronous=True, max_staleness=4)
+        gate = RequestGate(engine)
+        scheduler = setting.scheduler(engine, plan, gate=gate)
 
-        async def learn(round_: Round, scheduler: Scheduler = scheduler) -> None:
+        async def learn(round_: Round, in_flight: bool = in_flight, gate: RequestGate = gate) -> None:
             await asyncio.sleep(0.02)
-            await scheduler.update(publish)
+            async with nullcontext() if in_flight else gate.closed():
+                await publish()
 
         asyncio.run(asyncio.wait_for(take(scheduler, setting.sampler(), 4, learn), 30))
         assert (max(seen) == 0) is not in_flight
@@ -427,15 +435,3 @@ def test_an_interrupted_asynchronous_run_loses_no_draw(setting: Setting) -> None
     rest = asyncio.run(take(setting.scheduler(setting.engine(lambda g, i: i == 0), plan), later, 4))
     handed = sorted(g.number for r in [*begun, *rest] for g in r.kept + r.dropped)
     assert handed == list(range(len(handed))) and 1 in {g.number for g in rest[0].kept}
-
-
-def test_trajectories_go_to_the_sink_as_they_finish(setting: Setting) -> None:
-    kept: list[tuple[int, int, str]] = []
-
-    class Sink:
-        async def add(self, trajectory: Trajectory, env: str) -> None:
-            kept.append((trajectory.group, trajectory.index, env))
-
-    scheduler = setting.scheduler(setting.engine(mixed), Plan(group_size=2, groups=2), sink=Sink())
-    asyncio.run(take(scheduler, setting.sampler(), 1))
-    assert sorted(kept) == [(g, i, "echo") for g in range(3) for i in range(2)]

@@ -19,7 +19,7 @@ import pytest
 
 from agentrl.errors import Fault, StorageError
 from agentrl.rollout import store as module
-from agentrl.rollout.store import Store, mend, parts, read
+from agentrl.rollout.store import Store, parts, read, repair
 from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory, Verdict
 
 
@@ -58,7 +58,7 @@ def trajectory(number: int, tokens: int = 50) -> Trajectory:
         seed=2**62,
         segments=(segment(tokens, number), segment(3)),
         messages=messages,
-        outcome=Outcome(ending="tokens", grade="graded", score=0.25),
+        outcome=Outcome(ending="max_tokens", grade="graded", score=0.25),
         verdict=Verdict(score=0.25, breakdown={"x": 0.5}, evidence=("because",), turn_scores=(0.0, 1.0), verifier="v"),
         ledger={"calls": 2, "files": ["a"]},
         timings={"total": 0.125},
@@ -127,7 +127,7 @@ def test_a_torn_end_is_passed_over_and_cut_off(tmp_path: Path) -> None:
         write(tmp_path, trajectory(7))
         assert [item.trajectory.group for item in read(tmp_path)] == [0, 1, 7]
     path.write_bytes(whole[:5])
-    assert mend(path) == 5 and list(read(tmp_path)) == []
+    assert repair(path) == 5 and list(read(tmp_path)) == []
 
 
 def test_a_killed_process_loses_at_most_what_it_was_writing(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_member(tmp_path: Path, monkeypat
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trajectories-000000.jsonl.gz").write_bytes(gzip.compress(b'{"format": 99}\n'))
-    with pytest.raises(StorageError, match="format 99, this version of agentrl reads format 1"):
+    with pytest.raises(StorageError, match="format 99; this version of agentrl reads format 2"):
         list(read(tmp_path))
 
 

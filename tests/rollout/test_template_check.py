@@ -1,4 +1,4 @@
-"""A template is proven to append only, or told exactly where it does not."""
+"""A template is shown to append only, or the report says exactly where it does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def test_what_each_family_does(renderers: dict[str, Renderer]) -> None:
-    assert {name: (r.report.dialect, r.report.native, sorted(r.report.rewrites)) for name, r in renderers.items()} == {
+    assert {
+        name: (r.report.tool_format, r.report.native, sorted(r.report.rewrites)) for name, r in renderers.items()
+    } == {
         "chatml": ("hermes", False, []),
         "qwen3": ("hermes", True, [("user", True)]),
         "llama3": ("llama", True, [("tool", True)]),
@@ -26,7 +28,7 @@ def test_what_each_family_does(renderers: dict[str, Renderer]) -> None:
 
 def test_the_message_quotes_what_changed(renderers: dict[str, Renderer]) -> None:
     report = str(renderers["qwen3"].report)
-    assert "tool calls: hermes dialect (the chat template's own)" in report
+    assert "tool calls: hermes format (the chat template's own)" in report
     assert "when a user message follows a turn that held thinking" in report
     assert "after turn 1 it renders '|>assistant\\nI say 0.<|im_end|>" in report
     assert "where '|>assistant\\n<think>\\nLet me see." in report
@@ -60,7 +62,7 @@ def test_every_way_of_rewriting_is_found(families: dict[str, Any], template: str
 
 
 @pytest.mark.parametrize(
-    ("file", "family", "dialect", "native"),
+    ("file", "family", "tool_format", "native"),
     [
         ("qwen2_5", "qwen3", "hermes", True),
         ("qwen3", "qwen3", "hermes", True),
@@ -72,13 +74,13 @@ def test_every_way_of_rewriting_is_found(families: dict[str, Any], template: str
         ("gemma3", "gemma", "hermes", False),
     ],
 )
-def test_published_templates(families: dict[str, Any], file: str, family: str, dialect: str, native: bool) -> None:
+def test_published_templates(families: dict[str, Any], file: str, family: str, tool_format: str, native: bool) -> None:
     """The originals, as TRL ships them: same findings as for our short forms of their rules."""
     trl = pytest.importorskip("trl", reason="TRL (the extra `train`) carries the published templates")
     template = (Path(trl.__file__).parent / "chat_templates" / f"{file}.jinja").read_text()
     renderer = Renderer(families[family].tokenizer(template))
     rewrites = {"qwen3": [("user", True)], "llama3_1": [("tool", True)], "llama3_2": [("tool", True)]}
-    assert (renderer.report.dialect, renderer.report.native) == (dialect, native)
+    assert (renderer.report.tool_format, renderer.report.native) == (tool_format, native)
     assert sorted(renderer.report.rewrites) == rewrites.get(file, [])
     span = renderer.bridge([Message(role="tool", content="x <end_of_turn><|im_end|><|eot_id|>", name="look")])
     assert span is not None

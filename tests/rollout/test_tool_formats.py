@@ -15,8 +15,8 @@ from agentrl.rollout.tool_formats import (
     Llama,
     Mistral,
     Read,
+    escape_tags,
     instructions,
-    neutral,
     recognise,
     split_thinking,
 )
@@ -82,9 +82,9 @@ def test_a_call_without_its_end_or_beginning_is_refused() -> None:
 
 
 def test_a_broken_call_does_not_take_its_neighbours_along() -> None:
-    found = hermes.read(f"<tool_call>{{</tool_call><tool_call>{GOOD}</tool_call>")
-    assert [call.error is None for call in found.calls] == [False, True]
-    assert found.calls[1] == CALL
+    parsed = hermes.read(f"<tool_call>{{</tool_call><tool_call>{GOOD}</tool_call>")
+    assert [call.error is None for call in parsed.calls] == [False, True]
+    assert parsed.calls[1] == CALL
 
 
 def test_a_flood_of_calls_is_bounded() -> None:
@@ -102,11 +102,11 @@ def test_nothing_but_a_whole_call_is_ever_executed(text: str, cut: int) -> None:
     """A call without error is spelled, whole, in the text; reading never raises."""
     whole = f"{text}<tool_call>\n{GOOD}\n</tool_call>{text}"
     for said in (text, whole, whole[:cut], text + GOOD[:cut]):
-        for dialect in (hermes, mistral, llama):
-            for call in dialect.read(said).calls:
+        for tool_format in (hermes, mistral, llama):
+            for call in tool_format.read(said).calls:
                 if call.error is None:
                     assert f"{json.dumps(call.name, ensure_ascii=False)}" in said or "\\" in said
-                    if dialect is hermes:
+                    if tool_format is hermes:
                         assert "<tool_call>" in said and "</tool_call>" in said
 
 
@@ -127,10 +127,10 @@ arguments = st.dictionaries(
 
 @given(name=st.text(min_size=1, max_size=10), values=arguments)
 @settings(max_examples=200)
-def test_every_dialect_reads_what_it_writes(name: str, values: dict[str, object]) -> None:
+def test_every_tool_format_reads_what_it_writes(name: str, values: dict[str, object]) -> None:
     call = ToolCall(name=name, arguments=values)
-    for dialect in (hermes, mistral, llama):
-        assert dialect.read(dialect.write("", [call])) == Read("", (call,))
+    for tool_format in (hermes, mistral, llama):
+        assert tool_format.read(tool_format.write("", [call])) == Read("", (call,))
     assert hermes.read(hermes.write("Words.", [call, call])) == Read("Words.", (call, call))
 
 
@@ -159,14 +159,14 @@ def test_llama() -> None:
     ):
         (call,) = llama.read(text).calls
         assert call.error is not None and reason in call.error
-    with pytest.raises(ValueError, match="one call a message"):
+    with pytest.raises(ValueError, match="one call per message"):
         llama.write("", [CALL, CALL])
 
 
-def test_dialects_are_recognised_by_how_a_template_writes_a_call() -> None:
-    for dialect in (hermes, mistral, llama):
-        found = recognise(dialect.write("", [PROBE]))
-        assert found is not None and found.name == dialect.name
+def test_tool_formats_are_recognised_by_how_a_template_writes_a_call() -> None:
+    for tool_format in (hermes, mistral, llama):
+        recognised = recognise(tool_format.write("", [PROBE]))
+        assert recognised is not None and recognised.name == tool_format.name
     assert recognise("<function=probe_name><parameter=probe_key>probe value</parameter></function>") is None
 
 
@@ -177,8 +177,8 @@ def test_thinking_is_told_apart() -> None:
 
 
 def test_the_frame_of_results_is_escaped_and_nothing_else() -> None:
-    assert neutral("a < b </p> <tools> <tool_response") == "a < b </p> <tools> <\\tool_response"
-    assert neutral("</TOOL_RESPONSE >< tool_call>") == "<\\/TOOL_RESPONSE ><\\ tool_call>"
+    assert escape_tags("a < b </p> <tools> <tool_response") == "a < b </p> <tools> <\\tool_response"
+    assert escape_tags("</TOOL_RESPONSE >< tool_call>") == "<\\/TOOL_RESPONSE ><\\ tool_call>"
 
 
 def test_instructions_hold_each_schema_on_a_line() -> None:

@@ -16,7 +16,7 @@ Make = Callable[..., Sandbox]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test first needs docker may have to make the image, which takes minutes on a busy machine."""
+    """Give docker tests more time: the first one may have to make the image, which takes minutes on a busy machine."""
     for item in items:
         if "docker" in item.name or "test_docker" in item.path.name:
             item.add_marker(pytest.mark.timeout(1200))
@@ -25,9 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def namespace() -> Iterator[Backend]:
     backend = sandboxes.load("namespace")()
-    seen = backend.available()
-    if not seen.works:
-        pytest.skip(f"namespaces do not work here: {seen.missing}; {seen.fix}")
+    state = backend.available()
+    if not state.works:
+        pytest.skip(f"namespaces do not work here: {state.missing}; {state.fix}")
     yield backend
     backend.close()
 
@@ -41,7 +41,7 @@ def process() -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[str]:
-    """A Docker daemon: the one that answers, or one of our own for the length of the tests."""
+    """A Docker daemon: the one that answers, or a private one for the length of the tests."""
     pytest.importorskip("docker", reason="the Docker SDK is missing: pip install 'agentrl[docker]'")
     from agentrl.sandboxes.docker import daemon as own
 
@@ -63,45 +63,45 @@ def docker(daemon: str) -> Iterator[Backend]:
 
 @pytest.fixture(scope="session", params=["namespace", "docker"])
 def isolating(request: pytest.FixtureRequest) -> Backend:
-    """Every backend that keeps boxes apart."""
-    found: Backend = request.getfixturevalue(request.param)
-    return found
+    """Every backend that isolates its sandboxes."""
+    backend: Backend = request.getfixturevalue(request.param)
+    return backend
 
 
 @pytest.fixture(scope="session", params=["namespace", "process", "docker"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    found: Backend = request.getfixturevalue(request.param)
-    return found
+    chosen: Backend = request.getfixturevalue(request.param)
+    return chosen
 
 
 def _maker(backend: Backend) -> Iterator[Make]:
-    made: list[Sandbox] = []
+    boxes: list[Sandbox] = []
 
     def make(**spec: object) -> Sandbox:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             box = backend.create(SandboxSpec(**spec))  # type: ignore[arg-type]
-        made.append(box)
+        boxes.append(box)
         return box
 
     yield make
-    for box in made:
+    for box in boxes:
         box.close()
 
 
 @pytest.fixture
 def make(backend: Backend) -> Iterator[Make]:
-    """Boxes of every backend that are closed after the test."""
+    """Make sandboxes of every backend that are closed after the test."""
     yield from _maker(backend)
 
 
 @pytest.fixture
 def isolated(isolating: Backend) -> Iterator[Make]:
-    """Boxes of every backend that keeps boxes apart, closed after the test."""
+    """Make sandboxes of every backend that isolates them, closed after the test."""
     yield from _maker(isolating)
 
 
 @pytest.fixture
 def box(namespace: Backend) -> Iterator[Make]:
-    """Boxes of the namespace backend that are closed after the test."""
+    """Make sandboxes of the namespace backend that are closed after the test."""
     yield from _maker(namespace)

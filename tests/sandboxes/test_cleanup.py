@@ -1,4 +1,4 @@
-"""Nothing stays behind: no process, mount, cgroup, temporary folder or descriptor, however the parent ends."""
+"""Nothing is left behind: no process, mount, cgroup, temporary folder or descriptor, however the parent ends."""
 
 import os
 import signal
@@ -38,15 +38,15 @@ ENDINGS = {
 
 
 def cgroups(zygote: int) -> list[str]:
-    """Its groups, wherever a controller is mounted; other tests' groups come and go meanwhile."""
-    found = subprocess.run(
+    """Return a zygote's groups, wherever a controller is mounted; other tests' groups come and go meanwhile."""
+    listing = subprocess.run(
         ["find", "/sys/fs/cgroup", "-maxdepth", "6", "-name", f"agentrl-*-{zygote}-*"], capture_output=True, text=True
     )
-    return found.stdout.split()
+    return listing.stdout.split()
 
 
 def descendants(pid: int) -> set[int]:
-    """Every process that descends from one, the zygote's boxes and all that runs in them."""
+    """Return every process that descends from one: the zygote's sandboxes and all that runs in them."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -54,16 +54,16 @@ def descendants(pid: int) -> set[int]:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-    found = {pid}
+    family = {pid}
     while True:
-        more = {child for child, parent in parents.items() if parent in found} - found
+        more = {child for child, parent in parents.items() if parent in family} - family
         if not more:
-            return found
-        found |= more
+            return family
+        family |= more
 
 
 def mounts() -> list[str]:
-    """The machine's mounts, without those of a Docker daemon that other tests may be running meanwhile."""
+    """Return the machine's mounts, without those of a Docker daemon that other tests may be running meanwhile."""
     return [line for line in Path("/proc/self/mounts").read_text().splitlines() if "docker" not in line]
 
 
@@ -138,7 +138,7 @@ def test_several_zygotes_make_the_same_boxes_and_all_of_them_end(namespace: Back
             owners[backend.zygote()._process.pid] = [backend.create(spec), backend.create(spec)]
             busy.enter_context(backend.zygote()._lock)
         assert backend.zygote()._process.pid in owners  # and no fourth
-    zygotes, boxes = list(owners), [box for made in owners.values() for box in made]
+    zygotes, boxes = list(owners), [box for pair in owners.values() for box in pair]
     assert len(zygotes) == 3
     assert len({(box.digest(), box.python(look).stdout) for box in boxes}) == 1
     os.kill(zygotes[0], signal.SIGKILL)

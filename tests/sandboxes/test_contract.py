@@ -1,4 +1,4 @@
-"""What every backend promises, tried on each of them."""
+"""The contract of every backend, tested on each of them."""
 
 import asyncio
 import time
@@ -37,11 +37,11 @@ def test_environment_is_the_fixed_one_the_specs_and_the_calls(make: Make, monkey
     monkeypatch.setenv("HOST_SECRET", "must not leak")
     box = make(env={"SPEC": "1"})
     text = box.exec(["env"], env={"CALL": "2"}).stdout.decode()
-    found = dict(line.split("=", 1) for line in text.splitlines())
-    found.pop("HOME")
-    found.pop("PWD", None)
+    variables = dict(line.split("=", 1) for line in text.splitlines())
+    variables.pop("HOME")
+    variables.pop("PWD", None)
     fixed = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0"}
-    assert found == {**fixed, "SPEC": "1", "CALL": "2"}
+    assert variables == {**fixed, "SPEC": "1", "CALL": "2"}
     assert box.python("import os; print(os.environ['SPEC'], 'CALL' in os.environ)").stdout == b"1 False\n"
 
 
@@ -149,10 +149,10 @@ def test_collect_is_data_and_follows_nothing(make: Make) -> None:
     assert box.collect("to") == {"": Entry("link", b"a/b.txt", link)}
     for outside in ("up/etc", "../etc", "d/out", "missing"):
         try:
-            found = box.collect(outside)
+            collected = box.collect(outside)
         except OSError:
             continue
-        assert [entry.kind for entry in found.values()] == ["link"]
+        assert [entry.kind for entry in collected.values()] == ["link"]
 
 
 def test_modes_that_shut_out_their_owner_hide_nothing(make: Make) -> None:
@@ -160,9 +160,15 @@ def test_modes_that_shut_out_their_owner_hide_nothing(make: Make) -> None:
     open_box = box.collect()
     assert box.exec(["sh", "-c", "chmod 0 a/b e; chmod 400 a; chmod 0 c; chmod 0 ."]).ok
     box.kill_all()
-    found, digest = box.collect(), box.digest()
-    assert {path: entry.content for path, entry in found.items()} == {p: e.content for p, e in open_box.items()}
-    assert {path: entry.mode for path, entry in found.items()} == {"a": 0o400, "a/b": 0, "c": 0, "c/d": 0o644, "e": 0}
+    collected, digest = box.collect(), box.digest()
+    assert {path: entry.content for path, entry in collected.items()} == {p: e.content for p, e in open_box.items()}
+    assert {path: entry.mode for path, entry in collected.items()} == {
+        "a": 0o400,
+        "a/b": 0,
+        "c": 0,
+        "c/d": 0o644,
+        "e": 0,
+    }
     assert box.digest() == digest
 
 

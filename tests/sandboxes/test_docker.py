@@ -1,4 +1,4 @@
-"""What only the docker backend has: containers that end with their owner, images, a daemon that may be missing."""
+"""Tests of the docker backend alone: containers that end with their owner, images, a missing daemon."""
 
 import gc
 import os
@@ -44,12 +44,12 @@ def sdk(docker: Backend) -> Any:
 
 @pytest.fixture
 def box(docker: Backend) -> Iterator[Sandbox]:
-    with docker.create(SPEC) as made:
-        yield made
+    with docker.create(SPEC) as box:
+        yield box
 
 
 def containers(sdk: Any) -> set[str]:
-    return {found["Id"] for found in sdk.api.containers(all=True, filters={"label": "agentrl.owner"})}
+    return {container["Id"] for container in sdk.api.containers(all=True, filters={"label": "agentrl.owner"})}
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
@@ -62,8 +62,8 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 
 def test_it_is_told_everything_that_closes_a_container(box: Sandbox, sdk: Any) -> None:
-    found = sdk.api.inspect_container(box._container._id)  # type: ignore[attr-defined]
-    host, config = found["HostConfig"], found["Config"]
+    details = sdk.api.inspect_container(box._container._id)  # type: ignore[attr-defined]
+    host, config = details["HostConfig"], details["Config"]
     assert {key: host[key] for key in ("NetworkMode", "ReadonlyRootfs", "CapDrop", "SecurityOpt", "Privileged")} == {
         "NetworkMode": "none",
         "ReadonlyRootfs": True,
@@ -74,7 +74,7 @@ def test_it_is_told_everything_that_closes_a_container(box: Sandbox, sdk: Any) -
     limits = box.spec.limits
     assert (host["Memory"], host["MemorySwap"]) == (limits.memory_mb << 20, limits.memory_mb << 20)
     assert (host["PidsLimit"], host["NanoCpus"]) == (limits.processes + 1, int(limits.cpus * 1e9))
-    assert (config["User"], config["Hostname"], host["Binds"], found["Mounts"]) == ("1000:1000", "box", None, [])
+    assert (config["User"], config["Hostname"], host["Binds"], details["Mounts"]) == ("1000:1000", "box", None, [])
 
 
 def test_after_a_hostile_episode_the_next_box_is_the_same(docker: Backend) -> None:
@@ -206,30 +206,31 @@ def test_nothing_outlives_the_parent(docker: Backend, sdk: Any, last: str, numbe
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:
         assert parent.stdout is not None
-        made = set(parent.stdout.readline().decode().split())
-        assert len(made) == 2
+        ids = set(parent.stdout.readline().decode().split())
+        assert len(ids) == 2
         if number is not None:
             parent.send_signal(number)
         parent.wait(60)
-    assert within(30, lambda: not made & containers(sdk)), "containers stayed"
-    assert within(10, lambda: not left_of(made)), left_of(made)
+    assert within(30, lambda: not ids & containers(sdk)), "containers stayed"
+    assert within(10, lambda: not left_of(ids)), left_of(ids)
     assert [path for path in tmp_path.iterdir() if path.name.startswith("agentrl-")] == []
 
 
-def left_of(made: set[str]) -> list[str]:
-    """Mounts, control groups and processes in whose names a container's id appears."""
-    found = [line for line in Path("/proc/self/mounts").read_text().splitlines() if any(name in line for name in made)]
-    for name in made:
+def left_of(ids: set[str]) -> list[str]:
+    """Return mounts, control groups and processes in whose names a container's id appears."""
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    leftovers = [line for line in mounts if any(name in line for name in ids)]
+    for name in ids:
         groups = subprocess.run(["find", "/sys/fs/cgroup", "-name", f"*{name}*"], capture_output=True, text=True)
-        found += groups.stdout.split()
+        leftovers += groups.stdout.split()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_text()
             except OSError:
                 continue
-            found += [words for name in made if name in words]
-    return found
+            leftovers += [words for name in ids if name in words]
+    return leftovers
 
 
 def test_what_a_dead_owner_left_is_swept(docker: Backend, sdk: Any) -> None:

@@ -74,8 +74,8 @@ def test_host_files_cannot_be_seen(pair: tuple[Sandbox, Sandbox], isolating: Bac
         if isolating.name == "docker":  # an image has these of its own
             places = [place for place in places if place not in ("/etc/shadow", "/var/lib", "/var/log")]
         look = "print(os.listdir(p) if os.path.isdir(p) else os.path.exists(p))"
-        found = attempt(pair, f"import os\nfor p in {places!r}: {look}")
-    seen = [line for line in found if line not in ("False", "[]")]
+        printed = attempt(pair, f"import os\nfor p in {places!r}: {look}")
+    seen = [line for line in printed if line not in ("False", "[]")]
     inside = sys.executable.startswith("/usr/bin") and isolating.name == "namespace"
     assert seen == (["True"] if inside else []) + ["['agent']"]
 

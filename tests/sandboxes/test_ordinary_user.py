@@ -70,10 +70,10 @@ def seen() -> dict[str, Any]:
     if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
         pytest.skip("another user cannot read this checkout")
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    if "skip" in found:
-        pytest.skip(f"an ordinary user gets no namespaces here: {found['skip']}")
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    if "skip" in report:
+        pytest.skip(f"an ordinary user gets no namespaces here: {report['skip']}")
+    return report
 
 
 def test_the_box_is_the_same(seen: dict[str, Any]) -> None:

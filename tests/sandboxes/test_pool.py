@@ -116,8 +116,8 @@ def test_a_prepared_box_that_died_is_not_handed_out(borrowed: Any) -> None:
         deadline = time.monotonic() + 10
         while pool._prepared() < 1 and time.monotonic() < deadline:
             time.sleep(0.01)
-        for shelf in pool._shelf.values():
-            for waiting in shelf:
+        for ready in pool._ready.values():
+            for waiting in ready:
                 waiting.kill_all()
         with pool.take(SPEC) as box:
             assert box.exec(["echo", "well"]).stdout == b"well\n"

@@ -43,8 +43,8 @@ def test_the_digest_depends_on_the_entries_alone(
         lay_out(one, spec)
         lay_out(two, dict(reversed(spec.items())))
         assert digest_of(records(one, same)) == digest_of(records(two, same))
-        found = collect(one, "", max_bytes=1 << 20, max_files=100)
-        assert {path: (e.kind, e.content) for path, e in found.items()} == {
+        collected = collect(one, "", max_bytes=1 << 20, max_files=100)
+        assert {path: (e.kind, e.content) for path, e in collected.items()} == {
             p: (e.kind, e.content) for p, e in spec.items()
         }
         three = folder(top / "three")

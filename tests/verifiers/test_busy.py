@@ -1,4 +1,4 @@
-"""A deadline on a busy machine: who waited in line is given more time, who was slow by itself is not."""
+"""A deadline on a busy machine: grading that waited for a processor gets more time, slow grading does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from agentrl.types import Verdict
 from agentrl.verifiers import busy
 from agentrl.verifiers.base import Context, Submission, Verifier
-from agentrl.verifiers.busy import Watch, processor_time
+from agentrl.verifiers.busy import ProcessorWatch, processor_time
 
 
 class Late(Verifier):
@@ -51,7 +51,7 @@ def test_late_grading_gets_more_time_once_where_the_machine_was_full(
 def test_a_machine_at_rest_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([(0, 0), (10, 100), (0, 0), (9, 100)])
     monkeypatch.setattr(busy, "processor_time", lambda: next(ticks))
-    assert [Watch().full(), Watch().full()] == [False, True]
+    assert [ProcessorWatch().busy(), ProcessorWatch().busy()] == [False, True]
 
 
 def test_processor_time_counts_work() -> None:

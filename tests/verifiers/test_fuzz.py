@@ -404,7 +404,7 @@ def repositories(given: tuple[Mapping[str, bytes], bytes, list[tuple[int, int, i
             content[at % len(content)] = value
         found[path] = Entry(content=bytes(content))
     try:
-        wrong = REPOSITORY._wrong(REPOSITORY.expected(TASK), found)
+        wrong = REPOSITORY._differences(REPOSITORY.expected(TASK), found)
     except Malformed:
         return
     right = dict(files) == WANTED and mode in (b"100644", b"100755")
@@ -421,7 +421,7 @@ def test_trees_that_hold_each_other_a_billion_times_are_refused() -> None:
     objects["refs/heads/main"] = Entry(content=commit.hex().encode())
     began = time.thread_time()
     with pytest.raises(Malformed, match="too deep or too wide"):
-        REPOSITORY._wrong(REPOSITORY.expected(TASK), objects)
+        REPOSITORY._differences(REPOSITORY.expected(TASK), objects)
     assert time.thread_time() - began < SLOWEST
 
 

@@ -80,8 +80,8 @@ def test_a_broken_house_scores_nothing(graded: Callable[..., Any], submit: Any) 
 def test_a_truncated_episode_is_graded_all_the_same(graded: Callable[..., Any], submit: Any) -> None:
     from dataclasses import replace
 
-    outcome, _ = graded(Scripted(Verdict(score=1.0)), replace(submit(), ending="tokens"))
-    assert outcome == Outcome(ending="tokens", grade="graded", score=1.0)
+    outcome, _ = graded(Scripted(Verdict(score=1.0)), replace(submit(), ending="max_tokens"))
+    assert outcome == Outcome(ending="max_tokens", grade="graded", score=1.0)
 
 
 def test_the_version_follows_the_settings(submit: Any) -> None:

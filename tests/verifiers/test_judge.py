@@ -171,7 +171,7 @@ def test_a_judge_below_the_bound_scores_nothing(judge: HttpJudge, server: Server
     server.script = lambda system, user: opinion("yes")
     outcome, verdict = graded(JudgeVerifier(RUBRIC, gold=GOLD), submit("Any text whatsoever."), judge=judge)
     assert (outcome.grade, outcome.score, verdict) == ("verifier_error", None, None)
-    assert "0.50 (balanced), below the bound of 0.80" in outcome.fault.cause
+    assert "0.50 (balanced), below the required 0.80" in outcome.fault.cause
 
 
 def test_a_judge_that_is_down_is_nobodys_zero(judge: HttpJudge, server: Server, graded: Any, submit: Any) -> None:

@@ -1,4 +1,4 @@
-"""Grades a final answer that is text: exactly one answer, read by a strict grammar, compared exactly."""
+"""Grades a final answer that is text: exactly one answer, read with a strict grammar and compared exactly."""
 
 from .expression import Expression, parse
 from .verifier import Answer

@@ -1,4 +1,4 @@
-"""Arithmetic expressions: a grammar of our own, no eval, bounded in every direction.
+"""Arithmetic expressions: a grammar of our own, no eval, limits on every size.
 
     sum     = product (("+" | "-") product)*
     product = unary (("*" | "/" | "×" | "÷") unary)*
@@ -7,8 +7,8 @@
     atom    = number | name | name "(" sum ")" | "(" sum ")"
 
 Two expressions are equal when they agree at secret random points modulo secret random primes: exact for rational
-functions up to a chance below 2^-100, at the cost of a few multiplications a node, however large the numbers would be.
-A function such as sqrt is opaque: equal arguments give equal values, and no identity about it is assumed.
+functions up to a chance below 2^-100, for a few multiplications per node, however large the numbers would be. A
+function such as sqrt is opaque: equal arguments give equal values, and no identity about it is assumed.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class Expression:
     """`number`, `name`, `call`, `negate`, `plus` (a sign), or one of `+ - * / ^`."""
     parts: tuple[Expression, ...] = ()
     text: str = ""
-    """A number as it was written, or a name."""
+    """A number as written, or a name."""
 
     def walk(self) -> Iterator[Expression]:
-        """Every node, left to right."""
+        """Yield every node, left to right."""
         yield self
         for part in self.parts:
             yield from part.walk()
 
     def numbers(self) -> list[Fraction]:
-        """The numbers that were written, in order."""
+        """Return the numbers in the expression, in order."""
         return [Fraction(node.text) for node in self.walk() if node.kind == "number"]
 
     def operators(self) -> set[str]:
-        """The kinds of operator used."""
+        """Return the kinds of operator in the expression."""
         return {node.kind for node in self.walk()} - {"number", "name"}
 
     def value(self) -> Fraction | None:
-        """The exact value; None when it has none (a division by 0, a name, or a number out of all bounds)."""
+        """Return the exact value; None if there is none (a division by 0, a name, or too large a number)."""
         try:
             return _exact(self)
         except (ZeroDivisionError, Unclear):
@@ -65,14 +65,14 @@ class Expression:
 
 
 def parse(text: str, *, names: Sequence[str] = (), functions: Sequence[str] = ()) -> Expression:
-    """The expression that `text` is; `Unclear` when it is none."""
+    """Return the expression that `text` is; `Unclear` if it is not one."""
     tokens: list[tuple[str, str]] = []
     at = 0
     text = text.rstrip()
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise Unclear(f"an expression cannot hold {text[at : at + 10]!r}")
+            raise Unclear(f"an expression cannot contain {text[at : at + 10]!r}")
         kind = match.lastgroup or ""
         tokens.append((kind, _SAME.get(match[kind], match[kind])))
         at = match.end()
@@ -82,7 +82,7 @@ def parse(text: str, *, names: Sequence[str] = (), functions: Sequence[str] = ()
 
 
 class _Parser:
-    """Recursive descent over the tokens, its depth bounded."""
+    """A recursive descent parser over the tokens, with limited depth."""
 
     def __init__(self, tokens: list[tuple[str, str]], names: frozenset[str], functions: frozenset[str]) -> None:
         self.tokens, self.names, self.functions, self.at = tokens, names, functions, 0
@@ -95,8 +95,8 @@ class _Parser:
             raise Unclear("an expression of too high a degree")
         return tree
 
-    def take(self, *wanted: str) -> str | None:
-        if self.at < len(self.tokens) and self.tokens[self.at][0] == "op" and self.tokens[self.at][1] in wanted:
+    def take(self, *operators: str) -> str | None:
+        if self.at < len(self.tokens) and self.tokens[self.at][0] == "op" and self.tokens[self.at][1] in operators:
             self.at += 1
             return self.tokens[self.at - 1][1]
         return None
@@ -127,12 +127,16 @@ class _Parser:
             return power
         return base
 
+    def closed(self, depth: int) -> Expression:
+        """Read up to the parenthesis that closes the one just read."""
+        inner = self.sum(depth + 1)
+        if not self.take(")"):
+            raise Unclear("a parenthesis is never closed")
+        return inner
+
     def atom(self, depth: int) -> Expression:
         if self.take("("):
-            inner = self.sum(depth + 1)
-            if not self.take(")"):
-                raise Unclear("a parenthesis is never closed")
-            return inner
+            return self.closed(depth)
         if self.at >= len(self.tokens) or self.tokens[self.at][0] == "op":
             raise Unclear("an operand is missing")
         kind, word = self.tokens[self.at]
@@ -142,13 +146,10 @@ class _Parser:
         if word in self.functions:
             if not self.take("("):
                 raise Unclear(f"{word} needs its argument in parentheses")
-            inner = self.sum(depth + 1)
-            if not self.take(")"):
-                raise Unclear("a parenthesis is never closed")
-            return Expression("call", (inner,), word)
+            return Expression("call", (self.closed(depth),), word)
         if word in self.names:
             return Expression("name", text=word)
-        raise Unclear(f"the name {word!r} means nothing here")
+        raise Unclear(f"the name {word!r} is unknown")
 
 
 def _exponent(node: Expression) -> int:
@@ -159,8 +160,8 @@ def _exponent(node: Expression) -> int:
 
 
 def _degree(node: Expression) -> int:
-    """A bound on the degree of numerator and denominator."""
-    if node.kind in ("number",):
+    """Return an upper limit of the degree of numerator and denominator."""
+    if node.kind == "number":
         return 0
     if node.kind in ("name", "call"):
         return 1 if node.kind == "name" or _degree(node.parts[0]) <= MAX_DEGREE else MAX_DEGREE + 1
@@ -173,13 +174,13 @@ def _exact(node: Expression) -> Fraction:
     if node.kind == "number":
         return Fraction(node.text)
     if node.kind in ("name", "call"):
-        raise Unclear("an expression with names has no one value")
+        raise Unclear("an expression with names has no single value")
     parts = [_exact(part) for part in node.parts]
     if node.kind == "^":
         power = _exponent(node.parts[1])
         size = max(parts[0].numerator.bit_length(), parts[0].denominator.bit_length())
         if size * abs(power) > MAX_BITS:
-            raise Unclear("a number out of all bounds")
+            raise Unclear("a number is too large")
         return parts[0] ** power
     value = {
         "negate": lambda: -parts[0],
@@ -190,12 +191,12 @@ def _exact(node: Expression) -> Fraction:
         "/": lambda: parts[0] / parts[1],
     }[node.kind]()
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise Unclear("a number out of all bounds")
+        raise Unclear("a number is too large")
     return value
 
 
 def equivalent(a: Expression, b: Expression, secret: bytes) -> bool:
-    """Whether two expressions are the same rational function; one that is undefined everywhere equals nothing."""
+    """Return whether two expressions are the same rational function; one that is undefined equals nothing."""
     rng = random.Random(hashlib.sha256(b"points" + secret).digest())
     for _ in range(3):
         prime = _prime(rng)
@@ -236,7 +237,7 @@ def _inverse(value: int, prime: int) -> int:
 
 
 def _prime(rng: random.Random) -> int:
-    """A random prime of 127 bits."""
+    """Draw a random prime of 127 bits."""
     while True:
         n = rng.getrandbits(127) | 1 << 126 | 1
         if all(n % p for p in (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)) and _is_prime(n, rng):
@@ -244,7 +245,7 @@ def _prime(rng: random.Random) -> int:
 
 
 def _is_prime(n: int, rng: random.Random) -> bool:
-    """Miller and Rabin's test."""
+    """Run Miller and Rabin's test."""
     odd, twos = n - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1

@@ -1,4 +1,4 @@
-"""Numbers as people write them, read exactly: a strict grammar, rational arithmetic, declared units."""
+"""Numbers as people write them, read exactly: strict grammar, rational arithmetic, declared units."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Number:
 
 
 def read_number(text: str, units: Mapping[str, Fraction | int] | None = None) -> Number:
-    """The one number that `text` is, in base units. With units declared it ends in one of them, without in none."""
+    """Return the one number that `text` is, in base units. It must end in a unit exactly if units are declared."""
     body, factor = text, Fraction(1)
     if units:
         unit = max((u for u in units if text.endswith(u)), key=len, default=None)
@@ -48,7 +48,7 @@ def read_number(text: str, units: Mapping[str, Fraction | int] | None = None) ->
     form: Literal["integer", "decimal", "fraction"] = "integer"
     if match["denominator"]:
         if decimals or match["exponent"] or int(match["denominator"]) == 0:
-            raise Unclear("a fraction is written with two whole numbers, the lower one not 0")
+            raise Unclear("a fraction needs two whole numbers, the lower one not 0")
         form = "fraction"
     elif decimals or match["exponent"]:
         form = "decimal"
@@ -59,7 +59,7 @@ def read_number(text: str, units: Mapping[str, Fraction | int] | None = None) ->
 
 
 def as_fraction(value: object) -> Fraction:
-    """An expected number, exactly: text like "0.1" is a tenth, while the float 0.1 is what its bits say."""
+    """Return an expected number exactly: the text "0.1" is a tenth, while the float 0.1 is what its bits say."""
     if isinstance(value, int | float | Fraction) and not isinstance(value, bool):
         return Fraction(value)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Finds the one answer in a message, and refuses text that could be read in two ways."""
+"""Finds the one answer in a message and refuses text that could be read in two ways."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Extract = Literal["whole", "tag", "boxed", "last_line"]
 
 
 class Unclear(ValueError):
-    """The message holds no answer, several, or one that cannot be read in exactly one way: it fails."""
+    """The message has no answer, several, or one that cannot be read in exactly one way: it fails."""
 
 
 def extract(message: str, how: Extract) -> str:
-    """The text of the one answer."""
+    """Return the text of the one answer."""
     if len(message) > 1_000_000:
         raise Unclear("the message is longer than a million characters")
     if how == "tag":
@@ -30,20 +30,20 @@ def extract(message: str, how: Extract) -> str:
 
 
 def _tagged(message: str) -> str:
-    """What stands between one `<answer>` and one `</answer>`."""
+    """Return the text between the one `<answer>` and the one `</answer>`."""
     opened, closed = message.count("<answer>"), message.count("</answer>")
     if opened != 1 or closed != 1:
         raise Unclear(f"expected exactly one <answer>...</answer>, found {opened} openings and {closed} closings")
     if re.search(r"<\s{0,9}/?\s{0,9}answer\b", message.replace("<answer>", "").replace("</answer>", ""), re.I):
-        raise Unclear("a second, misspelt answer tag")
+        raise Unclear("there is a second, misspelt answer tag")
     start, end = message.index("<answer>") + len("<answer>"), message.index("</answer>")
     if end < start:
-        raise Unclear("the answer's tags stand in the wrong order")
+        raise Unclear("the answer's tags are in the wrong order")
     return message[start:end]
 
 
 def _boxed(message: str) -> str:
-    """What stands inside the one `\\boxed{...}`, braces balanced."""
+    """Return the text inside the one `\\boxed{...}`, braces balanced."""
     count = message.count("\\boxed") + message.count("\\fbox")
     if count != 1 or "\\boxed{" not in message:
         raise Unclear(f"expected exactly one \\boxed{{...}}, found {count}")
@@ -57,7 +57,7 @@ def _boxed(message: str) -> str:
 
 
 def clean(answer: str) -> str:
-    """The answer without outer white space; refused when empty, long, or written to look like something else."""
+    """Return the answer without outer white space; refuse it if it is empty, long, or looks like something else."""
     answer = answer.strip(" \t\r\n")
     if not answer:
         raise Unclear("the answer is empty")
@@ -65,9 +65,9 @@ def clean(answer: str) -> str:
         raise Unclear(f"the answer is longer than {MAX_ANSWER} characters")
     for char in answer:
         if char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
-            raise Unclear(f"the answer holds the invisible character U+{ord(char):04X}")
+            raise Unclear(f"the answer has the invisible character U+{ord(char):04X}")
         if not char.isascii() and unicodedata.category(char) == "Zs":
-            raise Unclear(f"the answer holds the odd space U+{ord(char):04X}")
+            raise Unclear(f"the answer has the unusual space U+{ord(char):04X}")
     if unicodedata.normalize("NFKC", answer) != answer:
-        raise Unclear("the answer holds characters that only look like plain ones (not in normal form NFKC)")
+        raise Unclear("the answer has characters that only look like plain ones (not in normal form NFKC)")
     return answer

@@ -1,4 +1,4 @@
-"""`Answer`: the final message against what the task expects, kind by kind."""
+"""`Answer`: compares the final message with what the task expects, according to the kind of answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = Literal["any", "number", "expanded"]
 
 
 class Answer(Verifier):
-    """Grades the final message. Nothing in it is ever executed, and every step is bounded in time and size."""
+    """Grades the final message. Nothing in it is ever executed, and every step is limited in time and size."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class Answer(Verifier):
     ) -> None:
         """
         Args:
-            expected: what a task's answer is: text, a number, a collection, or an expression's text.
+            expected: a task's answer: text, a number, a collection, or an expression's text.
             kind: how answer and expectation are read and compared.
-            check: instead of, or besides, `expected`: a test of the parsed answer (text, Fraction, list or Expression).
-            extract: where the one answer stands: the whole message, `<answer>` tags, `\\boxed{}`, or the last line.
-            ignore_case: compare ASCII letters without their case (exact, and exact items).
+            check: instead of or besides `expected`: a check of the parsed answer (text, Fraction, list or Expression).
+            extract: where the one answer is: the whole message, `<answer>` tags, `\\boxed{}`, or the last line.
+            ignore_case: ignore the case of ASCII letters (exact, and exact items).
             tolerance: largest absolute difference of a number; 0 means exactly equal.
             relative: largest difference relative to the expected number.
             form: how a number must be written.
             decimals: how many digits must follow the point.
-            units: unit → size in base units. With units declared, an answer without one fails; without, one with any.
-            separator: between the items of a set or an ordered list.
+            units: unit → size in base units. An answer must have a unit exactly if units are declared.
+            separator: what separates the items of a set or an ordered list.
             items: how items are compared.
-            names: variables that an expression may hold.
-            functions: functions it may call; opaque, see expression.py.
-            operators: operators it may use.
+            names: variables that an expression may use.
+            functions: functions that it may call; opaque, see expression.py.
+            operators: operators that it may use.
             shape: `number`: a single number; `expanded`: a sum of products, nothing left to multiply out.
             max_nodes: the largest expression accepted: set it below the problem's own size, so that restating the
-                problem is no answer.
+                problem is not an answer.
         """
         if expected is None and check is None:
             raise AuthoringError("Answer needs `expected`, `check` or both: otherwise everything would pass")
@@ -83,7 +83,7 @@ class Answer(Verifier):
         right = self.expected is None or self._equal(self.expected(task), answer, context.secret)
         if right and self.check is not None:
             right = self.check(task, answer) is True
-        evidence = "the answer is right" if right else "the answer was read, and is wrong"
+        evidence = "the answer is right" if right else "the answer is readable but wrong"
         return Verdict(score=1.0 if right else 0.0, evidence=(evidence,), verifier=self.version)
 
     def _read(self, task: Task, text: str) -> Any:
@@ -113,18 +113,18 @@ class Answer(Verifier):
         parts = [part.strip(" \t\n") for part in text.split(self.separator)]
         if not all(parts):
             raise Unclear("an item is empty")
-        found = [read_number(part).value if self.items == "numeric" else self._fold(part) for part in parts]
-        if self.kind == "set" and len(set(found)) != len(found):
-            raise Unclear("an item stands twice")
-        return found
+        items = [read_number(part).value if self.items == "numeric" else self._fold(part) for part in parts]
+        if self.kind == "set" and len(set(items)) != len(items):
+            raise Unclear("an item appears twice")
+        return items
 
     def _expression(self, task: Task, text: str) -> Expression:
         tree = parse(text, names=self.names, functions=self.functions)
-        if strange := tree.operators() - set(self.operators):
-            raise Unclear(f"operators that are not allowed: {', '.join(sorted(strange))}")
-        bound = self.max_nodes(task) if callable(self.max_nodes) else self.max_nodes
-        if sum(1 for _ in tree.walk()) > bound:
-            raise Unclear(f"an expression of more than {bound} parts")
+        if forbidden := tree.operators() - set(self.operators):
+            raise Unclear(f"operators that are not allowed: {', '.join(sorted(forbidden))}")
+        limit = self.max_nodes(task) if callable(self.max_nodes) else self.max_nodes
+        if sum(1 for _ in tree.walk()) > limit:
+            raise Unclear(f"an expression of more than {limit} parts")
         if self.shape == "number" and not _is_number(tree):
             raise Unclear("the answer must be a single number")
         if self.shape == "expanded" and not _is_expanded(tree):
@@ -133,8 +133,8 @@ class Answer(Verifier):
 
     def _equal(self, expected: Any, answer: Any, secret: bytes) -> bool:
         if self.kind == "numeric":
-            wanted = as_fraction(expected)
-            return bool(abs(wanted - answer) <= max(self.tolerance, self.relative * abs(wanted)))
+            number = as_fraction(expected)
+            return bool(abs(number - answer) <= max(self.tolerance, self.relative * abs(number)))
         if self.kind == "expression":
             tree = parse(str(expected), names=self.names, functions=self.functions)
             return equivalent(tree, answer, secret)
@@ -144,7 +144,7 @@ class Answer(Verifier):
         return self._fold(str(expected)) == self._fold(answer)
 
     def _fold(self, text: str) -> str:
-        """ASCII only: other scripts' case rules make different words collide."""
+        """Lower ASCII letters only: other scripts' case rules make different words collide."""
         return "".join(c.lower() if c.isascii() else c for c in text) if self.ignore_case else text
 
 

@@ -1,7 +1,7 @@
 """Grades what the agent left behind: file trees, SQLite databases, JSON documents, git repositories.
 
-Everything is parsed on the trusted side, or in a box of its own, from the bytes that were collected; nothing the agent
-supplied is ever run.
+Everything is parsed on the trusted side, or in a sandbox of its own, from the bytes that were collected; nothing that
+the agent supplied is ever run.
 """
 
 from .database import DatabaseState

@@ -1,4 +1,4 @@
-"""`JsonState`: a JSON document must say what the task expects, besides the places that were declared free."""
+"""`JsonState`: a JSON document must hold what the task expects, except in places that may hold anything."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class JsonState(Verifier):
         """
         Args:
             expected: the document that a task asks for.
-            path: the file, in the workspace.
+            path: the file in the workspace.
             allow: patterns of JSON pointers (`/orders/*/updated`) that may hold anything: declared side effects.
-            compare: how exact numbers must agree, at the leaves.
+            compare: how exactly the leaves must agree.
             max_bytes: a longer file fails.
         """
         self.artifacts = (Artifact(path=path, max_bytes=max_bytes),)
@@ -43,31 +43,35 @@ class JsonState(Verifier):
         try:
             if entry is None or entry.kind != "file":
                 raise Malformed(f"there is no file {self.path}")
-            found = parse_json(entry.content, max_bytes=self.max_bytes)
+            document = parse_json(entry.content, max_bytes=self.max_bytes)
         except Malformed as error:
             return Verdict(score=0.0, evidence=(str(error),), verifier=self.version)
-        wanted = self.expected(submission.task)
-        wrong = [p for p in differences(wanted, found, self.compare) if not any(fnmatchcase(p, a) for a in self.allow)]
-        lines = [f"{len(wrong)} places differ", *(f"differs: {pointer[:200] or '/'}" for pointer in wrong[:20])]
-        return Verdict(
-            score=0.0 if wrong else 1.0,
-            breakdown={"differences": float(len(wrong))},
-            evidence=tuple(lines),
-            verifier=self.version,
-        )
+        pointers = differences(self.expected(submission.task), document, self.compare)
+        wrong = [pointer for pointer in pointers if not any(fnmatchcase(pointer, a) for a in self.allow)]
+        return verdict_on([f"differs: {pointer[:200] or '/'}" for pointer in wrong], self.version)
 
 
-def differences(wanted: Any, found: Any, compare: Compare, at: str = "") -> Iterator[str]:
-    """JSON pointers of every place where two documents differ, the highest that says it all."""
-    if type(wanted) is dict and type(found) is dict:
-        for key in {**wanted, **found}:
+def differences(expected: Any, actual: Any, compare: Compare, at: str = "") -> Iterator[str]:
+    """Yield the JSON pointer of every place where two documents differ, and of no place below it."""
+    if type(expected) is dict and type(actual) is dict:
+        for key in {**expected, **actual}:
             pointer = f"{at}/{key.replace('~', '~0').replace('/', '~1')}"
-            if key not in wanted or key not in found:
+            if key not in expected or key not in actual:
                 yield pointer
             else:
-                yield from differences(wanted[key], found[key], compare, pointer)
-    elif type(wanted) is list and type(found) is list and len(wanted) == len(found):
-        for i, (a, b) in enumerate(zip(wanted, found, strict=True)):
+                yield from differences(expected[key], actual[key], compare, pointer)
+    elif type(expected) is list and type(actual) is list and len(expected) == len(actual):
+        for i, (a, b) in enumerate(zip(expected, actual, strict=True)):
             yield from differences(a, b, compare, f"{at}/{i}")
-    elif not compare.same(wanted, found):
+    elif not compare.same(expected, actual):
         yield at
+
+
+def verdict_on(differences: Sequence[str], version: str) -> Verdict:
+    """Return the verdict on a state that has these differences from the expected one."""
+    return Verdict(
+        score=0.0 if differences else 1.0,
+        breakdown={"differences": float(len(differences))},
+        evidence=(f"{len(differences)} differences", *differences[:20]),
+        verifier=version,
+    )

@@ -1,4 +1,4 @@
-"""`GitState`: a repository's branches must hold what the task expects, and its history must be whole."""
+"""`GitState`: a repository's branches must hold what the task expects, and its history must be intact."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.values import Malformed
 
+from .document import verdict_on
 from .gitobjects import Repository
 
 
@@ -26,7 +27,7 @@ class GitExpected:
     head: str | None = None
     """The branch that must be checked out."""
     check: Callable[[Repository], bool] | None = None
-    """A further test of the parsed repository; only `True` is a pass."""
+    """A further check of the parsed repository; only `True` is a pass."""
 
 
 class GitState(Verifier):
@@ -43,7 +44,7 @@ class GitState(Verifier):
         """
         Args:
             expected: what a task asks for.
-            path: the `.git` folder, in the workspace.
+            path: the `.git` folder in the workspace.
             allow: patterns of references that may exist besides the expected branches: declared side effects.
             max_bytes: a larger repository fails.
         """
@@ -54,49 +55,45 @@ class GitState(Verifier):
         """Nothing outside this process is needed."""
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
-        wanted = self.expected(submission.task)
-        if not wanted.branches and wanted.check is None:
+        expected = self.expected(submission.task)
+        if not expected.branches and expected.check is None:
             raise AuthoringError("GitState: expect some branch or give a check; otherwise any repository would pass")
         try:
-            wrong = await off_loop(self._wrong, wanted, submission.artifacts.get(self.path, {}))
+            differences = await off_loop(self._differences, expected, submission.artifacts.get(self.path, {}))
         except Malformed as error:
-            wrong = [f"the repository cannot be read: {error}"]
-        return Verdict(
-            score=0.0 if wrong else 1.0,
-            breakdown={"differences": float(len(wrong))},
-            evidence=(f"{len(wrong)} differences", *wrong[:20]),
-            verifier=self.version,
-        )
+            differences = [f"the repository cannot be read: {error}"]
+        return verdict_on(differences, self.version)
 
-    def _wrong(self, wanted: GitExpected, entries: Mapping[str, Entry]) -> list[str]:
+    def _differences(self, expected: GitExpected, entries: Mapping[str, Entry]) -> list[str]:
         repository = Repository(entries)
         lines: list[str] = []
-        for branch, tree in wanted.branches.items():
+        for branch, tree in expected.branches.items():
             if f"refs/heads/{branch}" not in repository.references:
                 lines.append(f"branch {branch}: missing")
             else:
                 lines += _tree(branch, tree, repository.files(branch))
-        for branch, commit in wanted.keeps.items():
+        for branch, commit in expected.keeps.items():
             if f"refs/heads/{branch}" not in repository.references or commit not in repository.ancestors(branch):
                 lines.append(f"branch {branch}: its history was rewritten")
-        if wanted.head is not None and repository.head != wanted.head:
+        if expected.head is not None and repository.head != expected.head:
             lines.append("another branch is checked out")
-        known = {f"refs/heads/{branch}" for branch in (*wanted.branches, *wanted.keeps)}
+        known = {f"refs/heads/{branch}" for branch in (*expected.branches, *expected.keeps)}
         for reference in repository.references:
             if reference not in known and not any(fnmatchcase(reference, pattern) for pattern in self.allow):
                 lines.append(f"side effect: {reference[:100]!r}")
-        if wanted.check is not None and not lines and wanted.check(repository) is not True:
+        if expected.check is not None and not lines and expected.check(repository) is not True:
             lines.append("the repository does not hold what was asked for")
         return lines
 
 
-def _tree(branch: str, wanted: Mapping[str, Entry | bytes | str], found: Mapping[str, Entry]) -> list[str]:
+def _tree(branch: str, expected: Mapping[str, Entry | bytes | str], actual: Mapping[str, Entry]) -> list[str]:
+    """Return how the files of a branch differ."""
     lines = []
-    for path in {**dict.fromkeys(wanted), **dict.fromkeys(found)}:
-        if path not in found or path not in wanted:
-            lines.append(f"{branch}: {path[:100]!r} {'is missing' if path not in found else 'was not asked for'}")
+    for path in {**expected, **actual}:
+        if path not in actual or path not in expected:
+            lines.append(f"{branch}: {path[:100]!r} {'is missing' if path not in actual else 'was not asked for'}")
             continue
-        want, have = wanted[path], found[path]
+        want, have = expected[path], actual[path]
         if isinstance(want, Entry):
             same = (want.kind, want.content) == (have.kind, have.content)
             same = same and (want.kind == "link" or want.mode & 0o111 == have.mode & 0o111)

@@ -1,7 +1,7 @@
 """Reads a git repository from bytes, without git: objects, packs and references, every object's hash recomputed.
 
 No hook, filter, configuration or program of the repository can take part, because nothing here knows of any. Sizes,
-depths and counts are bounded; whatever is out of bounds or does not hash to its own name is `Malformed`.
+depths and counts have limits; whatever exceeds them or does not hash to its own name is `Malformed`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Commit:
 
 
 class Repository:
-    """A repository's objects and references, as found below its `.git` folder."""
+    """A repository's objects and references, from its `.git` folder."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        """`entries`: the `.git` folder, by path below it."""
+        """Read the `.git` folder, given as entries by path relative to it."""
         self._objects: dict[str, tuple[str, bytes]] = {}
         self._left = MAX_TOTAL
         self._steps = 0
-        odd = [path for path, entry in entries.items() if entry.kind in ("link", "special")]
-        if odd:
-            raise Malformed(f"a link or special file in the repository: {odd[0][:100]!r}")
+        for path, entry in entries.items():
+            if entry.kind in ("link", "special"):
+                raise Malformed(f"a link or special file in the repository: {path[:100]!r}")
         files = {path: entry.content for path, entry in entries.items() if entry.kind == "file"}
         for path in ("objects/info/alternates", "commondir", "gitdir"):
             if files.get(path, b"").strip():
@@ -65,7 +65,7 @@ class Repository:
     def _keep(self, kind: str, data: bytes) -> str:
         self._left -= len(data)
         if self._left < 0 or len(self._objects) >= MAX_OBJECTS:
-            raise Malformed("a repository of too many bytes or objects")
+            raise Malformed("the repository has too many bytes or objects")
         name = hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
         self._objects[name] = (kind, data)
         return name
@@ -75,16 +75,16 @@ class Repository:
         header, separator, data = raw.partition(b"\0")
         kind, _, size = header.decode("ascii", "replace").partition(" ")
         if not separator or kind not in _KINDS.values() or size != str(len(data)):
-            raise Malformed(f"object {name} is not one")
+            raise Malformed(f"object {name} is invalid")
         if self._keep(kind, data) != name:
             raise Malformed(f"object {name} does not hash to its name")
 
     def _pack(self, content: bytes) -> None:
         if len(content) < 32 or content[:4] != b"PACK":
-            raise Malformed("a pack that is not one")
+            raise Malformed("a pack without its header")
         version, count = struct.unpack(">II", content[4:12])
         if version not in (2, 3) or count > MAX_OBJECTS:
-            raise Malformed("a pack of another version, or of too many objects")
+            raise Malformed("a pack of an unknown version, or with too many objects")
         if hashlib.sha1(content[:-20], usedforsecurity=False).digest() != content[-20:]:
             raise Malformed("a pack that does not hash to its trailer")
         at = 12
@@ -102,7 +102,7 @@ class Repository:
                 raise Malformed("a pack with an unknown kind of object")
             data, at = _inflate(content, size, at)
             if len(data) != size:
-                raise Malformed("a pack with an object of another size")
+                raise Malformed("a pack with an object of the wrong size")
             if kind in _KINDS:
                 placed[start] = (_KINDS[kind], data, 0)
                 self._keep(_KINDS[kind], data)
@@ -113,7 +113,7 @@ class Repository:
         self._settle(waiting)
 
     def _settle(self, waiting: list[tuple[str, bytes]]) -> None:
-        """Deltas that name their base by hash, in whatever order they stand."""
+        """Apply deltas that name their base by hash, in whatever order they come."""
         on: dict[str, list[bytes]] = {}
         for base, delta in waiting:
             on.setdefault(base, []).append(delta)
@@ -123,53 +123,48 @@ class Repository:
             for delta in on.pop(queue.pop(), ()):
                 queue.append(self._keep(kind, _apply(base_data, delta)))
         if on:
-            raise Malformed("a pack with a delta on nothing")
+            raise Malformed("a pack with a delta that has no base")
 
     def _built(self, base: tuple[str, bytes, int] | None, delta: bytes) -> tuple[str, bytes, int]:
         if base is None or base[2] >= MAX_CHAIN:
-            raise Malformed("a pack with a delta on nothing, or on too many deltas")
+            raise Malformed("a pack with a delta that has no base, or too many")
         data = _apply(base[1], delta)
         self._keep(base[0], data)
         return base[0], data, base[2] + 1
 
     def _get(self, name: str, kind: str) -> bytes:
-        found = self._objects.get(name)
-        if found is None or found[0] != kind:
+        known, data = self._objects.get(name, ("", b""))
+        if known != kind:
             raise Malformed(f"the repository has no {kind} {name[:40]!r}")
-        return found[1]
+        return data
 
-    # what it says
+    # contents
 
     def commit(self, name: str) -> Commit:
-        """A commit, by id or branch."""
+        """Return a commit, by id or branch."""
         name = self.references.get(f"refs/heads/{name}", name)
         text = self._get(name, "commit").decode("utf-8", "replace")
         head, _, message = text.partition("\n\n")
         fields: dict[str, list[str]] = {}
         for line in head.split("\n"):
-            if not line.startswith(" "):  # the rest of a signature
+            if not line.startswith(" "):  # otherwise it continues a signature
                 key, _, value = line.partition(" ")
                 fields.setdefault(key, []).append(value)
         if len(fields.get("tree", [])) != 1:
             raise Malformed(f"commit {name} has no tree")
-        return Commit(
-            name,
-            fields["tree"][0],
-            tuple(fields.get("parent", [])),
-            fields.get("author", [""])[0],
-            message.rstrip("\n"),
-        )
+        author = fields.get("author", [""])[0]
+        return Commit(name, fields["tree"][0], tuple(fields.get("parent", [])), author, message.rstrip("\n"))
 
     def files(self, commit: str) -> dict[str, Entry]:
-        """The files of a commit, by path."""
-        found: dict[str, Entry] = {}
+        """Return the files of a commit, by path."""
+        entries: dict[str, Entry] = {}
         self._steps = 0
-        self._walk(self.commit(commit).tree, "", found, 0)
-        return found
+        self._walk(self.commit(commit).tree, "", entries, 0)
+        return entries
 
-    def _walk(self, tree: str, prefix: str, found: dict[str, Entry], depth: int) -> None:
-        self._steps += 1  # one tree may stand in another many times, and so on below: depth alone bounds nothing
-        if depth > 50 or self._steps > MAX_OBJECTS or len(found) > MAX_OBJECTS:
+    def _walk(self, tree: str, prefix: str, entries: dict[str, Entry], depth: int) -> None:
+        self._steps += 1  # a tree may hold another many times, on every level: a limit on the depth is not enough
+        if depth > 50 or self._steps > MAX_OBJECTS or len(entries) > MAX_OBJECTS:
             raise Malformed("a tree that is too deep or too wide")
         data, at = self._get(tree, "tree"), 0
         while at < len(data):
@@ -179,27 +174,27 @@ class Repository:
             mode, name = data[at:space], data[space + 1 : zero].decode("utf-8", "surrogateescape")
             target, at = data[zero + 1 : zero + 21].hex(), zero + 21
             path = prefix + name
-            if name in ("", ".", "..", ".git") or "/" in name or path in found:
-                raise Malformed("a tree with a name that cannot be")
+            if name in ("", ".", "..", ".git") or "/" in name or path in entries:
+                raise Malformed("a tree with an invalid name")
             if mode == b"40000":
-                self._walk(target, path + "/", found, depth + 1)
+                self._walk(target, path + "/", entries, depth + 1)
             elif mode == b"120000":
-                found[path] = Entry("link", self._get(target, "blob"), 0o777)
+                entries[path] = Entry("link", self._get(target, "blob"), 0o777)
             elif mode in (b"100644", b"100755"):
-                found[path] = Entry("file", self._get(target, "blob"), 0o755 if mode == b"100755" else 0o644)
+                entries[path] = Entry("file", self._get(target, "blob"), 0o755 if mode == b"100755" else 0o644)
             else:
-                raise Malformed("a tree with an entry of another kind")
+                raise Malformed("a tree with an entry of an unknown kind")
 
     def ancestors(self, commit: str) -> set[str]:
-        """A commit and everything before it."""
-        seen: set[str] = set()
+        """Return the ids of a commit and of everything before it."""
+        ids: set[str] = set()
         queue = [self.commit(commit).id]
         while queue:
             name = queue.pop()
-            if name not in seen:
-                seen.add(name)
+            if name not in ids:
+                ids.add(name)
                 queue += self.commit(name).parents
-        return seen
+        return ids
 
 
 def _references(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
@@ -208,7 +203,7 @@ def _references(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
         name, _, reference = line.partition(" ")
         if _HEX.fullmatch(name) and reference.startswith("refs/"):
             yield reference, name
-    for path, content in files.items():  # loose ones win
+    for path, content in files.items():  # loose references override packed ones
         if path.startswith("refs/"):
             name = content.decode("utf-8", "replace").strip()
             if not _HEX.fullmatch(name):
@@ -217,24 +212,24 @@ def _references(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
 
 
 def _inflate(data: bytes, limit: int, at: int = 0) -> tuple[bytes, int]:
-    """The zlib stream that starts at `at`, and where it ends; one of more than `limit` bytes is refused.
+    """Return the content of the zlib stream that starts at `at`, and its end; more than `limit` bytes are refused.
 
-    Fed in small pieces: what is left of the input is copied at the end of a stream, and a pack may hold many.
+    The input goes in by small pieces: zlib copies what is left of it at the end of a stream, and a pack may hold many.
     """
     if limit > MAX_OBJECT + 100:
         raise Malformed("an object of too many bytes")
     engine = zlib.decompressobj()
-    found = bytearray()
+    content = bytearray()
     try:
-        while not engine.eof and at < len(data) and len(found) <= limit:
+        while not engine.eof and at < len(data) and len(content) <= limit:
             piece = data[at : at + 4096]
-            found += engine.decompress(piece, limit + 1 - len(found))
+            content += engine.decompress(piece, limit + 1 - len(content))
             at += len(piece) - len(engine.unused_data) - len(engine.unconsumed_tail)
     except zlib.error as error:
-        raise Malformed(f"an object that is not compressed as it should be: {error}") from None
-    if len(found) > limit or not engine.eof:
+        raise Malformed(f"an object with invalid compression: {error}") from None
+    if len(content) > limit or not engine.eof:
         raise Malformed("an object that is too long or cut off")
-    return bytes(found), at
+    return bytes(content), at
 
 
 def _byte(data: bytes, at: int) -> int:
@@ -244,16 +239,22 @@ def _byte(data: bytes, at: int) -> int:
 
 
 def _entry_header(data: bytes, at: int) -> tuple[int, int, int]:
+    """Return the kind and the size of a pack's entry, and where its header ends."""
     byte = _byte(data, at)
-    kind, size, shift = byte >> 4 & 7, byte & 15, 4
-    while byte & 128:
-        at += 1
+    size, at = _number(data, at + 1, byte & 15, 4) if byte & 128 else (byte & 15, at + 1)
+    return byte >> 4 & 7, size, at
+
+
+def _number(data: bytes, at: int, value: int = 0, shift: int = 0) -> tuple[int, int]:
+    """Return a number of seven bits per byte, the lowest first, and where it ends."""
+    more = True
+    while more:
         byte = _byte(data, at)
-        size |= (byte & 127) << shift
-        shift += 7
+        value |= (byte & 127) << shift
+        more, at, shift = byte > 127, at + 1, shift + 7
         if shift > 40:
-            raise Malformed("a pack with an object of too many bytes")
-    return kind, size, at + 1
+            raise Malformed("a pack with a number of too many bytes")
+    return value, at
 
 
 def _offset(data: bytes, at: int, start: int) -> tuple[int, int]:
@@ -264,16 +265,16 @@ def _offset(data: bytes, at: int, start: int) -> tuple[int, int]:
         byte = _byte(data, at)
         back = (back + 1) << 7 | byte & 127
         if back > len(data):
-            raise Malformed("a pack with a delta on nothing")
+            raise Malformed("a pack with a delta that has no base")
     return start - back, at + 1
 
 
 def _apply(base: bytes, delta: bytes) -> bytes:
     """Build an object from its base and a delta."""
-    source, at = _size(delta, 0)
-    target, at = _size(delta, at)
+    source, at = _number(delta, 0)
+    target, at = _number(delta, at)
     if source != len(base) or target > MAX_OBJECT:
-        raise Malformed("a delta for another base, or of too many bytes")
+        raise Malformed("a delta for another base, or for too large an object")
     built = bytearray()
     while at < len(delta):
         op = delta[at]
@@ -292,22 +293,9 @@ def _apply(base: bytes, delta: bytes) -> bytes:
             built += delta[at : at + op]
             at += op
         else:
-            raise Malformed("a delta with an unknown step")
+            raise Malformed("a delta with an unknown instruction")
         if len(built) > target:
             break
     if len(built) != target:
-        raise Malformed("a delta of another size")
+        raise Malformed("a delta of the wrong size")
     return bytes(built)
-
-
-def _size(data: bytes, at: int) -> tuple[int, int]:
-    value, shift = 0, 0
-    while True:
-        byte = _byte(data, at)
-        at += 1
-        value |= (byte & 127) << shift
-        shift += 7
-        if not byte & 128:
-            return value, at
-        if shift > 40:
-            raise Malformed("a delta of too many bytes")

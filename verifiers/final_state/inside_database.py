@@ -1,6 +1,6 @@
-"""Reads a SQLite database into plain data. Runs in a box when the bytes are an agent's: SQLite itself may be attacked.
+"""Reads a SQLite database into plain data. An agent's database is read in a sandbox: it may attack SQLite itself.
 
-Sent to the box as text; standard library only. Only real tables are read: no view, trigger or virtual table is used.
+It needs the standard library alone. Only real tables are read: no view, trigger or virtual table is used.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ import base64
 import json
 import os
 import sqlite3
-from typing import Any
+from typing import Any, BinaryIO
+
+from agentrl.verifiers.tagged import encode
 
 
 def cell(value: Any) -> Any:
-    if value is None or type(value) is str:
-        return value
-    if type(value) is int:
-        return {"i": str(value)}
-    if type(value) is float:
-        return {"f": value.hex()}
-    return {"b": base64.b64encode(bytes(value)).decode()}
+    """Return the tagged form of a value; a buffer counts as bytes."""
+    return encode(value, lambda buffer: encode(bytes(buffer)))
 
 
 def quoted(name: str) -> str:
@@ -27,7 +24,7 @@ def quoted(name: str) -> str:
 
 
 def dump(path: str, max_rows: int) -> dict[str, Any]:
-    """Tables with their columns and rows, and the names of everything else in the schema."""
+    """Return the tables with their columns and rows, and the names of everything else in the schema."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
@@ -62,9 +59,9 @@ def dump(path: str, max_rows: int) -> dict[str, Any]:
         connection.close()
 
 
-def main() -> None:
-    with open(3, "rb") as pipe:
-        order = json.loads(pipe.read())
+def main(pipe: BinaryIO) -> None:
+    """Carry out the order in `pipe`, from which this program itself has been read already."""
+    order = json.loads(pipe.read())
     for name, content in order["files"].items():
         with open(name, "wb") as file:
             file.write(base64.b64decode(content))
@@ -74,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(globals()["pipe"])

@@ -1,4 +1,4 @@
-"""`FinalState`: the workspace must hold exactly the expected files, besides the side effects that were declared."""
+"""`FinalState`: the workspace must hold exactly the expected files, besides declared side effects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 
 Content = Entry | bytes | str | None | Callable[[bytes], bool]
-"""What a path must be: an entry, a file's content, None for "must not exist", or a test of a file's bytes."""
+"""What a path must be: an entry, a file's content, None for "must not exist", or a check of a file's bytes."""
 
 
 class FinalState(Verifier):
     """Compares a tree of the workspace with the one that the task expects.
 
-    A path that is neither expected nor matched by `allow` is a side effect, and side effects fail the submission.
-    Folders that an expected file needs are expected with it.
+    A path that is neither expected nor matched by `allow` is a side effect, and a side effect fails the submission. The
+    folders of an expected file are expected with it.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class FinalState(Verifier):
     ) -> None:
         """
         Args:
-            expected: the tree that a task asks for, by path below `path`.
-            path: the part of the workspace that is looked at.
-            allow: patterns (`*` also matches `/`) of paths that may exist besides: declared side effects.
+            expected: the tree that a task asks for, by path relative to `path`.
+            path: the part of the workspace that is compared.
+            allow: patterns (`*` also matches `/`) of other paths that may exist: declared side effects.
             modes: compare permission bits too, for every `Entry`.
-            final_newline: `any` forgives a missing or doubled newline at the end of a file.
-            score: all or nothing, or the share of expected paths that are right (0 as soon as a side effect is found).
-            empty_folders: whether a folder that nobody asked for is a side effect.
-            max_bytes: more than this in all is a failure of the agent.
-            max_files: likewise.
+            final_newline: `any` accepts missing or additional newlines at the end of a file.
+            score: all or nothing, or the share of expected paths that are right (0 if there is a side effect).
+            empty_folders: whether an unexpected empty folder is a side effect.
+            max_bytes: a larger tree fails.
+            max_files: a tree with more files fails.
         """
         self.artifacts = (Artifact(path=path, max_bytes=max_bytes, max_files=max_files),)
         self.expected, self.path, self.allow, self.modes = expected, path, tuple(allow), modes
@@ -56,64 +56,62 @@ class FinalState(Verifier):
         """Nothing outside this process is needed."""
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
-        found = submission.artifacts.get(self.path, {})
+        entries = submission.artifacts.get(self.path, {})
         expected = dict(self.expected(submission.task))
         if not expected:
             raise VerifierError(f"task {submission.task.id} expects nothing: an untouched workspace would pass")
-        wrong = [line for path, content in expected.items() if (line := self._wrong(path, content, found.get(path)))]
-        strays = self._strays(expected, found)
+        wrong = [line for path, content in expected.items() if (line := self._wrong(path, content, entries.get(path)))]
+        side_effects = self._side_effects(expected, entries)
         share = 1.0 - len(wrong) / len(expected)
-        score = 0.0 if strays or (self.score == "all" and wrong) else share
+        score = 0.0 if side_effects or (self.score == "all" and wrong) else share
         lines = [f"{len(expected) - len(wrong)} of {len(expected)} expected paths are right", *wrong[:20]]
-        lines += [f"side effect: {path[:200]!r}" for path in strays[:20]]
+        lines += [f"side effect: {path[:200]!r}" for path in side_effects[:20]]
         return Verdict(
             score=score,
-            breakdown={"paths": share, "side_effects": float(len(strays))},
+            breakdown={"paths": share, "side_effects": float(len(side_effects))},
             evidence=tuple(lines),
             verifier=self.version,
         )
 
     def _wrong(self, path: str, content: Content, entry: Entry | None) -> str | None:
-        """Why a path is not what was expected, without saying what was; None when it is right."""
+        """Return why a path is not as expected, without saying what is expected; None if it is right."""
         if content is None:
             return None if entry is None else f"{path}: should not exist"
         if entry is None:
             return f"{path}: missing"
-        wanted = content if isinstance(content, Entry) else None
-        kind = wanted.kind if wanted else "file"
+        expected = content if isinstance(content, Entry) else None
+        kind = expected.kind if expected else "file"
         if kind == "special":
             raise AuthoringError(f"FinalState: {path!r} cannot be expected to be a special file")
         if entry.kind != kind:
             return f"{path}: is a {entry.kind}, not a {kind}"
-        if self.modes and wanted is not None and entry.mode & 0o7777 != wanted.mode & 0o7777:
+        if self.modes and expected is not None and entry.mode & 0o7777 != expected.mode & 0o7777:
             return f"{path}: has other permissions than asked for"
         if kind == "dir":
             return None
         if callable(content):
             return None if content(entry.content) is True else f"{path}: content does not hold what was asked for"
-        want = wanted.content if wanted else content.encode() if isinstance(content, str) else content
-        assert isinstance(want, bytes)
+        right = expected.content if expected else content.encode() if isinstance(content, str) else content
+        assert isinstance(right, bytes)
+        actual = entry.content
         if kind == "file" and self.final_newline == "any":
-            same = entry.content.rstrip(b"\n") == want.rstrip(b"\n")
-        else:
-            same = entry.content == want
-        return None if same else f"{path}: content differs"
+            actual, right = actual.rstrip(b"\n"), right.rstrip(b"\n")
+        return None if actual == right else f"{path}: content differs"
 
-    def _strays(self, expected: Mapping[str, Content], found: Mapping[str, Entry]) -> list[str]:
-        """Paths that nobody asked for."""
+    def _side_effects(self, expected: Mapping[str, Content], entries: Mapping[str, Entry]) -> list[str]:
+        """Return the paths that are neither expected nor allowed."""
         needed = set(expected)
         for path, content in expected.items():
             while content is not None and (path := posixpath.dirname(path)):
                 needed.add(path)
-        sheltering: set[str] = set()  # folders whose files are judged one by one
-        for path, entry in found.items():
-            while entry.kind != "dir" and (path := posixpath.dirname(path)) and path not in sheltering:
-                sheltering.add(path)
-        strays = []
-        for path, entry in sorted(found.items()):
-            if path in needed or any(fnmatchcase(path, pattern) for pattern in self.allow):
-                continue
-            if entry.kind == "dir" and (self.empty_folders == "ignore" or path in sheltering):
-                continue
-            strays.append(path)
-        return strays
+        occupied: set[str] = set()  # folders whose files are judged one by one
+        for path, entry in entries.items():
+            while entry.kind != "dir" and (path := posixpath.dirname(path)) and path not in occupied:
+                occupied.add(path)
+        return [
+            path
+            for path, entry in sorted(entries.items())
+            if path not in needed
+            and not any(fnmatchcase(path, pattern) for pattern in self.allow)
+            and not (entry.kind == "dir" and (self.empty_folders == "ignore" or path in occupied))
+        ]

@@ -1,4 +1,4 @@
-"""pytest for a box that has none: the installed one, as a zip file that Python imports from."""
+"""pytest for a sandbox that has none: the installed one, as a zip file that Python imports from."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _STUBS = {
     "pygments/formatters/__init__.py": "",
     "pygments/formatters/terminal.py": "class TerminalFormatter: ...\n",
 }
-"""pytest imports pygments to colour what nobody will see; these names are all it asks for."""
+"""pytest imports pygments to colour output that nobody will see; it needs no more than these names."""
 
 
 @cache
 def pytest_zip() -> bytes:
-    """A few hundred kilobytes; the same bytes for the same installed versions."""
+    """Return a few hundred kilobytes; the same bytes for the same installed versions."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
 
@@ -52,6 +52,6 @@ def pytest_zip() -> bytes:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """A .pyc that is taken as it is by an interpreter of this version; any other falls back to the source beside it."""
+    """Return a .pyc for an interpreter of this version; any other falls back to the source beside it."""
     code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source) + code

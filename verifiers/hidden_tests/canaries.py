@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 
 def canaries(source: str, test: str, nonce: str) -> Iterator[tuple[str, str]]:
-    """Pairs of (what was done, the file's new source), each with one test function changed so that it must fail.
+    """Yield pairs of (what was changed, the file's new source), each with one test function that must now fail.
 
     `test` is the part of a pytest id after the file: `test_sum`, `TestMoney::test_sum`, perhaps with `[parameters]`.
-    The changed assertion is the first, so that the rest of the test cannot fail in its stead.
+    The first assertion is the one that is changed, so that the rest of the test cannot fail instead.
     """
     path = test.split("[")[0].split("::")
     yield "negated", _changed(source, path, _negate)
@@ -24,7 +24,7 @@ def _changed(source: str, path: list[str], change: Callable[[ast.expr], ast.expr
     asserts.sort(key=lambda node: (node.lineno, node.col_offset))
     if asserts:
         asserts[0].test = change(asserts[0].test)
-    else:  # a test that only expects an exception: let it end in a failure
+    else:  # a test that only expects an exception: make it end in a failure
         function.body.append(ast.Assert(test=ast.Constant(value=False)))
     return ast.unparse(ast.fix_missing_locations(tree))
 
@@ -46,6 +46,6 @@ def _negate(test: ast.expr) -> ast.expr:
 
 
 def _against(test: ast.expr, nonce: str) -> ast.expr:
-    """`a == b` becomes `a == <nonce>`; anything else becomes `<it> == <nonce>`."""
+    """Turn `a == b` into `a == <nonce>`, and anything else into `<it> == <nonce>`."""
     left = test.left if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) else test
     return ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=nonce)])

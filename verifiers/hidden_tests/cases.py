@@ -1,10 +1,10 @@
-"""The kinds of hidden case for functions and classes. Everything here lives on the trusted side.
+"""The kinds of hidden case for functions and classes. Everything here stays on the trusted side.
 
 example       these arguments give this result
 raises        these arguments raise this built-in exception
 differential  these arguments give what the reference gives (or raise what it raises)
 holds         the result of these arguments has a property
-metamorphic   several calls, each in a box of its own, stand in a relation
+metamorphic   the results of several calls, each in a sandbox of its own, stand in a relation
 script        a sequence of calls on live objects gives, step by step, what the reference's objects give
 """
 
@@ -38,10 +38,10 @@ class Step:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     on: Ref | None = None
     observe: bool = False
-    """Report the arguments as they are after the call: for functions that work in place."""
+    """Report the arguments as they are after the call, for functions that work in place."""
 
     def form(self) -> dict[str, Json]:
-        """The step as the box gets it."""
+        """Return the step as the sandbox gets it."""
         return {
             "target": self.target if self.on is None else [self.on.step, self.target],
             "args": [_form(arg) for arg in self.args],
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A step gave a value: plain data of exact built-in types, or `Opaque`."""
+    """A step returned a value: plain data of exact built-in types, or `Opaque`."""
 
     value: Any
     args: tuple[Any, ...] = ()
@@ -73,75 +73,64 @@ Check = Callable[[Sequence[Sequence[Result]]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Runs, each in a fresh box, and a test of what they gave."""
+    """Runs, each in a fresh sandbox, and a check of their results."""
 
     kind: str
     runs: tuple[tuple[Step, ...], ...]
     check: Check
     """Gets the results of every step of every run. Only `True` is a pass; raising is a failure."""
     name: str = ""
-    """Shown in the evidence; must not give away what is expected."""
+    """Shown in the evidence, so it must not give away what is expected."""
 
 
 def example(target: str, *args: Any, expect: Any, compare: Compare = EXACT, observe: bool = False) -> Case:
     """These arguments give this result; with `observe`, `expect` is the tuple of the arguments afterwards."""
     encode(expect)
-    step = Step(target=target, args=args, observe=observe)
 
-    def check(runs: Sequence[Sequence[Result]]) -> bool:
-        result = runs[0][0]
+    def check(result: Result) -> bool:
         return isinstance(result, Returned) and compare.same(expect, result.args if observe else result.value)
 
-    return Case(kind="example", runs=((step,),), check=check)
+    return _single("example", Step(target=target, args=args, observe=observe), check)
 
 
 def raises(target: str, *args: Any, error: type[BaseException]) -> Case:
     """These arguments raise this built-in exception, or one derived from it."""
     if getattr(builtins, error.__name__, None) is not error:
-        raise AuthoringError(f"raises: {error.__name__} is not a built-in exception; boxes report only those")
-
-    def check(runs: Sequence[Sequence[Result]]) -> bool:
-        result = runs[0][0]
-        return isinstance(result, Raised) and error.__name__ in result.names
-
-    return Case(kind="raises", runs=((Step(target=target, args=args),),), check=check)
+        raise AuthoringError(f"raises: {error.__name__} is not a built-in exception; sandboxes report only those")
+    return _single("raises", Step(target=target, args=args), lambda result: _raised(result, error.__name__))
 
 
 def differential(
     reference: Callable[..., Any], target: str, *args: Any, compare: Compare = EXACT, observe: bool = False
 ) -> Case:
-    """These arguments do what they do to the reference, which runs here and now, on a copy of them."""
-    mine = copy.deepcopy(args)
+    """These arguments give or raise what they do with the reference, which runs here and now on a copy of them."""
+    reference_args = copy.deepcopy(args)
     try:
-        value = reference(*mine)
+        value = reference(*reference_args)
     except Exception as error:
-        name = next(c.__name__ for c in type(error).__mro__ if getattr(builtins, c.__name__, None) is c)
-        return Case(
-            kind="differential", runs=((Step(target=target, args=args),),), check=lambda runs: _raised(runs[0][0], name)
-        )
+        name = _builtin_name(error)
+        return _single("differential", Step(target=target, args=args), lambda result: _raised(result, name))
     encode(value)
 
-    def check(runs: Sequence[Sequence[Result]]) -> bool:
-        result = runs[0][0]
+    def check(result: Result) -> bool:
         if not isinstance(result, Returned) or not compare.same(value, result.value):
             return False
-        return not observe or compare.same(mine, result.args)
+        return not observe or compare.same(reference_args, result.args)
 
-    return Case(kind="differential", runs=((Step(target=target, args=args, observe=observe),),), check=check)
+    return _single("differential", Step(target=target, args=args, observe=observe), check)
 
 
 def holds(target: str, *args: Any, check: Callable[[Any], bool]) -> Case:
     """The result of these arguments is plain data with a property."""
 
-    def whole(runs: Sequence[Sequence[Result]]) -> bool:
-        result = runs[0][0]
+    def holds_for(result: Result) -> bool:
         return isinstance(result, Returned) and not isinstance(result.value, Opaque) and check(result.value) is True
 
-    return Case(kind="property", runs=((Step(target=target, args=args),),), check=whole)
+    return _single("property", Step(target=target, args=args), holds_for)
 
 
 def metamorphic(target: str, *inputs: Sequence[Any], relation: Callable[..., bool]) -> Case:
-    """Calls with several argument lists, each in a box of its own, whose results stand in a relation."""
+    """The results of calls with several argument lists, each in a sandbox of its own, stand in a relation."""
 
     def check(runs: Sequence[Sequence[Result]]) -> bool:
         values = [run[0].value for run in runs if isinstance(run[0], Returned)]
@@ -153,12 +142,12 @@ def metamorphic(target: str, *inputs: Sequence[Any], relation: Callable[..., boo
 
 
 def script(reference: Mapping[str, Any], steps: Sequence[Step], *, compare: Compare = EXACT) -> Case:
-    """A sequence of calls on live objects, against the same sequence on the reference's own.
+    """A sequence of calls on live objects gives what the same sequence gives on the reference's own.
 
     `reference` holds the reference's names. A step whose reference result is not plain data (an instance, say) is not
-    compared; what later steps get out of it is.
+    compared; what later steps get from it is.
     """
-    expected: list[Returned | Raised | None] = []
+    expected: list[Result | None] = []
     results: list[Any] = []
     for step in steps:
         value, outcome = _reference_step(reference, step, results)
@@ -170,19 +159,21 @@ def script(reference: Mapping[str, Any], steps: Sequence[Step], *, compare: Comp
     def check(runs: Sequence[Sequence[Result]]) -> bool:
         return len(runs[0]) == len(expected) and all(map(agree, expected, runs[0]))
 
-    def agree(wanted: Returned | Raised | None, found: Result) -> bool:
-        if wanted is None:
-            return isinstance(found, Returned)
-        if isinstance(wanted, Raised):
-            return _raised(found, wanted.names[0])
-        return isinstance(found, Returned) and compare.same(wanted.value, found.value)
+    def agree(outcome: Result | None, result: Result) -> bool:
+        if isinstance(outcome, Raised):
+            return _raised(result, outcome.names[0])
+        return isinstance(result, Returned) and (outcome is None or compare.same(outcome.value, result.value))
 
     return Case(kind="script", runs=(tuple(steps),), check=check)
 
 
-def _reference_step(
-    reference: Mapping[str, Any], step: Step, results: list[Any]
-) -> tuple[Any, Returned | Raised | None]:
+def _single(kind: str, step: Step, check: Callable[[Result], bool]) -> Case:
+    """Return a case of one call."""
+    return Case(kind=kind, runs=((step,),), check=lambda runs: check(runs[0][0]))
+
+
+def _reference_step(reference: Mapping[str, Any], step: Step, results: list[Any]) -> tuple[Any, Result | None]:
+    """Return the reference's value of a step, and the outcome to expect; None if it cannot be compared."""
     try:
         if step.on is not None:
             called: Any = results[step.on.step]
@@ -196,8 +187,7 @@ def _reference_step(
         kwargs = {n: results[a.step] if isinstance(a, Ref) else copy.deepcopy(a) for n, a in step.kwargs.items()}
         value = called(*args, **kwargs)
     except Exception as error:
-        name = next(c.__name__ for c in type(error).__mro__ if getattr(builtins, c.__name__, None) is c)
-        return None, Raised((name,))
+        return None, Raised((_builtin_name(error),))
     try:
         encode(value)
     except TypeError:
@@ -205,11 +195,15 @@ def _reference_step(
     return value, Returned(copy.deepcopy(value))
 
 
+def _builtin_name(error: Exception) -> str:
+    """Return the nearest built-in class of an exception."""
+    name: str = next(kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind)
+    return name
+
+
 def _raised(result: Result, name: str) -> bool:
     return isinstance(result, Raised) and name in result.names
 
 
 def _form(value: Any) -> Json:
-    if isinstance(value, Ref):
-        return {"r": value.step}
-    return encode(value)
+    return {"r": value.step} if isinstance(value, Ref) else encode(value)

@@ -1,10 +1,10 @@
-"""A program in a box that answers one message with one message.
+"""A program in a sandbox that answers one message with one message.
 
     host: open(box)  ── exec python3 program ─────────────────────────────> program
     host: ask(m)     ── exec sh: cat > in; cat out ──> fifo in ──> program ──> fifo out ──> reply
-    whichever ends first: the reply's exec with the reply, or the program's exec, and then there will be none
+    `ask` waits for the reply's exec, or for the program's exec, after which there will be no reply
 
-Nothing a program can do to the fifos gives it more than the power to answer wrongly, late or not at all.
+Whatever a program does to the fifos, it can only answer wrongly, late or not at all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LIFETIME = 600.0
 
 
 class Gone(Exception):
-    """The program ended, hung, or answered with something that is no message."""
+    """The program ended, hung, or answered with something that is not a message."""
 
 
 class Channel:
-    """The host's end of the conversation with `.grading/program.py` of a box."""
+    """The host's end of the conversation with `.grading/program.py` of a sandbox."""
 
     def __init__(self, box: Sandbox, program: asyncio.Task[ExecResult]) -> None:
         self._box, self._program = box, program
@@ -40,33 +40,34 @@ class Channel:
         return cls(box, asyncio.ensure_future(box.aio.exec(argv, timeout=LIFETIME)))
 
     async def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a message and wait for the answer; `Gone` when there is none to be had."""
+        """Send a message and return the answer; raises `Gone` when there is none."""
         data = json.dumps(message).encode()
         if len(data) > MAX_MESSAGE:
-            raise Gone("a message of too many bytes")
+            raise Gone("the message is too long")
         relay = ["sh", "-c", f"cat > {FOLDER}/in; cat {FOLDER}/out"]
-        asked = asyncio.ensure_future(self._box.aio.exec(relay, stdin=data, timeout=timeout))
-        await asyncio.wait((asked, self._program), return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            asked.add_done_callback(_forget)
+        request = asyncio.ensure_future(self._box.aio.exec(relay, stdin=data, timeout=timeout))
+        await asyncio.wait((request, self._program), return_when=asyncio.FIRST_COMPLETED)
+        if not request.done():
+            request.add_done_callback(_forget)
             raise Gone("the program ended")
         try:
-            done = asked.result()
+            done = request.result()
             if done.timed_out or done.truncated:
-                raise Gone("no answer in time" if done.timed_out else "an answer of too many bytes")
+                raise Gone("no answer in time" if done.timed_out else "the answer is too long")
             reply = parse_json(done.stdout, max_bytes=MAX_MESSAGE)
         except (Malformed, AgentError) as error:
-            raise Gone(f"no clear answer ({type(error).__name__})") from None
+            raise Gone(f"the answer cannot be read ({type(error).__name__})") from None
         if type(reply) is not dict:
-            raise Gone("an answer that is no message")
+            raise Gone("the answer is not a message")
         return reply
 
     async def close(self) -> None:
-        """Stop waiting for the program; its box is about to be destroyed, and it with it."""
+        """Stop waiting for the program, which ends with its sandbox."""
         self._program.add_done_callback(_forget)
         self._program.cancel()
 
 
 def _forget(task: asyncio.Task[ExecResult]) -> None:
+    """Retrieve the exception of an abandoned task, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,8 @@
-"""`HiddenTests`: functions and classes, each run of each case in a fresh box, compared on this side.
+"""`HiddenTests`: functions and classes, each run of each case in a fresh sandbox, compared on the trusted side.
 
-cases(task, rng) ── runs ──> box 1: candidate + inputs ──> JSON ──┐
-(rng from the group's secret) box 2: candidate + inputs ──> JSON ──┼──> check, here
-                              ...                                  ┘
+cases(task, rng) ── runs ──> sandbox 1: candidate + inputs ──> JSON ──┐
+(rng from the group's secret) sandbox 2: candidate + inputs ──> JSON ──┼──> check, here
+                              ...                                      ┘
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import marshal
 import random
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib.resources import files
 from typing import Any, Literal
 
 from agentrl.errors import AgentError, AuthoringError, VerifierError
 from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
-from agentrl.types import Json, Task, Verdict
+from agentrl.types import Json, Task, Trust, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.inner import LOADER, compiled
 from agentrl.verifiers.values import Malformed, decode, parse_json
 
 from .cases import Case, Raised, Result, Returned, Step
@@ -29,18 +27,7 @@ from .groups import cases_of
 Score = Literal["all", "fraction"]
 REPLY_LIMIT = 1 << 20
 SLOW = "took longer than"
-_SOURCE = files(__package__ or "").joinpath("inside.py").read_text(encoding="utf-8")
-_CODE = marshal.dumps(compile(_SOURCE, "inside.py", "exec", dont_inherit=True))
-_PROGRAM = f"{sys.implementation.cache_tag} {len(_CODE)} {len(_SOURCE.encode())}\n".encode() + _CODE + _SOURCE.encode()
-"""Compiled here once, not in every box, and not as text of the source, which would have to be escaped and parsed."""
-_INSIDE = """\
-import marshal, sys
-pipe = open(3, "rb")
-tag, code, source = pipe.readline().decode().split()
-code, source = pipe.read(int(code)), pipe.read(int(source))
-exec(marshal.loads(code) if tag == sys.implementation.cache_tag else source)
-"""
-"""What a box is told to run: the program at the head of its message, compiled if this is the interpreter for it."""
+_PROGRAM = compiled(__package__ or "", "inside")
 
 
 class HiddenTests(Verifier):
@@ -60,15 +47,15 @@ class HiddenTests(Verifier):
     ) -> None:
         """
         Args:
-            cases: the hidden cases of a task, from a random source that follows from the group's secret. They are drawn
-                once for all rollouts of a group, so their checks must keep nothing of one for the next.
+            cases: the hidden cases of a task, drawn from a random source that the group's secret seeds. They are drawn
+                once for all rollouts of a group, so a check must keep nothing from one rollout for the next.
             artifact: the candidate's file, or folder ("" for the whole workspace), in the agent's workspace.
-            module: what to import from it; by default the file's name.
+            module: the module to import from it; by default the file's name.
             score: all or nothing, or the share of cases that pass.
             seconds: wall time of one run; a run that takes longer fails its case.
             memory_mb: memory of one run.
-            image: the root the grading boxes have.
-            concurrency: runs under way at once.
+            image: the root of the grading sandboxes.
+            concurrency: how many runs are in progress at once.
         """
         if module is None and not artifact.endswith(".py"):
             raise AuthoringError(f"HiddenTests: name the module to import from the folder {artifact!r}")
@@ -93,22 +80,12 @@ class HiddenTests(Verifier):
             return await self._case(cases[at], sources, context, twice=at == twice)
 
         failures = await work_through(len(cases), one, self.concurrency, stop=self.score == "all")
-        passed = sum(failure == "" for failure in failures)
-        share = passed / len(cases)
-        lines = [f"{passed} of {len(cases)} hidden cases passed"]
-        lines += [
-            f"{case.name or f'case {i}'} ({case.kind}): {failures[i]}" for i, case in enumerate(cases) if failures[i]
-        ]
-        return Verdict(
-            score=share if self.score == "fraction" or share == 1.0 else 0.0,
-            breakdown={"passed": share},
-            evidence=tuple(lines[:40]),
-            verifier=self.version,
-        )
+        names = [f"{case.name or f'case {i}'} ({case.kind})" for i, case in enumerate(cases)]
+        return verdict_on(self, self.score, names, failures, "hidden cases passed")
 
     async def _case(self, case: Case, sources: Mapping[str, str], context: Context, *, twice: bool) -> str:
-        """Why it failed, or "". `twice`: the one call is made two times in one process, and both results must be right,
-        so that code which is right only on the first call of a fresh process does not pass."""
+        """Return why the case failed, or "". With `twice`, its one call is made two times in one process and must be
+        right both times, so that code which is right only on the first call of a process does not pass."""
         results: list[list[Result]] = []
         for steps in case.runs:
             try:
@@ -116,19 +93,18 @@ class HiddenTests(Verifier):
             except Malformed as error:
                 return str(error)
             except AgentError as error:
-                return f"the box died: {error}"
+                return f"the sandbox died: {error}"
         rounds = [[[result]] for result in results[0]] if twice else [results]
         try:
             return "" if all(case.check(each) is True for each in rounds) else "wrong"
-        except Exception as error:  # a check may stumble over what the candidate returned: that is no pass
+        except Exception as error:  # a check may fail on what the candidate returned: that is no pass
             return f"its check could not read the result ({type(error).__name__})"
 
     async def _steps(self, steps: Sequence[Step], sources: Mapping[str, str], context: Context) -> list[Result]:
         order: dict[str, Any] = {"files": sources, "module": self.module, "steps": [step.form() for step in steps]}
+        message = _PROGRAM + json.dumps(order).encode()
         async with context.boxes.box(self.spec) as box:
-            done = await box.aio.python(
-                _INSIDE, _PROGRAM + json.dumps(order).encode(), timeout=self.seconds, reply_limit=REPLY_LIMIT
-            )
+            done = await box.aio.python(LOADER, message, timeout=self.seconds, reply_limit=REPLY_LIMIT)
         if done.timed_out:
             raise Malformed(f"{SLOW} {self.seconds:g} s")
         if not done.reply:
@@ -137,11 +113,11 @@ class HiddenTests(Verifier):
 
 
 async def work_through(count: int, one: Callable[[int], Awaitable[str]], concurrency: int, *, stop: bool) -> list[str]:
-    """Why each case failed; "" where it passed.
+    """Return why each case failed; "" where it passed.
 
-    No case starts after the first failure with `stop`, or after the third time-out without: a candidate that hangs
-    costs little more than its limit, however many cases there are. With `stop` the first case runs alone, and each
-    that passes makes room for one more: what is wrong mostly fails early, and seven more boxes would be wasted on it.
+    With `stop`, no case starts after the first failure, otherwise after the third timeout: a candidate that hangs costs
+    little more than its time limit, however many cases there are. With `stop`, the first case runs alone and each that
+    passes allows one more at once: wrong code mostly fails early, and seven more sandboxes would be wasted on it.
     """
     failures = ["not run, earlier cases failed"] * count
     waiting = iter(range(count))
@@ -171,42 +147,63 @@ async def work_through(count: int, one: Callable[[int], Awaitable[str]], concurr
     return failures
 
 
+def verdict_on(
+    verifier: Verifier,
+    score: Score,
+    names: Sequence[str],
+    failures: Sequence[str],
+    passed: str,
+    trust: Trust = "sealed",
+) -> Verdict:
+    """Return the verdict on named cases or tests, each with the reason why it failed, or ""."""
+    count = sum(failure == "" for failure in failures)
+    share = count / len(failures)
+    lines = [f"{name}: {failure}" for name, failure in zip(names, failures, strict=True) if failure]
+    return Verdict(
+        score=share if score == "fraction" or share == 1.0 else 0.0,
+        breakdown={"passed": share},
+        evidence=(f"{count} of {len(failures)} {passed}", *lines[:39]),
+        trust=trust,
+        verifier=verifier.version,
+    )
+
+
 def _results(reply: Json, steps: Sequence[Step]) -> list[Result]:
-    """The reply as results, one a step; anything odd is `Malformed`."""
+    """Return the reply as one result per step; a reply of any other form is `Malformed`."""
     if type(reply) is not dict or set(reply) != {"steps"} or type(reply["steps"]) is not list:
-        raise Malformed("the reply is not of the form that was asked for")
+        raise Malformed("the reply does not have the required form")
     if len(reply["steps"]) != len(steps):
-        raise Malformed("the reply has another number of steps")
-    found: list[Result] = []
+        raise Malformed("the reply has the wrong number of steps")
+    results: list[Result] = []
     for line, step in zip(reply["steps"], steps, strict=True):
         if type(line) is not dict:
             raise Malformed("a step without a result")
         names = line.get("raise")
         if set(line) == {"raise"} and type(names) is list and len(names) < 50:
-            found.append(Raised(tuple(name for name in names if type(name) is str)))
+            results.append(Raised(tuple(name for name in names if type(name) is str)))
         elif set(line) == ({"return", "args"} if step.observe else {"return"}):
             args = line.get("args", [])
             if type(args) is not list or len(args) > 100:
-                raise Malformed("a step with strange arguments")
-            found.append(Returned(decode(line["return"]), tuple(decode(arg) for arg in args)))
+                raise Malformed("a step with invalid arguments")
+            results.append(Returned(decode(line["return"]), tuple(decode(arg) for arg in args)))
         else:
             raise Malformed("a step that neither returned nor raised")
-    return found
+    return results
 
 
 def candidate_files(submission: Submission, artifact: str) -> dict[str, str]:
-    """What the agent left at `artifact`, as the box gets it: regular files only, by path, in base64."""
+    """Return what the agent left at `artifact`, as the sandbox gets it: regular files by path, in base64."""
     name = artifact.rsplit("/", 1)[-1]
     return {path or name: base64.b64encode(entry.content).decode() for path, entry in regular(submission, artifact)}
 
 
 def regular(submission: Submission, artifact: str) -> list[tuple[str, Entry]]:
-    """The regular files at `artifact`; a link, a special file or nothing at all is `Malformed`."""
-    found = submission.artifacts.get(artifact, {})
-    odd = [path for path, entry in found.items() if entry.kind in ("link", "special")]
-    if odd:
-        raise Malformed(f"{len(odd)} links or special files among the artifacts, such as {odd[0][:100]!r}")
-    kept = [(path, entry) for path, entry in found.items() if entry.kind == "file"]
-    if not kept:
+    """Return the regular files at `artifact`; a link, a special file or nothing at all is `Malformed`."""
+    entries = submission.artifacts.get(artifact, {})
+    refused = [path for path, entry in entries.items() if entry.kind in ("link", "special")]
+    if refused:
+        raise Malformed(f"{len(refused)} links or special files among the artifacts, such as {refused[0][:100]!r}")
+    regular_files = [(path, entry) for path, entry in entries.items() if entry.kind == "file"]
+    if not regular_files:
         raise Malformed(f"there is no file at {artifact or 'the workspace'!r}")
-    return kept
+    return regular_files

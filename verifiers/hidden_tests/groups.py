@@ -1,4 +1,4 @@
-"""What the rollouts of a group are graded on: drawn from the group's secret, once for all of them."""
+"""The hidden cases that the rollouts of a group are graded on: drawn once per group, from the group's secret."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from agentrl.types import Task
 
 C = TypeVar("C")
 GROUPS = 128
-"""How many groups' cases are kept: to draw them, and to run the reference on each, costs more than most gradings."""
+"""How many groups' cases are kept: drawing them and running the reference on each costs more than most gradings."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """One group's cases, once somebody has drawn them."""
+    """One group's cases, once they have been drawn."""
 
     task: Task | None = None
     cases: Sequence[Any] = ()
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 async def cases_of(draw: Callable[[Task, random.Random], Sequence[C]], task: Task, secret: bytes) -> list[C]:
-    """The hidden cases of a task for the group of that secret. Their checks are asked about every rollout of it."""
+    """Return the hidden cases of a task for the group of that secret. They serve every rollout of the group."""
     return await off_loop(_cases_of, draw, task, secret)
 
 
@@ -51,5 +51,5 @@ def _cases_of(draw: Callable[[Task, random.Random], Sequence[C]], task: Task, se
 
 
 def secret_rng(task: Task, secret: bytes) -> random.Random:
-    """The random source of a task's hidden inputs: the same for a whole group, unknown to everyone else."""
+    """Return the random source of a task's hidden inputs: one per group, and unknown outside it."""
     return random.Random(hashlib.sha256(b"hidden inputs\0" + secret + task.id.encode()).digest())

@@ -1,13 +1,12 @@
-"""Runs in the box that holds the agent's repository: does what the tests, in another box, ask of its code.
+"""Runs in the sandbox that holds the agent's repository: does what the tests, in another sandbox, ask of its code.
 
-Sent to the box as text; standard library only. Plain data crosses by value, everything else by handle:
+It needs the standard library alone. Plain data crosses by value (see tagged.py), everything else by reference:
 {"m": module, "n": dotted name} for what a module holds, {"o": number} for other objects, {"c": number} for a function
 of the tests that the agent's code may call.
 """
 
 from __future__ import annotations
 
-import base64
 import builtins
 import importlib
 import json
@@ -15,16 +14,18 @@ import operator
 import os
 import sys
 
+from agentrl.verifiers.tagged import decode, encode
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+BUILTINS = ("len", "iter", "next", "str", "bool", "int", "float", "abs")
 OBJECTS: list[Any] = []
 MISSING: Any = object()
 REPLACED: dict[tuple[int, str], Any] = {}
-"""What the tests have set, with what stood there before: pytest's monkeypatch undoes by deleting."""
+"""What the tests have set, with the value before: pytest's monkeypatch undoes by deleting."""
 
 
 def receive() -> Any:
@@ -37,102 +38,78 @@ def send(message: Any) -> None:
         pipe.write(json.dumps(message).encode())
 
 
-def encode(value: Any, where: Any = None, depth: int = 0) -> Any:
-    kind = type(value)
-    if value is None or kind is bool or kind is str:
-        return value
-    if depth <= 60:
-        if kind is int and value.bit_length() < 13_000:
-            return {"i": str(value)}
-        if kind is float:
-            return {"f": value.hex()}
-        if kind is bytes:
-            return {"b": base64.b64encode(value).decode()}
-        if kind is dict:
-            return {"d": [[encode(k, None, depth + 1), encode(v, None, depth + 1)] for k, v in value.items()]}
-        if kind in CONTAINERS:
-            return {CONTAINERS[kind]: [encode(item, None, depth + 1) for item in value]}
-    if kind is type(sys):
+def form_of(value: Any, where: Any = None) -> Any:
+    """Return the form of a value; `where` is the module and dotted name that it was read from."""
+    return encode(value, lambda other: reference(other, where if other is value else None))
+
+
+def reference(value: Any, where: Any) -> dict[str, Any]:
+    """Return the form of what is not plain data."""
+    if type(value) is type(sys):
         return {"module": value.__name__}
     if isinstance(value, type) and issubclass(value, Exception):
         return {"exception": lineage(value)}
     if where is not None:
-        return {"m": where[0], "n": where[1], "type": kind.__name__}
+        return {"m": where[0], "n": where[1], "type": type(value).__name__}
     OBJECTS.append(value)
-    return {"o": len(OBJECTS) - 1, "type": kind.__name__}
+    return {"o": len(OBJECTS) - 1, "type": type(value).__name__}
 
 
-def decode(form: Any) -> Any:
-    if form is None or isinstance(form, bool | str):
-        return form
+def value_of(form: Any) -> Any:
+    """Return the value of a form that the tests sent."""
+    return decode(form, referenced, trusted=True)
+
+
+def referenced(form: dict[str, Any]) -> Any:
+    """Return what a reference of the tests stands for."""
     if "m" in form:
-        return lookup(form["m"], form["n"])
-    ((tag, inner),) = form.items()
+        value = importlib.import_module(form["m"])
+        for part in form["n"].split("."):
+            value = getattr(value, part)
+        return value
+    ((tag, content),) = form.items()
     if tag == "o":
-        return OBJECTS[inner]
-    if tag == "c":
-        return callback(inner)
-    if tag == "module":
-        return importlib.import_module(inner)
-    if tag == "i":
-        return int(inner)
-    if tag == "f":
-        return float.fromhex(inner)
-    if tag == "b":
-        return base64.b64decode(inner)
-    if tag == "d":
-        return {decode(k): decode(v) for k, v in inner}
-    kinds: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}
-    return kinds[tag](decode(item) for item in inner)
-
-
-def lookup(module: str, name: str) -> Any:
-    found = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        return OBJECTS[content]
+    return callback(content) if tag == "c" else importlib.import_module(content)
 
 
 def callback(number: int) -> Any:
-    """A function of the tests: calling it asks the other box, which may ask back before it answers."""
+    """Return a stand-in for a function of the tests: a call asks the other sandbox, which may ask back first."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        send(
-            {"callback": number, "args": [encode(a) for a in args], "kwargs": {k: encode(v) for k, v in kwargs.items()}}
-        )
+        forms = {name: form_of(value) for name, value in kwargs.items()}
+        send({"callback": number, "args": [form_of(arg) for arg in args], "kwargs": forms})
         while True:
             message = receive()
             if message["op"] == "answer":
                 if "raise" in message:
                     raise getattr(builtins, message["raise"], RuntimeError)(message["text"])
-                return decode(message["return"])
+                return value_of(message["return"])
             send(serve(message))
 
     return call
 
 
 def lineage(kind: type) -> list[Any]:
-    """An exception class and its bases, nearest first: built-in ones by name, the rest by module and name."""
-    found: list[Any] = []
-    for base in kind.__mro__:
-        if getattr(builtins, base.__name__, None) is base:
-            found.append(base.__name__)
-        else:
-            found.append([base.__module__, base.__qualname__])
-    return found
+    """Return an exception class and its bases, nearest first: built-in ones by name, the rest by module and name."""
+    return [
+        base.__name__ if getattr(builtins, base.__name__, None) is base else [base.__module__, base.__qualname__]
+        for base in kind.__mro__
+    ]
 
 
-def plain(value: Any) -> Any:
-    form = encode(value)
-    return str(value) if type(form) is dict and ("o" in form or "m" in form) else value
+def form_of_argument(value: Any) -> Any:
+    """Return the form of an exception's argument; an object that would cross by reference crosses as text."""
+    form = form_of(value)
+    return str(value) if type(form) is dict and "o" in form else form
 
 
 def serve(message: dict[str, Any]) -> dict[str, Any]:
+    """Return what a request of the tests gave or raised."""
     try:
         return {"return": carry_out(message)}
     except (Exception, SystemExit) as error:
-        args = [encode(plain(arg)) for arg in error.args[:10]]
-        return {"raise": lineage(type(error)), "args": args}
+        return {"raise": lineage(type(error)), "args": [form_of_argument(arg) for arg in error.args[:10]]}
 
 
 def carry_out(message: dict[str, Any]) -> Any:
@@ -141,8 +118,8 @@ def carry_out(message: dict[str, Any]) -> Any:
         importlib.import_module(message["name"])
         return None
     if op == "instance":
-        return isinstance(decode(message["at"]), decode(message["kind"]))
-    at = decode(message["at"])
+        return isinstance(value_of(message["at"]), value_of(message["kind"]))
+    at = value_of(message["at"])
     if op == "get":
         form = message["at"]
         where = None
@@ -150,10 +127,10 @@ def carry_out(message: dict[str, Any]) -> Any:
             where = [form["module"], message["name"]]
         elif "m" in form:
             where = [form["m"], form["n"] + "." + message["name"]]
-        return encode(getattr(at, message["name"]), where)
-    args = [decode(form) for form in message.get("args", [])]
+        return form_of(getattr(at, message["name"]), where)
+    args = [value_of(form) for form in message.get("args", [])]
     if op == "call":
-        return encode(at(*args, **{name: decode(form) for name, form in message["kwargs"].items()}))
+        return form_of(at(*args, **{name: value_of(form) for name, form in message["kwargs"].items()}))
     if op == "set":
         REPLACED.setdefault((id(at), message["name"]), getattr(at, "__dict__", {}).get(message["name"], MISSING))
         setattr(at, message["name"], args[0])
@@ -165,18 +142,7 @@ def carry_out(message: dict[str, Any]) -> Any:
         else:
             setattr(at, message["name"], old)
         return None
-    functions = {
-        "len": len,
-        "iter": iter,
-        "next": next,
-        "str": str,
-        "bool": bool,
-        "int": int,
-        "float": float,
-        "abs": abs,
-    }
-    function: Any = functions.get(op) or getattr(operator, op)
-    return encode(function(at, *args))
+    return form_of(getattr(builtins if op in BUILTINS else operator, op)(at, *args))
 
 
 def main() -> None:

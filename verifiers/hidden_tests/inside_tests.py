@@ -1,14 +1,13 @@
-"""Runs in the box that holds the hidden tests, and none of the agent's code: pytest, with the agent's modules proxied.
+"""Runs in the sandbox that holds the hidden tests and none of the agent's code: pytest, with a proxy for its modules.
 
-Sent to the box as text; standard library and pytest only. Importing one of the agent's packages gives a stand-in whose
-attributes and calls are carried out in another box. Plain data comes back by value, built here from exact built-in
-types. Anything else is a `Handle`. A handle's own word on equality, order, truth or membership is not believed unless
-the author said so: asking for it raises, and the test fails.
+It needs the standard library and pytest. Importing one of the agent's packages gives a stand-in whose attributes and
+calls are carried out in another sandbox. Plain data comes back by value, built here from exact built-in types (see
+tagged.py). Anything else is a `Handle`. What a handle itself says about equality, order, truth or membership is not
+believed unless the author said so: asking for it raises, and the test fails.
 """
 
 from __future__ import annotations
 
-import base64
 import builtins
 import importlib.abc
 import importlib.machinery
@@ -18,18 +17,21 @@ import sys
 import types
 from typing import Any
 
+from agentrl.verifiers.hidden_tests.inside_pytest import Recorder
+from agentrl.verifiers.tagged import MAX_DEPTH, decode, encode, unknown_tag
+
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(FOLDER, "order.json"), encoding="utf-8") as _file:
     ORDER: dict[str, Any] = json.load(_file)
 PACKAGES: frozenset[str] = frozenset(ORDER["packages"])
 BELIEVED: frozenset[str] = frozenset(ORDER["believe"])
-UNFIT = frozenset({"KeyboardInterrupt", "GeneratorExit", "BaseException", "BaseExceptionGroup", "ExceptionGroup"})
+NOT_REBUILT = frozenset({"KeyboardInterrupt", "GeneratorExit", "BaseException", "BaseExceptionGroup", "ExceptionGroup"})
 CALLBACKS: list[Any] = []
 EXCEPTIONS: dict[tuple[Any, ...], type[Exception]] = {}
 
 
 class Refused(TypeError):
-    """The test asked something that only the agent's own code could answer, or got an answer that is no data."""
+    """The test asked something that only the agent's own code could answer, or got an answer of the wrong type."""
 
 
 def receive() -> Any:
@@ -43,7 +45,7 @@ def send(message: Any) -> None:
 
 
 def ask(op: str, **message: Any) -> Any:
-    """Have something done in the agent's box; what it raises there is raised here."""
+    """Have something done in the agent's sandbox; what it raises there is raised here."""
     send({"op": op, **message})
     while True:
         reply = receive()
@@ -52,12 +54,12 @@ def ask(op: str, **message: Any) -> Any:
         elif "raise" in reply:
             raise thrown(reply)
         else:
-            return decode(reply.get("return"))
+            return value_of(reply.get("return"))
 
 
 def thrown(reply: dict[str, Any]) -> BaseException:
-    """What the agent's code raised, as an exception of ours."""
-    kind, args = exception(reply["raise"]), [decode(form) for form in reply.get("args", [])][:10]
+    """Return what the agent's code raised, as an exception of ours."""
+    kind, args = exception(reply["raise"]), [value_of(form) for form in reply.get("args", [])][:10]
     try:
         return kind(*args)
     except TypeError:  # some built-in ones insist on certain arguments
@@ -68,45 +70,38 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Carry out a call of one of the tests' own functions, for the agent's code."""
     try:
         function = CALLBACKS[request["callback"]]
-        args = [decode(form) for form in request["args"]]
-        return {
-            "op": "answer",
-            "return": encode(function(*args, **{k: decode(v) for k, v in request["kwargs"].items()})),
-        }
+        args = [value_of(form) for form in request["args"]]
+        kwargs = {name: value_of(form) for name, form in request["kwargs"].items()}
+        return {"op": "answer", "return": form_of(function(*args, **kwargs))}
     except Exception as error:
         return {"op": "answer", "raise": type(error).__name__, "text": str(error)}
 
 
-def encode(value: Any) -> Any:
-    kind = type(value)
-    if value is None or kind is bool or kind is str:
-        return value
-    if kind is Handle:
-        return object.__getattribute__(value, "_form")
-    if kind is ProxyModule:
+def form_of(value: Any) -> Any:
+    """Return the form of a value for the agent's sandbox."""
+    return encode(value, reference, bounded=False)
+
+
+def reference(value: Any) -> dict[str, Any]:
+    """Return the form of what is not plain data."""
+    if type(value) is Handle:
+        form: dict[str, Any] = object.__getattribute__(value, "_form")
+        return form
+    if type(value) is ProxyModule:
         return {"module": value.__name__}
-    if kind is int:
-        return {"i": str(value)}
-    if kind is float:
-        return {"f": value.hex()}
-    if kind is bytes:
-        return {"b": base64.b64encode(value).decode()}
-    if kind is dict:
-        return {"d": [[encode(k), encode(v)] for k, v in value.items()]}
-    tags: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
-    if kind in tags:
-        return {tags[kind]: [encode(item) for item in value]}
     if callable(value) and not isinstance(value, type):
         CALLBACKS.append(value)
         return {"c": len(CALLBACKS) - 1}
-    raise Refused(f"a {kind.__name__} cannot be handed to the agent's code: it lives in another box")
+    raise Refused(f"a {type(value).__name__} cannot be handed to the agent's code: it lives in another sandbox")
 
 
-def decode(form: Any) -> Any:
-    if form is None or type(form) is bool or type(form) is str:
-        return form
-    if type(form) is not dict or not form:
-        raise Refused("an answer that is no value")
+def value_of(form: Any) -> Any:
+    """Return the value of a form from the agent's sandbox."""
+    return decode(form, referenced, max_depth=MAX_DEPTH + 1)  # what is nested deeper than plain data is a reference
+
+
+def referenced(form: dict[str, Any]) -> Any:
+    """Return what a form that is not plain data stands for."""
     if "exception" in form:
         return exception(form["exception"])
     if "module" in form:
@@ -114,35 +109,19 @@ def decode(form: Any) -> Any:
         return importlib.import_module(name) if name.split(".")[0] in PACKAGES else Handle({"module": name})
     if "m" in form:
         return Handle({"m": form["m"], "n": form["n"]})
-    if "o" in form:
-        return Handle({"o": form["o"]})
-    ((tag, inner),) = form.items()
-    if tag == "i":
-        return int(inner)
-    if tag == "f":
-        return float.fromhex(inner)
-    if tag == "b":
-        return base64.b64decode(inner)
-    if tag == "d":
-        pairs = [(decode(k), decode(v)) for k, v in inner]
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise Refused("a dict with equal keys")
-        return found
-    kinds: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}
-    return kinds[tag](decode(item) for item in inner)
+    return Handle({"o": form["o"]}) if "o" in form else unknown_tag(form)
 
 
 def exception(lineage: Any) -> type[Exception]:
-    """A class of our own for an exception of the agent's: its built-in bases by name, never a BaseException."""
+    """Return a class of our own for an exception of the agent's: built-in bases by name, never a BaseException."""
     kind: type[Exception] = Exception
     key: tuple[Any, ...] = ()
     for entry in reversed(list(lineage)[:30]):
         if type(entry) is str:
             known = getattr(builtins, entry, None)
-            if entry == "SystemExit":  # pytest counts it as a failure, and `raises(SystemExit)` must be able to see it
+            if entry == "SystemExit":  # pytest counts it as a failure, and `raises(SystemExit)` must catch it
                 return SystemExit  # type: ignore[return-value]
-            if isinstance(known, type) and issubclass(known, Exception) and entry not in UNFIT:
+            if isinstance(known, type) and issubclass(known, Exception) and entry not in NOT_REBUILT:
                 kind, key = known, (entry,)
         elif type(entry) is list and all(type(part) is str for part in entry):
             key = (*key, *entry)
@@ -151,7 +130,7 @@ def exception(lineage: Any) -> type[Exception]:
 
 
 class Handle:
-    """An object in the agent's box."""
+    """An object in the agent's sandbox."""
 
     def __init__(self, form: dict[str, Any]) -> None:
         object.__setattr__(self, "_form", form)
@@ -159,68 +138,69 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return ask("get", at=encode(self), name=name)
+        return ask("get", at=form_of(self), name=name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        ask("set", at=encode(self), name=name, args=[encode(value)])
+        ask("set", at=form_of(self), name=name, args=[form_of(value)])
 
     def __delattr__(self, name: str) -> None:
-        ask("delete", at=encode(self), name=name)
+        ask("delete", at=form_of(self), name=name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forms = {name: encode(value) for name, value in kwargs.items()}
-        return ask("call", at=encode(self), args=[encode(a) for a in args], kwargs=forms)
+        forms = {name: form_of(value) for name, value in kwargs.items()}
+        return ask("call", at=form_of(self), args=[form_of(a) for a in args], kwargs=forms)
 
     def __enter__(self) -> Any:
-        return ask("get", at=encode(self), name="__enter__")()
+        return ask("get", at=form_of(self), name="__enter__")()
 
     def __exit__(self, *exc: object) -> None:
-        ask("get", at=encode(self), name="__exit__")(None, None, None)
+        ask("get", at=form_of(self), name="__exit__")(None, None, None)
 
     def __instancecheck__(self, value: Any) -> bool:
-        return type(value) is Handle and ask("instance", at=encode(value), kind=encode(self)) is True
+        return type(value) is Handle and ask("instance", at=form_of(value), kind=form_of(self)) is True
 
     def __repr__(self) -> str:
-        return "<an object in the agent's box>"  # said here: a failing test must not run more of the agent's code
+        return "<an object in the agent's sandbox>"  # a failing test must not run more of the agent's code
 
     def __hash__(self) -> int:
         return id(self)
 
     def __iter__(self) -> Any:
-        iterator = ask("iter", at=encode(self))
+        iterator = ask("iter", at=form_of(self))
         while True:
             try:
-                item = ask("next", at=encode(iterator))
+                item = ask("next", at=form_of(iterator))
             except StopIteration:
                 return
             yield item
 
 
 def operation(op: str, kind: type | None = None) -> Any:
-    """A method that is carried out in the agent's box; `kind` is what it must give back."""
+    """Return a method that is carried out in the agent's sandbox; `kind` is the type that it must give back."""
 
     def method(self: Handle, *args: Any) -> Any:
-        value = ask(op, at=encode(self), args=[encode(a) for a in args])
+        value = ask(op, at=form_of(self), args=[form_of(a) for a in args])
         if kind is not None and type(value) is not kind:
-            raise Refused(f"{op} gave no {kind.__name__}")
+            raise Refused(f"{op} did not give a value of type {kind.__name__}")
         return value
 
     return method
 
 
 def swapped(op: str) -> Any:
-    return lambda self, other: ask(op, at=encode(other), args=[encode(self)])
+    """Return the reflected method of an operator."""
+    return lambda self, other: ask(op, at=form_of(other), args=[form_of(self)])
 
 
-def opinion(name: str, op: str, order: Any = None) -> Any:
-    """A method whose answer is one bit of the agent's own opinion: only where the author believes it."""
+def opinion(name: str, op: str) -> Any:
+    """Return a method whose answer is the agent's own opinion: it answers only where the author believes it."""
 
     def method(self: Handle, *args: Any) -> bool:
         if name not in BELIEVED:
             raise Refused(
                 f"{name} of an agent's object is not believed; compare plain data, or declare believe={name!r}"
             )
-        return ask(op, at=encode(self), args=[encode(a) for a in args]) is True
+        return ask(op, at=form_of(self), args=[form_of(a) for a in args]) is True
 
     return method
 
@@ -239,7 +219,7 @@ for _name in ("getitem", "setitem", "delitem", "neg", "abs", "next"):
 
 
 class ProxyModule(types.ModuleType):
-    """A module of the agent's."""
+    """A stand-in for a module of the agent's."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
@@ -250,14 +230,14 @@ class ProxyModule(types.ModuleType):
         if name.startswith("__") or isinstance(value, ProxyModule):
             super().__setattr__(name, value)
         else:
-            ask("set", at={"module": self.__name__}, name=name, args=[encode(value)])
+            ask("set", at={"module": self.__name__}, name=name, args=[form_of(value)])
 
     def __delattr__(self, name: str) -> None:
         ask("delete", at={"module": self.__name__}, name=name)
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers imports of the agent's packages, and of nothing else."""
+    """Answers imports of the agent's packages and of nothing else."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name.split(".")[0] not in PACKAGES:
@@ -271,34 +251,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         ask("import", name=module.__name__)
 
 
-class Recorder:
-    """Writes down what became of each test, phase by phase."""
-
-    def __init__(self) -> None:
-        self.phases: dict[str, list[str]] = {}
-        self.errors = 0
+class Reset:
+    """Tells the host that a test begins: the agent's code then gets a fresh sandbox."""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         ask("reset", test=nodeid)
-
-    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
-        """As pytest does it, but as often as ordered, in one process of the agent's."""
-        from _pytest.runner import runtestprotocol
-
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for number in range(ORDER["times"]):
-            if number:
-                item._initrequest()
-            runtestprotocol(item, nextitem=nextitem)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        return True
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        odd = hasattr(report, "wasxfail") or report.outcome != "passed"
-        self.phases.setdefault(report.nodeid, []).append(report.when + (" " + report.outcome if odd else ""))
-
-    def pytest_collectreport(self, report: Any) -> None:
-        self.errors += report.outcome != "passed"
 
 
 def main() -> None:
@@ -307,9 +264,9 @@ def main() -> None:
 
     receive()
     sys.meta_path.insert(0, Finder())
-    recorder = Recorder()
+    recorder = Recorder(ORDER["times"])
     options = ["-q", "-p", "no:cacheprovider", "--tb=no", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
-    pytest.main([*options, *ORDER["ids"]], plugins=[recorder])
+    pytest.main([*options, *ORDER["ids"]], plugins=[recorder, Reset()])
     right = ["setup", "call", "teardown"] * ORDER["times"]
     passed = [name for name, phases in recorder.phases.items() if phases == right]
     send({"op": "done", "passed": passed, "ran": sorted(recorder.phases), "errors": recorder.errors})

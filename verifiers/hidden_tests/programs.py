@@ -13,7 +13,7 @@ from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.values import Malformed
 
-from .functions import SLOW, Score, regular, work_through
+from .functions import SLOW, Score, regular, verdict_on, work_through
 from .groups import cases_of
 
 Text = Literal["exact", "trailing", "tokens"]
@@ -30,58 +30,48 @@ class Ran:
     """The workspace afterwards, where the case looks at files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of the program and what must come of it. At least one expectation is needed."""
+    """One run of a program and the result that it must have."""
 
-    argv: tuple[str, ...]
-    stdin: bytes = b""
-    files: Mapping[str, bytes | str] = field(default_factory=dict)
-    """Input files, laid beside the candidate's; they win where names collide."""
-    stdout: bytes | None = None
-    text: Text = "exact"
-    """exact; `trailing`: forgive white space at line and file ends; `tokens`: compare what white space separates."""
-    exit_code: int | None = 0
-    written: Mapping[str, bytes | None] = field(default_factory=dict)
-    """Files that must lie in the workspace afterwards; None: must not."""
-    check: Callable[[Ran], bool] | None = None
-    """A further test; only `True` is a pass."""
-    name: str = ""
+    def __init__(
+        self,
+        *argv: str,
+        stdin: bytes | str = b"",
+        files: Mapping[str, bytes | str] | None = None,
+        stdout: bytes | str | None = None,
+        text: Text = "exact",
+        exit_code: int | None = 0,
+        written: Mapping[str, bytes | str | None] | None = None,
+        check: Callable[[Ran], bool] | None = None,
+        name: str = "",
+    ) -> None:
+        """A case: `run("python3", "tool.py", "-n", stdin="a\\n", stdout="1\\n")`.
 
-    @property
-    def looks_at_files(self) -> bool:
-        return bool(self.written) or self.check is not None
+        Args:
+            argv: the command.
+            stdin: what it reads.
+            files: input files, placed beside the candidate's; they replace the candidate's where names collide.
+            stdout: the expected output.
+            text: how output is compared: `exact`; `trailing` ignores white space at line and file ends; `tokens`
+                compares what white space separates.
+            exit_code: the expected exit code.
+            written: files that must be in the workspace afterwards; None: must not be.
+            check: a further check; only `True` is a pass.
+            name: shown in the evidence.
+        """
+        if stdout is None and not written and check is None:
+            raise AuthoringError(f"run({' '.join(argv)}): expect some output, some file, or give a check")
+        self.argv, self.stdin, self.files = argv, _bytes(stdin), dict(files or {})
+        self.stdout, self.text, self.exit_code = None if stdout is None else _bytes(stdout), text, exit_code
+        self.written = {path: None if data is None else _bytes(data) for path, data in (written or {}).items()}
+        self.check, self.name = check, name
 
 
-def run(
-    *argv: str,
-    stdin: bytes | str = b"",
-    files: Mapping[str, bytes | str] | None = None,
-    stdout: bytes | str | None = None,
-    text: Text = "exact",
-    exit_code: int | None = 0,
-    written: Mapping[str, bytes | str | None] | None = None,
-    check: Callable[[Ran], bool] | None = None,
-    name: str = "",
-) -> Run:
-    """A case: `run("python3", "tool.py", "-n", stdin="a\\n", stdout="1\\n")`."""
-    if stdout is None and not written and check is None:
-        raise AuthoringError(f"run({' '.join(argv)}): expect some output, some file, or give a check")
-    return Run(
-        argv=argv,
-        stdin=_bytes(stdin),
-        files=files or {},
-        stdout=None if stdout is None else _bytes(stdout),
-        text=text,
-        exit_code=exit_code,
-        written={path: None if content is None else _bytes(content) for path, content in (written or {}).items()},
-        check=check,
-        name=name,
-    )
+run = Run
 
 
 class ProgramTests(Verifier):
-    """Grades a program by running it, each case in a fresh box."""
+    """Grades a program by running it, each case in a fresh sandbox."""
 
     def __init__(
         self,
@@ -96,14 +86,14 @@ class ProgramTests(Verifier):
     ) -> None:
         """
         Args:
-            cases: the hidden runs of a task, from a random source that follows from the group's secret; drawn once for
-                all rollouts of a group.
+            cases: the hidden runs of a task, drawn from a random source that the group's secret seeds; once for all
+                rollouts of a group.
             artifact: the program's file, or folder ("" for the whole workspace), in the agent's workspace.
             score: all or nothing, or the share of runs that are right.
             seconds: wall time of one run.
             memory_mb: memory of one run.
-            image: the root the grading boxes have.
-            concurrency: runs under way at once.
+            image: the root of the grading sandboxes.
+            concurrency: how many runs are in progress at once.
         """
         self.artifacts = (Artifact(path=artifact),)
         self.cases, self.artifact, self.score = cases, artifact, score
@@ -124,16 +114,8 @@ class ProgramTests(Verifier):
             return await self._case(cases[at], files, context)
 
         failures = await work_through(len(cases), one, self.concurrency, stop=self.score == "all")
-        passed = sum(failure == "" for failure in failures)
-        share = passed / len(cases)
-        lines = [f"{passed} of {len(cases)} hidden runs were right"]
-        lines += [f"{case.name or f'run {i}'}: {failures[i]}" for i, case in enumerate(cases) if failures[i]]
-        return Verdict(
-            score=share if self.score == "fraction" or share == 1.0 else 0.0,
-            breakdown={"passed": share},
-            evidence=tuple(lines[:40]),
-            verifier=self.version,
-        )
+        names = [case.name or f"run {i}" for i, case in enumerate(cases)]
+        return verdict_on(self, self.score, names, failures, "hidden runs were right")
 
     async def _case(self, case: Run, files: Mapping[str, Entry], context: Context) -> str:
         kept = {path: entry for path, entry in files.items() if not any(_collide(path, ours) for ours in case.files)}
@@ -144,8 +126,8 @@ class ProgramTests(Verifier):
         except Malformed as error:
             return str(error)
         except AgentError as error:
-            return f"the box died: {error}"
-        return self._wrong(case, ran)
+            return f"the sandbox died: {error}"
+        return self._failure(case, ran)
 
     async def _exec(self, case: Run, box: Sandbox) -> Ran:
         done = await box.aio.exec(case.argv, stdin=case.stdin, timeout=self.seconds)
@@ -154,16 +136,17 @@ class ProgramTests(Verifier):
         if done.truncated:
             raise Malformed("wrote more output than is read")
         files: dict[str, Entry] = {}
-        if case.looks_at_files:
+        if case.written or case.check is not None:
             await box.aio.kill_all()
             files = await box.aio.collect()
         return Ran(done.exit_code, done.stdout, done.stderr, files)
 
-    def _wrong(self, case: Run, ran: Ran) -> str:
+    def _failure(self, case: Run, ran: Ran) -> str:
+        """Return why a run was not as expected, or ""."""
         if case.exit_code is not None and ran.exit_code != case.exit_code:
             return f"exit code {ran.exit_code}"
-        if case.stdout is not None and _shape(ran.stdout, case.text) != _shape(case.stdout, case.text):
-            return "other output"
+        if case.stdout is not None and _comparable(ran.stdout, case.text) != _comparable(case.stdout, case.text):
+            return "wrong output"
         for path, content in case.written.items():
             entry = ran.files.get(path)
             if content is None and entry is not None:
@@ -172,16 +155,16 @@ class ProgramTests(Verifier):
                 return f"{path} is missing or differs"
         try:
             return "" if case.check is None or case.check(ran) is True else "wrong"
-        except Exception as error:  # a check may stumble over what the program wrote: that is no pass
+        except Exception as error:  # a check may fail on what the program wrote: that is no pass
             return f"its check could not read the result ({type(error).__name__})"
 
 
 def _collide(theirs: str, ours: str) -> bool:
-    """Whether one path is the other, or lies below it."""
+    """Return whether one path is the other, or lies below it."""
     return theirs == ours or theirs.startswith(ours + "/") or ours.startswith(theirs + "/")
 
 
-def _shape(output: bytes, text: Text) -> object:
+def _comparable(output: bytes, text: Text) -> object:
     if text == "tokens":
         return output.split()
     if text == "trailing":

@@ -1,12 +1,12 @@
 """`RepositoryTests`: a hidden pytest suite against a whole repository, without a shared process.
 
-    box T: pytest, hidden tests        host: relays JSON,           box A: the agent's repository,
-    `import theirs` is a stand-in ───> counts, bounds, spoils ────> no tests, no expectations;
-    passes and failures            <── what cannot be answered <──  a fresh one for each test
+    sandbox T: pytest, hidden tests    host: relays JSON,           sandbox A: the agent's repository,
+    `import theirs` is a stand-in ───> counts, limits, fails  ────> no tests, no expectations;
+    passes and failures            <── what gets no answer    <──   a fresh one for each test
 
-T holds no agent code, so its report can be believed; A holds nothing worth stealing. Where a suite cannot be run so
-(it subclasses the agent's classes, shares files with its code), `mode="shared"` runs both in one process and says so:
-see shared.py.
+T holds no agent code, so its report can be believed; A holds nothing worth stealing. Where a suite cannot run this way
+(it subclasses the agent's classes, or shares files with its code), `mode="shared"` runs both in one process and says
+so: see shared.py.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from importlib.resources import files
 from time import monotonic
 from typing import Any, Literal
 
 from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
-from agentrl.types import Trust, Verdict
+from agentrl.types import Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.inner import source_of
 from agentrl.verifiers.values import Malformed
 
 from .bundle import pytest_zip
 from .channel import FOLDER, Channel, Gone
-from .functions import Score, regular
+from .functions import Score, regular, verdict_on
 from .shared import run_shared
 
-_PACKAGE = files(__package__ or "")
 MAX_OPERATIONS = 5_000
 """Operations that one test may ask of the agent's code."""
-PATIENCE = 60.0
-"""Seconds that the tests themselves may take between two requests; the agent's time is counted apart."""
+TESTS_TIMEOUT_S = 60.0
+"""Seconds that the tests themselves may take between two requests; the agent's time is counted separately."""
+_GONE: dict[str, Any] = {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
+"""What the tests get for an answer once the agent's sandbox is gone."""
 
 
 class RepositoryTests(Verifier):
@@ -60,17 +61,16 @@ class RepositoryTests(Verifier):
             tests: the hidden test files, by path; conftest.py too.
             ids: pytest's id of every test that must pass, such as `test_money.py::test_sum[eur]`.
             packages: top-level names that tests import from the repository.
-            artifact: where the repository lies in the agent's workspace; "" is all of it.
+            artifact: where the repository is in the agent's workspace; "" is all of it.
             mode: `proxied`, or `shared` for suites that cannot be: one process, canaries, a lower trust grade.
             believe: special methods of agent objects whose yes or no the tests may believe, such as `__eq__`.
             score: all or nothing, or the share of the tests that pass.
-            fresh: a fresh box for the agent's code for each test, or one for the suite.
-            twice: run each test two times in one process of the agent's code; both must pass. Without it, code that is
-                right only on the first call of a process may pass; a suite whose tests change what outlives them may
-                need that.
+            fresh: a fresh sandbox for the agent's code per test, or one for the suite.
+            twice: run each test two times in one process of the agent's code; both must pass. Turn it off for a suite
+                whose tests cannot be repeated: then code that is right only on the first call of a process may pass.
             seconds: wall time that the agent's code may take in one test.
-            memory_mb: memory of each box.
-            image: the root the boxes have.
+            memory_mb: memory of each sandbox.
+            image: the root of the sandboxes.
         """
         if not ids or len(set(ids)) != len(ids):
             raise AuthoringError("RepositoryTests: name the id of every test that must pass, each once")
@@ -88,123 +88,96 @@ class RepositoryTests(Verifier):
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         try:
-            found = {path or self.artifact: entry for path, entry in regular(submission, self.artifact)}
+            entries = {path or self.artifact: entry for path, entry in regular(submission, self.artifact)}
         except Malformed as error:
             return Verdict(score=0.0, evidence=(str(error),), verifier=self.version)
-        repository = {path: entry for path, entry in found.items() if not path.startswith(FOLDER)}
-        notes: list[str] = []
-        trust: Trust = "proxied"
+        repository = {path: entry for path, entry in entries.items() if not path.startswith(FOLDER)}
         if self.mode == "shared":
-            trust = "shared"
             spec = SandboxSpec(image=self.image, limits=self.limits)
-            passed, notes = await run_shared(self.tests, self.ids, repository, spec, self.seconds, self.times, context)
+            failures = await run_shared(self.tests, self.ids, repository, spec, self.times, context)
         else:
-            async with _Session(self, repository, context) as session:
-                passed, notes = await session.run()
-        return self._verdict(passed, notes, trust)
-
-    def _verdict(self, passed: set[str], notes: Sequence[str], trust: Trust) -> Verdict:
-        right = [name for name in self.ids if name in passed]
-        share = len(right) / len(self.ids)
-        lines = [f"{len(right)} of {len(self.ids)} hidden tests passed", *notes]
-        lines += [f"{name}: did not pass" for name in self.ids if name not in passed]
+            failures = await _Session(self, repository, context).run()
+        passed = "hidden tests passed"
         if self.believe:
-            lines.append(f"believed of the agent's objects: {', '.join(self.believe)}")
-        return Verdict(
-            score=share if self.score == "fraction" or share == 1.0 else 0.0,
-            breakdown={"passed": share},
-            evidence=tuple(lines[:40]),
-            trust=trust,
-            verifier=self.version,
-        )
+            passed += f"; believed of the agent's objects: {', '.join(self.believe)}"
+        return verdict_on(self, self.score, self.ids, failures, passed, self.mode)
 
 
 class _Session:
-    """One grading: the tests' box, the agent's box of the moment, and the relay between them."""
+    """One grading: the tests' sandbox, the agent's current sandbox, and the relay between them."""
 
     def __init__(self, verifier: RepositoryTests, repository: Mapping[str, Entry], context: Context) -> None:
         self.verifier, self.context = verifier, context
-        program = _program("inside_agent.py")
+        program = source_of(__package__ or "", "inside_agent")
         self.agent_spec = SandboxSpec(
             image=verifier.image, files={**repository, f"{FOLDER}/program.py": program}, limits=verifier.limits
         )
-        order = {
-            "packages": verifier.packages,
-            "believe": verifier.believe,
-            "ids": verifier.ids,
-            "times": verifier.times,
+        order = {name: getattr(verifier, name) for name in ("packages", "believe", "ids", "times")}
+        files: dict[str, bytes | str] = {
+            **verifier.tests,
+            f"{FOLDER}/program.py": source_of(__package__ or "", "inside_tests"),
+            f"{FOLDER}/pytest.zip": pytest_zip(),
+            f"{FOLDER}/order.json": json.dumps(order),
         }
-        self.tests_spec = SandboxSpec(
-            image=verifier.image,
-            files={
-                **verifier.tests,
-                f"{FOLDER}/program.py": _program("inside_tests.py"),
-                f"{FOLDER}/pytest.zip": pytest_zip(),
-                f"{FOLDER}/order.json": json.dumps(order),
-            },
-            limits=verifier.limits,
-        )
+        self.tests_spec = SandboxSpec(image=verifier.image, files=files, limits=verifier.limits)
         self.stack, self.agent_stack = AsyncExitStack(), AsyncExitStack()
         self.agent: Channel | None = None
         self.test = ""
         self.operations = 0
         self.spent = 0.0
-        self.spoiled: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
 
-    async def __aenter__(self) -> _Session:
-        return self
+    async def run(self) -> list[str]:
+        """Return why each test failed; "" where it passed."""
+        async with self.stack, self.agent_stack:
+            try:
+                done = await self._relay()
+            except Gone as gone:
+                return [f"the suite did not finish: {gone}"] * len(self.verifier.ids)
+        if done["errors"] or "" in self.failed:
+            why = f": {self.failed['']}" if "" in self.failed else ""
+            return [f"the suite could not be collected{why}"] * len(self.verifier.ids)
+        if set(done["ran"]) != set(self.verifier.ids):
+            return ["the tests that ran are not the tests that were expected"] * len(self.verifier.ids)
+        failed = {**dict.fromkeys(set(self.verifier.ids) - set(done["passed"]), "did not pass"), **self.failed}
+        return [failed.get(name, "") for name in self.verifier.ids]
 
-    async def __aexit__(self, *exc: object) -> None:
-        try:
-            await self.agent_stack.aclose()
-        finally:
-            await self.stack.aclose()
-
-    async def run(self) -> tuple[set[str], list[str]]:
-        """The tests that passed, and remarks."""
+    async def _relay(self) -> dict[str, Any]:
+        """Answer the tests' requests until they send their report."""
         await self._reset("")
         box = await self.stack.enter_async_context(self.context.boxes.box(self.tests_spec))
         tests = await Channel.open(box)
         self.stack.push_async_callback(tests.close)
         message: dict[str, Any] = {"op": "start"}
-        try:
-            while True:
-                request = await tests.ask(message, PATIENCE)
-                if request.get("op") == "done":
-                    break
-                message = await self._answer(request)
-        except Gone as gone:
-            return set(), [f"the suite did not come to its end: {gone}"]
-        if request["errors"] or "" in self.spoiled:
-            return set(), [f"the suite could not be collected{': ' + self.spoiled[''] if '' in self.spoiled else ''}"]
-        notes = [f"{name}: {why}" for name, why in self.spoiled.items()]
-        if set(request["ran"]) != set(self.verifier.ids):
-            return set(), ["the tests that ran are not the tests that were expected"]
-        return set(request["passed"]) - set(self.spoiled), notes
+        while True:
+            request = await tests.ask(message, TESTS_TIMEOUT_S)
+            if request.get("op") == "done":
+                return request
+            message = await self._answer(request)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one request of the tests in the agent's box."""
+        """Carry out one request of the tests in the agent's sandbox."""
         if request.get("op") == "reset":
             await self._reset(str(request["test"]))
             return {"return": None}
         self.operations += 1
         left = self.verifier.seconds - self.spent
         if self.agent is not None and (self.operations > MAX_OPERATIONS or left <= 0):
-            await self._lose("too many operations" if left > 0 else f"took longer than {self.verifier.seconds:g} s")
+            await self._fail("too many operations" if left > 0 else f"took longer than {self.verifier.seconds:g} s")
         if self.agent is None:
-            return {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
-        began = monotonic()
+            return _GONE
+        start = monotonic()
         try:
             return await self.agent.ask(request, left)
         except Gone as gone:
-            await self._lose(str(gone))
-            return {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
+            await self._fail(str(gone))
+            return _GONE
         finally:
-            self.spent += monotonic() - began
+            self.spent += monotonic() - start
 
-    async def _lose(self, why: str) -> None:
-        """The agent's box is of no more use: the test it serves has failed, whatever the test itself makes of it."""
-        self.spoiled.setdefault(self.test, why)
+    async def _fail(self, why: str) -> None:
+        """Give up the agent's sandbox: the test that it serves has failed, whatever the test itself makes of it."""
+        self.failed.setdefault(self.test, why)
         self.agent = None
         await self.agent_stack.aclose()
 
@@ -218,10 +191,6 @@ class _Session:
         try:
             self.agent = await Channel.open(box)
         except Gone as gone:
-            await self._lose(str(gone))
+            await self._fail(str(gone))
         else:
             self.agent_stack.push_async_callback(self.agent.close)
-
-
-def _program(name: str) -> bytes:
-    return _PACKAGE.joinpath(name).read_bytes()

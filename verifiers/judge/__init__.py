@@ -1,4 +1,4 @@
-"""Grades what only an opinion can: a model judges by a rubric, calibrated against labels before it is believed."""
+"""Grades what only an opinion can: a model judges by a rubric, after its agreement with gold labels is measured."""
 
 from .calibration import Calibration, Gold
 from .prompt import Criterion

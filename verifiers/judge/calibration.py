@@ -1,4 +1,4 @@
-"""How far a judge agrees with people: measured once for each judge, before any of its verdicts counts."""
+"""How well a judge agrees with people: measured once per judge, before any of its verdicts counts."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ class Calibration:
     sensitivity: float
     """Share of the good submissions that the judge passes."""
     specificity: float
-    """Share of the bad ones that it fails."""
+    """Share of the bad submissions that it fails."""
     count: int
 
     @property
     def balanced(self) -> float:
-        """The mean of both: 0.5 is a coin, whatever the mix of labels."""
+        """The mean of both: 0.5 is chance, whatever the mix of labels."""
         return (self.sensitivity + self.specificity) / 2
 
 
 def calibration(gold: Sequence[Gold], scores: Sequence[float]) -> Calibration:
-    """What the judge's scores say about it; a score of one half or more is a pass."""
+    """Return how the judge's scores agree with the labels; a score of one half or more is a pass."""
     good = [score >= 0.5 for item, score in zip(gold, scores, strict=True) if item.passes]
     bad = [score < 0.5 for item, score in zip(gold, scores, strict=True) if not item.passes]
     if not good or not bad:
-        raise AuthoringError("a judge is calibrated on gold submissions of both kinds: some that pass, some that fail")
+        raise AuthoringError(
+            "a judge is calibrated on gold submissions of both kinds: add some that pass and some that fail"
+        )
     return Calibration(sensitivity=sum(good) / len(good), specificity=sum(bad) / len(bad), count=len(gold))

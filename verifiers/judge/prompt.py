@@ -1,4 +1,4 @@
-"""The frozen prompt of the judge, how untrusted text stands in it, and how its reply is read."""
+"""The frozen prompt of the judge, how untrusted text is framed in it, and how its reply is read."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Reply with one JSON object and nothing else, of exactly this form:
 
 POINTS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
 HASH = hashlib.sha256(SYSTEM.encode()).hexdigest()[:12]
-"""Of the frozen prompt; stands in every verdict."""
+"""The hash of the frozen prompt; every verdict names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One line of the rubric."""
+    """One criterion of the rubric."""
 
     name: str
     question: str
-    """Answered with yes, partly or no."""
+    """A question that is answered with yes, partly or no."""
     weight: float = 1.0
 
 
 def framed(text: str, key: str) -> str:
-    """Untrusted text as one JSON string between marks that its author could not know.
+    """Return untrusted text as one JSON string between marks that its author could not know.
 
     Angle brackets are escaped as well, so that no chat template finds a control token in it.
     """
@@ -46,7 +46,7 @@ def framed(text: str, key: str) -> str:
 def messages(
     problem: str, reference: str | None, text: str, rubric: Sequence[Criterion], key: str, *, swapped: bool
 ) -> list[Message]:
-    """The conversation for one question; `swapped` turns the order of criteria and of options round."""
+    """Return the conversation for one question; `swapped` reverses the order of criteria and of options."""
     order = list(reversed(rubric)) if swapped else list(rubric)
     options = list(reversed(POINTS)) if swapped else list(POINTS)
     parts = [f"PROBLEM (a JSON string):\n{json.dumps(problem)}"]
@@ -59,16 +59,16 @@ def messages(
 
 
 def read_reply(reply: str, rubric: Sequence[Criterion]) -> dict[str, float] | None:
-    """Points for each criterion; None when the judge saw an attempt to instruct it; `Malformed` for anything else."""
-    found = parse_json(reply.strip(), max_bytes=20_000)
-    if type(found) is not dict or set(found) != {"instructs_examiner", "answers"}:
-        raise Malformed("the judge's reply has another form")
-    flag, answers = found["instructs_examiner"], found["answers"]
+    """Return the points per criterion, or None if the judge saw an attempt to instruct it; else raise `Malformed`."""
+    document = parse_json(reply.strip(), max_bytes=20_000)
+    if type(document) is not dict or set(document) != {"instructs_examiner", "answers"}:
+        raise Malformed("the judge's reply has the wrong form")
+    flag, answers = document["instructs_examiner"], document["answers"]
     if type(flag) is not bool or type(answers) is not dict or set(answers) != {c.name for c in rubric}:
-        raise Malformed("the judge's reply has another form")
+        raise Malformed("the judge's reply has the wrong form")
     points: dict[str, float] = {}
     for name, option in answers.items():
         if type(option) is not str or option not in POINTS:
-            raise Malformed("the judge chose something that is no option")
+            raise Malformed("the judge's answer is not one of the options")
         points[name] = POINTS[option]
     return None if flag else points

@@ -1,4 +1,4 @@
-"""`JudgeVerifier`: a rubric put to the judge engine twice, in both orders, and averaged."""
+"""`JudgeVerifier`: asks the judge engine about a rubric twice, in both orders, and averages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .calibration import Calibration, Gold, calibration
 from .prompt import HASH, Criterion, messages, read_reply
 
 _measured: WeakKeyDictionary[Judge, dict[str, asyncio.Task[Calibration]]] = WeakKeyDictionary()
-"""Each judge is calibrated once for each verifier, however many submissions wait for it."""
+"""Each judge is calibrated once per verifier, however many submissions wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opinion:
-    """What one question came to."""
+    """The result of one question."""
 
     score: float
     points: dict[str, float]
@@ -32,7 +32,7 @@ class _Opinion:
 
 
 class JudgeVerifier(Verifier):
-    """A model's opinion on the final message: bounded, framed, asked twice, and refused below a measured agreement."""
+    """A model's opinion on the final message: limited in size, framed, asked twice, only from a calibrated judge."""
 
     def __init__(
         self,
@@ -51,24 +51,24 @@ class JudgeVerifier(Verifier):
             rubric: the criteria, with weights.
             gold: submissions that people have graded, of both kinds.
             min_agreement: below this balanced agreement with `gold` nothing is scored.
-            reference: the reference solution of a task, for the judge's eyes.
-            view: what of a submission is judged; by default its final message.
+            reference: the reference solution of a task, which the judge is shown.
+            view: the text of a submission that is judged; by default its final message.
             max_characters: a longer submission fails unread.
-            min_letters: one with fewer letters and digits fails unread: bare tokens that sway judges.
-            max_tokens: of the judge's reply.
+            min_letters: a submission with fewer letters and digits fails unread: bare symbols can sway a judge.
+            max_tokens: length of the judge's reply.
         """
         weights = [c.weight for c in rubric]
         if not rubric or len({c.name for c in rubric}) != len(rubric):
             raise AuthoringError("JudgeVerifier: the rubric needs criteria with different names")
         if not all(math.isfinite(w) and w > 0 for w in weights):
             raise AuthoringError("JudgeVerifier: every criterion's weight must be finite and positive")
-        calibration(gold, [0.0] * len(gold))  # both kinds must be there
+        calibration(gold, [0.0] * len(gold))  # checks that both kinds are present
         self.rubric, self.gold, self.min_agreement = tuple(rubric), tuple(gold), min_agreement
         self.reference, self.view = reference, view
         self.max_characters, self.min_letters, self.max_tokens = max_characters, min_letters, max_tokens
 
     async def probe(self, context: Context) -> None:
-        """The judge answers, and is worth asking."""
+        """Check that the judge answers and agrees with the gold labels."""
         await self._calibrated(_judge(context))
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
@@ -82,7 +82,7 @@ class JudgeVerifier(Verifier):
         spread = max(o.score for o in opinions) - min(o.score for o in opinions)
         lines = [o.remark for o in opinions if o.remark]
         if spread > 0.5:
-            lines.append("the judge contradicts itself when the order is turned round")
+            lines.append("the judge contradicts itself when the order is reversed")
         lines.append(f"judge prompt {HASH}; balanced agreement {measured.balanced:.2f} on {measured.count} gold labels")
         return Verdict(
             score=score,
@@ -104,7 +104,7 @@ class JudgeVerifier(Verifier):
     async def _ask(
         self, judge: Judge, problem: str, reference: str | None, text: str, secret: bytes, swapped: bool
     ) -> _Opinion:
-        """One question. A reply that cannot be read is asked for once more, then counts as 0."""
+        """Ask one question. If the reply cannot be read, ask once more, then count it as 0."""
         for attempt in range(2):
             digest = hmac.new(secret, f"judge {swapped} {attempt} {text}".encode("utf-8", "replace"), hashlib.sha256)
             question = messages(problem, reference, text, self.rubric, digest.hexdigest()[:32], swapped=swapped)
@@ -121,7 +121,7 @@ class JudgeVerifier(Verifier):
         return _Opinion(0.0, {}, "the judge gave no readable reply")
 
     async def _calibrated(self, judge: Judge) -> Calibration:
-        """The judge's calibration, measured when first needed; VerifierError when it is too low."""
+        """Return the judge's calibration, measured when first needed; raise VerifierError if it is too low."""
         known = _measured.setdefault(judge, {})
         task = known.get(self.version)
         if task is None or (not task.done() and task.get_loop() is not asyncio.get_running_loop()):
@@ -134,7 +134,7 @@ class JudgeVerifier(Verifier):
             raise
         if measured.balanced < self.min_agreement:
             raise VerifierError(
-                f"the judge agrees with the gold labels at {measured.balanced:.2f} (balanced), below the bound of "
+                f"the judge agrees with the gold labels at {measured.balanced:.2f} (balanced), below the required "
                 f"{self.min_agreement:.2f}: nothing is scored; use a better judge or a clearer rubric"
             )
         return measured

@@ -1,4 +1,4 @@
-"""What agentrl says to one SGLang server: generation with token ids, and its controls."""
+"""The HTTP client of one SGLang server: generation with token ids, and control calls."""
 
 from __future__ import annotations
 
@@ -15,99 +15,89 @@ from agentrl.engines.base import Sampling
 from agentrl.errors import EngineError
 from agentrl.types import Finish
 
+TURN_TIMEOUT_S = 3600.0
+"""The longest that one turn may take to sample."""
+
 
 class ConnectionBroken(EngineError):
-    """The server went away in the middle of a call."""
+    """The connection to the server broke during a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What `/generate` sent back, checked."""
+    """A checked answer of `/generate`."""
 
     token_ids: list[int]
     logprobs: list[float]
     finish: Finish
     spans: list[tuple[str, int, int]]
-    """(weight version, first token, last token + 1); empty where the server is too old to say."""
-    prompt_tokens: int
+    """(weight version, first token, last token + 1); empty when the server is too old to report it."""
     cached_tokens: int
 
 
 class Client:
-    """An HTTP client of one server, made inside a running event loop. `diagnose` explains a connection that broke."""
+    """A client of one server, made inside a running event loop. `diagnose` explains a connection that broke."""
 
-    def __init__(self, url: str, *, diagnose: Callable[[], str] = lambda: "", timeout_s: float = 3600.0) -> None:
+    def __init__(self, url: str, *, diagnose: Callable[[], str] = lambda: "") -> None:
         self.url = url.rstrip("/")
         self.load = 0
         """Requests under way."""
         self._diagnose = diagnose
         self._info: dict[str, Any] | None = None
         self._known: dict[str, bool] = {}
-        # SGLang closes a connection after 5 idle seconds; ours goes first, so that no request meets a closing one.
-        # httpx took 8 ms of CPU a request with 256 connections open, since its pool looks at each of them; this 0.3 ms.
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
-            timeout=aiohttp.ClientTimeout(total=timeout_s, connect=30.0),
-        )
+        # SGLang closes a connection after 5 idle seconds; ours closes first, so that no request meets a closing one.
+        # aiohttp takes 0.3 ms of CPU per request with 256 connections open; httpx took 8 ms, its pool scans them all.
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0))
 
     async def close(self) -> None:
-        """Let go of its connections."""
+        """Close the connections."""
         await self._http.close()
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """A JSON object from the server."""
-        return await self._send("GET", path, None, 60.0)
-
-    async def call(self, path: str, body: Mapping[str, Any], timeout_s: float = 120.0) -> dict[str, Any]:
-        """One control call. An answer other than success raises EngineError with what the server said."""
-        return await self._send("POST", path, body, timeout_s)
+    async def call(
+        self, path: str, body: Mapping[str, Any] | None, timeout_s: float = 120.0, *, method: str = "POST"
+    ) -> dict[str, Any]:
+        """Make one control call and return the JSON answer; raise EngineError with what the server said on failure."""
+        status, text = await self._exchange(method, path, body, timeout_s)
+        shown = text[:500].decode(errors="replace")
+        try:
+            content = json.loads(text)
+        except ValueError:
+            content = shown
+        content = content if isinstance(content, dict) else {"message": content}
+        if status >= 400 or content.get("success") is False:
+            messages = (content.get(name) for name in ("message", "error_message", "error"))
+            raise EngineError(f"SGLang at {self.url} refused {path} ({status}): {next(filter(None, messages), shown)}")
+        return content
 
     async def info(self) -> dict[str, Any]:
-        """What the server says of itself; asked once, since nothing that we read there changes."""
+        """Return the server's description of itself; asked once, since nothing that we read there changes."""
         if self._info is None:
-            self._info = await self.get("/server_info")
+            self._info = await self.call("/server_info", None, 60.0, method="GET")
         return self._info
 
     async def ranks(self) -> int:
-        """Over how many GPUs each tensor of the server is spread."""
+        """Return over how many GPUs each tensor of the server is spread."""
         return int((await self.info()).get("tp_size") or 1)
 
     async def knows(self, path: str) -> bool:
-        """Whether the server has an endpoint; older ones lack some."""
+        """Return whether the server has an endpoint; older ones lack some."""
         if path not in self._known:
             status, _ = await self._exchange("OPTIONS", path, None, 30.0)
             self._known[path] = status != 404
         return self._known[path]
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        status, text = await self._exchange(method, path, body, timeout_s)
-        try:
-            content = json.loads(text)
-        except ValueError:
-            content = {"message": text[:500].decode(errors="replace")}
-        content = content if isinstance(content, dict) else {"message": content}
-        if status >= 400 or content.get("success") is False:
-            named = (content.get(name) for name in ("message", "error_message", "error"))
-            said = next(filter(None, named), text[:500].decode(errors="replace"))
-            raise EngineError(f"SGLang at {self.url} refused {path} ({status}): {said}")
-        return content
-
     async def _exchange(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> tuple[int, bytes]:
-        limit = aiohttp.ClientTimeout(total=timeout_s, connect=30.0) if timeout_s else None
+        limit = aiohttp.ClientTimeout(total=timeout_s, connect=30.0)
         try:
             async with self._http.request(method, self.url + path, json=body, timeout=limit) as response:
                 return response.status, await response.read()
         except TimeoutError as error:
-            waited = timeout_s or self._http.timeout.total or 0.0
-            raise EngineError(f"SGLang at {self.url} did not answer {path} within {waited:.0f} s") from error
+            raise EngineError(f"SGLang at {self.url} did not answer {path} within {timeout_s:.0f} s") from error
         except aiohttp.ClientError as error:
-            raise self._broken(path, error) from error
-
-    def _broken(self, path: str, error: Exception) -> ConnectionBroken:
-        reason = f"the connection to SGLang at {self.url} broke during {path} ({type(error).__name__}: {error})"
-        return ConnectionBroken("\n".join(filter(None, [reason, self._diagnose()])))
+            reason = f"the connection to SGLang at {self.url} broke during {path} ({type(error).__name__}: {error})"
+            raise ConnectionBroken("\n".join(filter(None, [reason, self._diagnose()]))) from error
 
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, request_id: str, *, adapter: str | None = None
@@ -131,7 +121,7 @@ class Client:
             body["lora_path"] = adapter
         self.load += 1
         try:
-            status, text = await self._exchange("POST", "/generate", body, None)
+            status, text = await self._exchange("POST", "/generate", body, TURN_TIMEOUT_S)
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.ensure_future(self._abort(request_id)))
             raise
@@ -142,14 +132,14 @@ class Client:
         try:
             return _reply(json.loads(text))
         except ValueError as error:
-            raise EngineError(f"SGLang sent a reply that is no JSON: {text[:300]!r}") from error
+            raise EngineError(f"SGLang sent a reply that is not JSON: {text[:300]!r}") from error
 
     async def _abort(self, request_id: str) -> None:
         with suppress(EngineError):  # a server that is gone has aborted it already
             await self._exchange("POST", "/abort_request", {"rid": request_id}, 10.0)
 
     async def abort_all(self) -> None:
-        """End every request; each answers with the tokens it has."""
+        """Abort every request; each answers with the tokens it has."""
         await self._exchange("POST", "/abort_request", {"abort_all": True, "rid": ""}, 30.0)
 
 
@@ -164,7 +154,6 @@ def _reply(content: dict[str, Any]) -> Reply:
             logprobs=[min(float(pair[0]), 0.0) for pair in pairs],
             finish=kind if kind in ("stop", "length") else "abort",
             spans=spans,
-            prompt_tokens=int(meta.get("prompt_tokens", 0)),
             cached_tokens=int(meta.get("cached_tokens") or 0),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -2,12 +2,12 @@
 
 generate() ── gate ── router ──> server 1..n   /generate, token ids in, token ids and logprobs out
                ^
-publish() ─────┘ newer servers: pause (requests step back), update, continue; each reply says which version
+publish() ─────┘ newer servers: pause (requests are retracted), update, continue; each reply says which version
                  sampled which tokens
-                 older ones: the gate closes, requests are aborted and keep their tokens, update, the gate opens
+                 older servers: the gate closes, requests are aborted and keep their tokens, update, the gate opens
                  and each request sends its prefix again
-a server of ours that dies fails its requests with a diagnosis, is started again and gets the last weights; requests
-of the others keep their tokens and wait
+A launched server that dies fails its requests with a diagnosis, is started again and gets the last weights; requests
+of the other servers keep their tokens and wait.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl import seeds
-from agentrl.engines.base import Sampling, Weights
+from agentrl.engines.base import NO_ROOM, Sampling, Weights, room
 from agentrl.engines.sglang.client import Client, ConnectionBroken, Reply
 from agentrl.engines.sglang.routing import Router
 from agentrl.engines.sglang.server import Server
+from agentrl.engines.sglang.weights import Sync, adapter_body
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 
-IDLE = "/flush_cache?timeout=60"
-"""Empties the prefix cache once the last batch is through."""
+FLUSH = "/flush_cache?timeout=60"
+"""Empties the prefix cache once the last batch has finished."""
 
 
 class SglangEngine:
-    """Any number of servers, launched or found running."""
+    """Any number of servers, launched by us or already running."""
 
     def __init__(
         self,
@@ -47,11 +48,10 @@ class SglangEngine:
         max_context: int | None = None,
         release_memory: bool = False,
         keep_copy: bool = False,
-        restarts: int = 3,
         update_timeout_s: float = 300.0,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`release_memory`: give the key-value memory back while paused. `keep_copy`: the learner goes on changing the
+        """`release_memory`: give the key-value memory back while paused. `keep_copy`: the learner keeps changing the
         tensors it published, so keep a copy for a server that must be started again."""
         if (not servers) == (not urls):
             raise ValueError("an SGLang engine has either servers to launch or URLs to attach to")
@@ -63,15 +63,16 @@ class SglangEngine:
         self._context = max_context
         self._release_memory = release_memory
         self._keep_copy = keep_copy
-        self._restarts_left = restarts
+        self._restarts_left = 3
         self._update_timeout_s = update_timeout_s
         self._say = say
         self._clients: list[Client] = []
         self._router = Router(1)
-        self._sync: Any = None
+        self._sync: Sync | None = None
         self._spans = True
+        """Whether every server reports which version sampled which tokens."""
         self.adapters = False
-        """Whether its servers take LoRA adapters beside the base model's weights."""
+        """Whether every server takes LoRA adapters beside the base model's weights."""
         self._adapter: str | None = None
         self._unloading: set[asyncio.Task[None]] = set()
         self._released = False
@@ -82,7 +83,7 @@ class SglangEngine:
         self._revival: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._name = secrets.token_hex(4)
-        """In adapters' names; a server that we attach to may hold those of another run."""
+        """Part of adapters' names: a server that we attach to may hold those of another run."""
         self._initial = version
         self._under_way = 0
         self._update: dict[str, float] = {}
@@ -94,21 +95,19 @@ class SglangEngine:
         return self._version
 
     async def start(self) -> None:
-        """Launch or attach, and learn what the servers can do."""
+        """Launch the servers or attach to them, and find out what they can do."""
         await self._launch()
         await self._connect()
         self._gate.set()
 
     async def _launch(self) -> None:
-        """Start the servers that do not run; one by one, since each measures what memory the others left."""
+        """Start the servers that do not run, one by one, since each measures the memory that the others left."""
         for server in self.servers:
             if not server.alive:
                 self._say(f"starting SGLang, which can take minutes; log {server.log}")
                 await server.start()
 
     async def _connect(self) -> None:
-        from agentrl.engines.sglang.weights import Sync
-
         for client in self._clients:
             await client.close()
         self._released = False
@@ -121,38 +120,25 @@ class SglangEngine:
         self.adapters = True
         for client in self._clients:
             info = await client.info()
-            self._limit(info)
+            limits = (self._context, info.get("context_length"), info.get("max_req_input_len"))
+            self._context = min((int(limit) for limit in limits if limit), default=None)
             self.adapters = self.adapters and bool(info.get("enable_lora"))
             probe = await client.generate([0], Sampling(max_tokens=1), f"agentrl-probe-{next(self._numbers)}")
             self._spans = self._spans and bool(probe.spans)
 
-    def _limit(self, info: Mapping[str, Any]) -> None:
-        limits = [self._context, info.get("context_length"), info.get("max_req_input_len")]
-        known = [int(limit) for limit in limits if limit]
-        self._context = min(known) if known else None
-
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
-        """Continue `token_ids`; goes on under new weights when they arrive meanwhile."""
+        """Continue `token_ids`; weights that arrive meanwhile sample the rest."""
         prompt = list(map(int, token_ids))
         if not self._clients:
             raise EngineError("the SGLang engine is not running; call start() first")
-        if not prompt:
-            raise EngineError("an empty prompt cannot be continued; send at least one token")
-        if min(prompt) < 0 or (self._vocabulary is not None and max(prompt) >= self._vocabulary):
-            raise EngineError(
-                f"prompt {request_id!r} holds a token id outside 0..{(self._vocabulary or 0) - 1}; "
-                "the tokenizer does not belong to this model"
-            )
-        room = sampling.max_tokens
-        if self._context is not None:
-            room = min(room, self._context - len(prompt))
-        if room <= 0:
-            return Completion(token_ids=(), logprobs=(), versions=(), finish="length")
+        limit = room(prompt, sampling, vocabulary=self._vocabulary, context=self._context, request_id=request_id)
+        if limit <= 0:
+            return NO_ROOM
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += len(prompt)
         self._under_way += 1
         try:
-            return await self._generate(prompt, replace(sampling, max_tokens=room), request_id)
+            return await self._generate(prompt, replace(sampling, max_tokens=limit), request_id)
         except asyncio.CancelledError:
             self._counts["aborted"] += 1
             raise
@@ -181,7 +167,7 @@ class SglangEngine:
             versions += self._versions(reply, version)
             self._counts["tokens"] += len(reply.token_ids)
             self._counts["cached_tokens"] += reply.cached_tokens
-            # An abort while the gate is closed, or has been since, is our own: go on under the new weights.
+            # An abort while the gate is closed, or was closed since, is our own: continue with the new weights.
             ours = reply.finish == "abort" and (not self._gate.is_set() or version != self._version)
             if not ours or len(tokens) >= sampling.max_tokens:
                 return Completion(
@@ -199,7 +185,8 @@ class SglangEngine:
     # Weights ----------------------------------------------------------------------------------------------------
 
     async def publish(self, weights: Weights) -> None:
-        """Bring new weights to every server; requests under way go on with them."""
+        """Send new weights to every server; requests under way continue with them."""
+        assert self._sync is not None
         async with self._updating:
             was_open = self._gate.is_set()
             began = time.monotonic()
@@ -208,22 +195,20 @@ class SglangEngine:
                     await self._publish_adapter(weights)
                 else:
                     await self._hold()
-                    held = time.monotonic()
+                    paused = time.monotonic()
                     await self._sync.send(weights)
-                    self._update = {"hold_s": held - began, **self._sync.seconds}
+                    self._update = {"hold_s": paused - began, **self._sync.seconds}
                 self._version = weights.version  # before the gate opens: what starts now has the new weights
             finally:
                 if was_open:
                     await self._release()
                     self._gate.set()
             self._router.forget()
-            if self.servers:  # only a server of ours can be started again, and be given them again
+            if self.servers:  # only a server that we launched can be started again and need them again
                 self._last = _copied(weights) if self._keep_copy else weights
 
     async def _publish_adapter(self, weights: Weights) -> None:
-        """A LoRA adapter goes beside the old one; requests under way end with what they have, and go on with it."""
-        from agentrl.engines.sglang.weights import adapter_body
-
+        """Load a LoRA adapter beside the old one; requests under way keep their tokens and continue with it."""
         if not self.adapters:
             raise EngineError("SGLang takes no LoRA adapters; start it with --enable-lora, or publish merged weights")
         await self._drain()
@@ -238,31 +223,31 @@ class SglangEngine:
             task.add_done_callback(self._unloading.discard)
 
     async def _unload(self, name: str) -> None:
-        """Nobody waits for this: a server may count an aborted request as one that still needs the adapter."""
+        """Unload an adapter. Nothing waits for this: a server may believe that an aborted request still needs it."""
         for client in self._clients:
             with suppress(EngineError):
                 await client.call("/unload_lora_adapter", {"lora_name": name}, 10.0)
 
     async def _hold(self) -> None:
-        """Stop sampling everywhere at a token border."""
+        """Stop sampling everywhere between two tokens."""
         if self._spans:
             await self._all("/pause_generation", {"mode": "retract"})
             return
         await self._drain()
-        await self._all(IDLE, {})  # an update while a batch is still on its way out would end the server
+        await self._all(FLUSH, {})  # an update while a batch still finishes would end the server
 
     async def _all(self, path: str, body: Mapping[str, Any]) -> None:
         await asyncio.gather(*(client.call(path, body) for client in self._clients))
 
     async def _drain(self) -> None:
-        """Let no request begin, and end those under way; each keeps its tokens."""
+        """Let no request start, and abort those under way; each keeps its tokens."""
         self._gate.clear()
         deadline = time.monotonic() + self._update_timeout_s
         while any(client.load for client in self._clients):
             if time.monotonic() > deadline:
                 raise EngineError(f"SGLang did not end its requests within {self._update_timeout_s:.0f} s of an abort")
             for client in self._clients:
-                with suppress(ConnectionBroken):  # where a server died, its requests end by themselves
+                with suppress(ConnectionBroken):  # requests of a server that died end by themselves
                     await client.abort_all()
             await asyncio.sleep(0.02)
 
@@ -271,27 +256,27 @@ class SglangEngine:
             await self._all("/continue_generation", {})
 
     async def pause(self) -> None:
-        """Stop sampling; requests stay open and new ones wait. With none open, memory may be given back."""
+        """Stop sampling; requests stay open and new ones wait. With none open, memory may be released."""
         self._gate.clear()
         if not self._release_memory or self._under_way:
             await self._hold()
             return
-        await self._all(IDLE, {})
+        await self._all(FLUSH, {})
         await self._all("/release_memory_occupation", {"tags": ["kv_cache"]})
         self._released = True
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
         if self._released:
             await self._all("/resume_memory_occupation", {"tags": ["kv_cache"]})
             self._released = False
         await self._release()
         self._gate.set()
 
-    # Life and death ---------------------------------------------------------------------------------------------
+    # Restarts and the end ---------------------------------------------------------------------------------------
 
     async def _revive_later(self) -> None:
-        for _ in range(60 if self.servers else 0):  # its connections break before its process has ended
+        for _ in range(60 if self.servers else 0):  # a server's connections break before its process has ended
             if self._died() or not self._gate.is_set():
                 break
             await asyncio.sleep(0.05)
@@ -316,19 +301,19 @@ class SglangEngine:
                 if self._last is not None and self._last.adapter is not None:
                     self._adapter = None
                     await self._publish_adapter(self._last)
-                elif self._last is not None:
+                elif self._last is not None and self._sync is not None:
                     await self._sync.send(self._last)
             except Exception:
                 self._restarts_left = 0
                 await self._stop()
-            self._gate.set()  # after a failed restart requests fail at once, with the server's log
+            self._gate.set()  # after a failed restart, requests fail at once with the server's log
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters since the start, and what the parts of the last update took."""
+        """Return counters since the start, and the seconds that each part of the last update took."""
         return {**self._counts, **self._update}
 
     async def close(self) -> None:
-        """Let go of connections, the process group and launched servers."""
+        """Close the connections, the process group and the launched servers."""
         for task in filter(None, (self._revival, *self._unloading)):
             task.cancel()
         if self._sync is not None:

@@ -1,4 +1,4 @@
-"""Builds the environments that inference servers live in, apart from agentrl's own, since their pins fight."""
+"""Builds the Python environment of SGLang servers, apart from agentrl's own, since their version pins conflict."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from pathlib import Path
 
 from agentrl.errors import UserError
 
-STAND_INS = Path(__file__).parent / "sglang_cpu"
-"""Requirements of a CPU server, and stand-ins for the two packages that have no CPU wheel."""
+STAND_INS = Path(__file__).parent / "cpu"
+"""The requirements of a CPU server, and stand-ins for the two packages that have no CPU wheel."""
 VERSION = "0.5.23"
 TORCH = "2.13.0"
 
 
 def cache() -> Path:
-    """Where agentrl keeps what it builds: AGENTRL_CACHE, or ~/.cache/agentrl."""
+    """Return where agentrl keeps what it builds: AGENTRL_CACHE, or ~/.cache/agentrl."""
     return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser()
 
 
 def folder(cpu: bool) -> Path:
-    """Where the SGLang environment lies by default."""
+    """Return the default folder of the SGLang environment."""
     return cache() / "engines" / ("sglang-cpu" if cpu else "sglang")
 
 
 def python(cpu: bool) -> Path:
-    """The interpreter that SGLang is started with: AGENTRL_SGLANG_PYTHON, or the one `install` made."""
+    """Return the interpreter that starts SGLang: AGENTRL_SGLANG_PYTHON, or the one that `sglang` built."""
     named = os.environ.get("AGENTRL_SGLANG_PYTHON")
     return Path(named).expanduser() if named else folder(cpu) / "bin" / "python"
 
 
 def sglang(*, cpu: bool, to: Path | None = None, say: Callable[[str], None] = print) -> Path:
-    """Build an environment with SGLang, unless a finished one is there; returns its interpreter."""
+    """Build an environment with SGLang unless a finished one exists, and return its interpreter."""
     target = (to or folder(cpu)).expanduser().absolute()
     interpreter = target / "bin" / "python"
-    mark = target / ".agentrl"
+    marker = target / ".agentrl"
     stamp = f"sglang {VERSION} {'cpu' if cpu else 'cuda'}\n"
-    if interpreter.exists() and mark.is_file() and mark.read_text() == stamp:
+    if interpreter.exists() and marker.is_file() and marker.read_text() == stamp:
         say(f"SGLang {VERSION} is installed already: {interpreter}")
         return interpreter
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,18 +48,18 @@ def sglang(*, cpu: bool, to: Path | None = None, say: Callable[[str], None] = pr
     if cpu:
         requirements, constraints = STAND_INS / "requirements.txt", STAND_INS / "constraints.txt"
         _run([*pip, f"torch=={TORCH}"])
-        # Its own requirements ask for CUDA packages, so it comes without them.
+        # Its own requirements ask for CUDA packages, so it is installed without them.
         _run([*pip, "--no-deps", f"sglang=={VERSION}", "apache-tvm-ffi==0.1.11", "triton"])
         _run([*pip, "-r", str(requirements), "-c", str(constraints)])
     else:
         _run([*pip, f"sglang[all]=={VERSION}"])
-    mark.write_text(stamp)
+    marker.write_text(stamp)
     say(f"installed: {interpreter}")
     return interpreter
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise UserError(f"`{' '.join(command)}` failed with exit code {done.returncode}:\n{tail}")
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-15:])
+        raise UserError(f"`{' '.join(command)}` failed with exit code {result.returncode}:\n{tail}")

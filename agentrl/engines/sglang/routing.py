@@ -1,4 +1,4 @@
-"""Chooses among several servers the one that already holds a prompt's prefix, unless it is much busier."""
+"""Routes each prompt to the server that already holds its prefix, unless that server is much busier."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 BLOCK = 64
-"""Prefixes are remembered in steps of this many tokens."""
+"""Prefixes are remembered in blocks of this many tokens."""
 REMEMBERED = 100_000
-"""Blocks remembered for each server, the longest unused forgotten first."""
-PATIENCE = 32
-"""Prefix tokens that one more waiting request is worth."""
+"""Blocks remembered per server; the least recently used are forgotten first."""
+LOAD_COST = 32
+"""One more request under way at a server weighs as much as this many prefix tokens."""
 
 
 class Router:
@@ -20,7 +20,7 @@ class Router:
         self._known: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(servers)]
 
     def choose(self, token_ids: Sequence[int], loads: Sequence[int]) -> int:
-        """The server for a prompt; `loads`: requests under way at each."""
+        """Return the index of the server for a prompt; `loads`: requests under way at each."""
         if len(self._known) == 1:
             return 0
         blocks = _blocks(token_ids)
@@ -29,7 +29,7 @@ class Router:
         def worth(server: int) -> tuple[int, int, int]:
             known = self._known[server]
             shared = next((i for i, block in enumerate(blocks) if block not in known), len(blocks))
-            return (shared * BLOCK - PATIENCE * (loads[server] - least), -loads[server], -server)
+            return (shared * BLOCK - LOAD_COST * (loads[server] - least), -loads[server], -server)
 
         best = max(range(len(self._known)), key=worth)
         known = self._known[best]
@@ -41,13 +41,13 @@ class Router:
         return best
 
     def forget(self) -> None:
-        """New weights: no server holds anything any more."""
+        """Forget all prefixes: after new weights no server holds any."""
         for known in self._known:
             known.clear()
 
 
 def _blocks(token_ids: Sequence[int]) -> list[int]:
-    """A hash for each whole block, which stands for everything up to its end."""
+    """Return a hash for each whole block, over everything up to the block's end."""
     chain, hashes = 0, []
     for start in range(0, len(token_ids) - BLOCK + 1, BLOCK):
         chain = hash((chain, *token_ids[start : start + BLOCK]))

@@ -1,4 +1,4 @@
-"""One SGLang server process: started, watched, and never left behind.
+"""One SGLang server process: started, watched, and ended with agentrl.
 
 agentrl ── Popen, new session ──> sglang.launch_server ── scheduler, detokenizer (same process group)
    │                                     ^
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import httpx
@@ -29,38 +30,29 @@ CPU_FLAGS = (
 )  # fmt: skip
 
 
+@dataclass(eq=False)
 class Server:
-    """A server of ours. `start` may be called again after it died."""
+    """A server that we launch. `start` may be called again after it died."""
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        python: Path,
-        device: str,
-        log: Path,
-        flags: tuple[str, ...] = (),
-        memory_fraction: float = 0.4,
-        timeout_s: float = 600.0,
-    ) -> None:
-        self.model = model
-        self.python = python
-        self.device = device
-        self.log = log
-        self.flags = flags
-        self.memory_fraction = memory_fraction
-        self.timeout_s = timeout_s
-        self.url = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+    model: Path
+    _: KW_ONLY
+    python: Path
+    device: str
+    log: Path
+    flags: tuple[str, ...] = ()
+    memory_fraction: float = 0.4
+    timeout_s: float = 600.0
+    url: str = field(default="", init=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _guard: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def command(self, port: int) -> list[str]:
-        """How it is started; the caller's flags come last, and so win."""
+        """Return the command line; the caller's flags come last, and so win."""
         command = [str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         command += ["--mem-fraction-static", str(self.memory_fraction)]
@@ -68,20 +60,20 @@ class Server:
         return [*command, *self.flags]
 
     def environment(self) -> dict[str, str]:
-        """The process's environment: ours, the stand-ins on a machine without a GPU, and no download."""
+        """Return the process's environment: ours, the stand-ins on a machine without a GPU, and no downloads."""
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         env.pop("PYTHONPATH", None)
         if self.device == "cpu":
             env["SGLANG_USE_CPU_ENGINE"] = "1"
             env["PYTHONPATH"] = str(STAND_INS / "shims")
         elif "--enable-memory-saver" in self.flags:
-            # It is preloaded, before torch could say where its own CUDA runtime lies.
+            # The memory saver is preloaded, before torch could say where its own CUDA runtime is.
             paths = [*_cuda_runtimes(self.python), *filter(None, [env.get("LD_LIBRARY_PATH")])]
             env["LD_LIBRARY_PATH"] = ":".join(paths)
         return env
 
     async def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         if not self.python.exists():
             cpu = " --cpu" if self.device == "cpu" else ""
             raise UserError(
@@ -89,7 +81,7 @@ class Server:
                 "or name one with rollout.engine.python or AGENTRL_SGLANG_PYTHON"
             )
         await self.stop()
-        port = _free_port()
+        port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -104,27 +96,25 @@ class Server:
         guard = [sys.executable, "-S", "-E", "-c", GUARD, str(self._process.pid)]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         try:
-            await self._answers()
+            await self._wait_until_healthy()
         except BaseException:
             await self.stop()
             raise
 
-    async def _answers(self) -> None:
+    async def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + self.timeout_s
         async with httpx.AsyncClient(base_url=self.url, timeout=5.0, trust_env=False) as client:
             while time.monotonic() < deadline:
                 if not self.alive:
                     raise EngineError(f"SGLang stopped while starting.\n{self.diagnosis()}")
-                try:
+                with suppress(httpx.HTTPError):
                     if (await client.get("/health")).status_code == 200:
                         return
-                except httpx.HTTPError:
-                    pass
                 await asyncio.sleep(0.25)
         raise EngineError(f"SGLang did not answer within {self.timeout_s:.0f} s.\n{self.diagnosis()}")
 
     def diagnosis(self, lines: int = 20) -> str:
-        """How it ended and the last lines of its log."""
+        """Return how the process ended, and the last lines of its log."""
         state = "it is running"
         if self._process is not None and self._process.poll() is not None:
             code = self._process.returncode
@@ -137,23 +127,23 @@ class Server:
         return "\n".join([f"{state}; log {self.log}, its end:", *tail])
 
     async def stop(self) -> None:
-        """End the whole process group; safe to call twice."""
+        """End the whole process group. Safe to call twice."""
         process, guard = self._process, self._guard
         self._process = self._guard = None
         if process is None:
             return
         if process.poll() is None:
             _signal_group(process.pid, signal.SIGTERM)
-            await _ended(process, 5.0)
+            await _wait(process, 5.0)
         _signal_group(process.pid, signal.SIGKILL)  # also what a dead leader left behind
-        await _ended(process, 10.0)
+        await _wait(process, 10.0)
         if guard is not None and guard.stdin is not None:
             guard.kill()
             guard.stdin.close()
-            await _ended(guard, 5.0)
+            await _wait(guard, 5.0)
 
 
-async def _ended(process: subprocess.Popen[bytes], seconds: float) -> None:
+async def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
@@ -165,16 +155,16 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _cuda_runtimes(python: Path) -> list[str]:
-    """Folders with a CUDA runtime library: of the server's own packages, of ours, of the system."""
+    """Return folders with a CUDA runtime library: of the server's own packages, of ours, of the system."""
     lib = python.absolute().parent.parent / "lib"
-    places = [*lib.glob("python3*/*-packages"), *map(Path, sys.path)]
-    found = [f.parent for place in places for f in place.glob("nvidia/*/lib/libcudart.so.*")]
-    found += [f.parent for f in Path("/usr/local").glob("cuda*/lib64/libcudart.so.*")]
-    return list(dict.fromkeys(map(str, found)))
+    packages = [*lib.glob("python3*/*-packages"), *map(Path, sys.path)]
+    libraries = [file for folder in packages for file in folder.glob("nvidia/*/lib/libcudart.so.*")]
+    libraries += Path("/usr/local").glob("cuda*/lib64/libcudart.so.*")
+    return list(dict.fromkeys(str(file.parent) for file in libraries))
 
 
-def _free_port() -> int:
+def free_port(host: str) -> int:
+    """Return a port of `host` that is free now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

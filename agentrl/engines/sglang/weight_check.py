@@ -1,4 +1,4 @@
-"""Whether the weights that were sent are those that a server holds: its own hashes, computed here again."""
+"""Checks that a server holds the weights that were sent: its own hashes are computed here again and compared."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from agentrl.engines.sglang.client import Client
 from agentrl.errors import EngineError
 
 VOCABULARY_BLOCK = 64
-"""SGLang rounds a vocabulary up to a multiple of this."""
+"""SGLang pads a vocabulary to a multiple of this."""
 STACKED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Tensors that SGLang keeps in one piece."""
+"""Tensors that SGLang keeps stacked in one."""
 SPOT_CHECKS = 3
 ROWS = 4
 WORD, LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 TILE = 8192
 SEED = 0x243F6A88
-AT_ONCE = 1 << 28
-"""Bytes of weights that are copied to be hashed together."""
+HASHED_BYTES = 1 << 28
+"""Bytes of weights that are copied and hashed together."""
 
 
 async def check(client: Client, tensors: Mapping[str, Tensor]) -> None:
-    """Compare what a server holds with what was sent; raises EngineError with the first name that differs."""
+    """Compare what a server holds with what was sent; raise EngineError with the first name that differs."""
     if await client.ranks() == 1 and await client.knows("/weights_checker"):
         ranks = (await client.call("/weights_checker", {"action": "checksum"})).get("ranks") or []
         if ranks:
@@ -39,7 +39,7 @@ async def check(client: Client, tensors: Mapping[str, Tensor]) -> None:
                 return
             if len(wrong) < compared:
                 raise EngineError(f"after the update the server's {wrong[0]} differs from what was sent")
-    # No hashes, or every one differs: it may hash in another way, so some values are looked at.
+    # No hashes, or every one differs: the server may hash in another way, so compare some values.
     for name in list(tensors)[:: max(1, len(tensors) // SPOT_CHECKS)]:
         answer = await client.call("/get_weights_by_name", {"name": name, "truncate_size": ROWS})
         held = answer.get("parameter", answer.get("message"))
@@ -51,7 +51,7 @@ async def check(client: Client, tensors: Mapping[str, Tensor]) -> None:
 
 
 def differing(tensors: Mapping[str, Tensor], checksums: Mapping[str, str], *, on_gpu: bool) -> tuple[list[str], int]:
-    """Names whose hash differs from the server's, and how many could be compared."""
+    """Return the names whose hash differs from the server's, and how many could be compared."""
     pieces: dict[str, list[Tensor]] = {}
     for name in checksums:
         parts = [name]
@@ -60,19 +60,19 @@ def differing(tensors: Mapping[str, Tensor], checksums: Mapping[str, str], *, on
                 parts = [name.replace(stacked, member) for member in members]
         if all(part in tensors for part in parts):
             pieces[name] = [_as_served(part, tensors[part]).detach().reshape(-1) for part in parts]
-    found = gpu_hashes(pieces) if on_gpu else {name: cpu_hash(parts) for name, parts in pieces.items()}
-    return [name for name, value in found.items() if value != checksums[name]], len(found)
+    hashes = gpu_hashes(pieces) if on_gpu else {name: cpu_hash(parts) for name, parts in pieces.items()}
+    return [name for name, value in hashes.items() if value != checksums[name]], len(hashes)
 
 
 def _as_served(name: str, tensor: Tensor) -> Tensor:
-    """A tensor as the server lays it out: rows of a vocabulary are filled up with zeros to a whole block."""
+    """Return a tensor as the server holds it: a vocabulary's rows are padded with zeros to a whole block."""
     if not name.endswith(("embed_tokens.weight", "lm_head.weight")):
         return tensor
     return torch.nn.functional.pad(tensor, (0, 0, 0, -len(tensor) % VOCABULARY_BLOCK))
 
 
 def cpu_hash(tensors: Sequence[Tensor], digits: int = 16) -> str:
-    """SHA-256 over the bytes, as servers on the CPU hash their weights and all servers adapters."""
+    """Return SHA-256 over the bytes: servers on the CPU hash weights so, and all servers adapters."""
     hasher = hashlib.sha256()
     for tensor in tensors:
         hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -80,31 +80,31 @@ def cpu_hash(tensors: Sequence[Tensor], digits: int = 16) -> str:
 
 
 def gpu_hashes(pieces: Mapping[str, Sequence[Tensor]]) -> dict[str, str]:
-    """The hash of each tensor, given in pieces; those of one size together: layers are alike, and kernels cost time."""
+    """Return the hash of each tensor, given in pieces; those of one size are hashed together, in fewer kernels."""
     alike: dict[tuple[int, torch.dtype], list[str]] = {}
     for name, parts in pieces.items():
         alike.setdefault((sum(p.nbytes for p in parts), parts[0].dtype), []).append(name)
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for (size, _), names in alike.items():
-        at_once = max(1, AT_ONCE // size)
-        for start in range(0, len(names), at_once):
-            some = names[start : start + at_once]
-            found |= zip(some, gpu_hash(torch.stack([torch.cat(list(pieces[name])) for name in some])), strict=True)
-    return {name: found[name] for name in pieces}
+        count = max(1, HASHED_BYTES // size)
+        for start in range(0, len(names), count):
+            some = names[start : start + count]
+            hashes |= zip(some, gpu_hash(torch.stack([torch.cat(list(pieces[name])) for name in some])), strict=True)
+    return {name: hashes[name] for name in pieces}
 
 
 @torch.no_grad()
 def gpu_hash(rows: Tensor) -> list[str]:
-    """The hash of each row that servers take on a GPU, wherever the tensor lies.
+    """Return the hash of each row as servers on a GPU compute it, on whichever device the tensor is.
 
-    Each 32-bit word is mixed with its place in two ways, summed in tiles, and the tiles' sums are mixed and summed.
+    Each 32-bit word is mixed with its position in two ways, summed in tiles, and the tiles' sums are mixed and summed.
     """
     raw = rows.detach().contiguous().view(torch.uint8)
     words = torch.nn.functional.pad(raw, (0, -raw.shape[1] % 4)).view(torch.int32)
     length = words.shape[1]
     seeds = (SEED, (SEED * 0x9E3779B1 ^ 0xDEADBEEF) & WORD)
     total = torch.zeros(len(words), dtype=torch.int64, device=words.device)
-    width = max(1, 4096 // len(words)) * TILE  # int64 takes eight bytes a word: not all at once
+    width = max(1, 4096 // len(words)) * TILE  # int64 takes eight bytes per word: not all at once
     for start in range(0, length, width):
         part = words[:, start : start + width].to(torch.int64) & WORD
         place = torch.arange(start, start + part.shape[1], device=words.device)
@@ -124,7 +124,7 @@ def _last_mix(value: int) -> str:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """Murmur's last step, on 32 bits kept in 64."""
+    """Apply Murmur's last step, on 32 bits kept in 64."""
     words = (words ^ words >> 16) * 0x85EBCA6B & WORD
     words = (words ^ words >> 13) * 0xC2B2AE35 & WORD
     return words ^ words >> 16

@@ -1,7 +1,7 @@
-"""How new weights reach SGLang servers: shared tensors, a process group, or files; checked afterwards.
+"""Sends new weights to SGLang servers through shared tensors, a process group or files, and checks that they arrived.
 
     tensor       learner and server on one machine: only handles travel (CUDA IPC, or shared memory on the CPU)
-    distributed  a process group that the learner and every server joined: one broadcast a tensor
+    distributed  a process group that the learner and every server joined: one broadcast per tensor
     disk         a safetensors file that the server reads, in memory-backed /dev/shm where it fits
 
 Every way has a time limit and ends in an error that says what to do, never in a silent hang.
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
 import io
 import json
-import os
 import secrets
 import shutil
 import socket
@@ -21,47 +21,46 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.multiprocessing
 
 from agentrl.engines.base import Weights
 from agentrl.engines.sglang.client import Client
+from agentrl.engines.sglang.server import free_port
 from agentrl.engines.sglang.weight_check import check, cpu_hash
 from agentrl.errors import EngineError
 
-Way = Literal["tensor", "distributed", "disk"]
+SHARED_MEMORY = "/dev/shm"
 
 
 class Sync:
-    """Sends weights to servers, remembering which way works."""
+    """Sends weights to servers, and remembers which way works."""
 
     def __init__(self, clients: Sequence[Client], *, way: str, local: bool, timeout_s: float = 300.0) -> None:
         """`local`: the servers run on this machine. `way`: one of the three, or "auto"."""
         self.clients = clients
         self.timeout_s = timeout_s
-        self.used: Way | None = None
-        """The way the last weights went."""
+        self.used = ""
+        """The way that the last weights were sent."""
         self.seconds: dict[str, float] = {}
-        """What sending and checking them took."""
-        self._ways: list[Way] = _ways(way, local)
+        """How long sending and checking them took."""
+        automatic = ["tensor" if local else "distributed", "disk"]
+        self._ways = automatic if way == "auto" else [way]
         self._group: Any = None
         self._name = f"agentrl-{secrets.token_hex(4)}"
-        """Of the process group; a server remembers those of earlier runs."""
+        """The process group's name; a server remembers those of earlier runs."""
 
     async def send(self, weights: Weights) -> None:
-        """Bring `weights` to every server and check that they arrived."""
-        if weights.folder is not None and weights.tensors is None:
-            await self._limited("disk", self._from_folder(weights.folder, weights.version))
-            return
+        """Send `weights` to every server and check that they arrived."""
         if weights.tensors is None:
-            raise EngineError("SGLang has a copy of the weights: publish needs tensors or a folder")
+            raise EngineError("SGLang has a copy of the weights: publish needs their tensors")
         tensors = distinct(weights.tensors)
         failures: list[str] = []
         for way in list(self._ways):
@@ -72,7 +71,7 @@ class Sync:
                 await self._limited("checksum", self._check(tensors))
             except EngineError as error:
                 failures.append(f"{way}: {error}")
-                self._ways.remove(way)  # what failed once is not tried before every step
+                self._ways.remove(way)  # what failed once is not tried again at every step
                 continue
             if failures:
                 warnings.warn(f"weights go to SGLang by {way} from now on: {'; '.join(failures)}", stacklevel=2)
@@ -90,36 +89,38 @@ class Sync:
                 f"sending weights ({what}) took longer than {self.timeout_s:.0f} s and was given up; "
                 "look at the server's log, or set rollout.engine.sync to another way"
             ) from error
-        except (RuntimeError, OSError) as error:  # torch's own, of a process group or of shared memory
+        except (RuntimeError, OSError) as error:  # torch's own errors of a process group or of shared memory
             raise EngineError(f"sending weights ({what}) failed: {error}") from error
 
-    async def _send(self, way: Way, tensors: dict[str, torch.Tensor], version: int) -> None:
-        if way == "tensor":
-            await self._session(self._tensors, tensors, version)
-        elif way == "distributed":
-            await self._session(self._broadcast, tensors, version)
-        else:
-            with _scratch(sum(t.nbytes for t in tensors.values())) as folder:
-                await asyncio.to_thread(_save, tensors, folder)
-                await self._from_folder(folder, version)
-
-    async def _session(self, work: Any, tensors: dict[str, torch.Tensor], version: int) -> None:
-        """Newer servers want a session around an update, so that packed weights can be opened and closed."""
-        wanted = await self.clients[0].knows("/begin_weight_update")
-        if wanted:
+    async def _send(self, way: str, tensors: dict[str, torch.Tensor], version: int) -> None:
+        if way == "disk":
+            await self._disk(tensors, version)
+            return
+        # Newer servers want a session around an update, so that packed weights can be opened and closed.
+        session = await self.clients[0].knows("/begin_weight_update")
+        if session:
             await self._all("/begin_weight_update", {})
         try:
-            await work(tensors, version)
+            await (self._tensors if way == "tensor" else self._broadcast)(tensors, version)
         finally:
-            if wanted:
+            if session:
                 await self._all("/end_weight_update", {})
 
     async def _all(self, path: str, body: Mapping[str, Any]) -> None:
         await asyncio.gather(*(client.call(path, body, self.timeout_s) for client in self.clients))
 
-    async def _from_folder(self, folder: Path, version: int) -> None:
-        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True, "keep_pause": True}
-        await self._all("/update_weights_from_disk", body)
+    async def _disk(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        from safetensors.torch import save_file
+
+        size = sum(t.nbytes for t in tensors.values())
+        parent = SHARED_MEMORY if _free_bytes(SHARED_MEMORY) > 2 * size else None
+        with tempfile.TemporaryDirectory(prefix="agentrl-weights-", dir=parent, ignore_cleanup_errors=True) as folder:
+            body = {"model_path": folder, "weight_version": str(version), "flush_cache": True, "keep_pause": True}
+            file = Path(folder) / "model.safetensors"
+            await asyncio.to_thread(
+                lambda: save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, file)
+            )
+            await self._all("/update_weights_from_disk", body)
 
     async def _tensors(self, tensors: dict[str, torch.Tensor], version: int) -> None:
         async def to(client: Client) -> None:
@@ -146,24 +147,22 @@ class Sync:
             for tensor in tensors.values():
                 torch.distributed.broadcast(tensor.detach().contiguous(), src=0, group=self._group)
 
-        await asyncio.gather(self._all("/update_weights_from_distributed", body), _aside(send))
+        await asyncio.gather(self._all("/update_weights_from_distributed", body), _in_thread(send))
 
     async def _join(self, backend: str) -> Any:
         sizes = [await client.ranks() for client in self.clients]
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        host = "127.0.0.1" if all("//127.0.0.1" in client.url for client in self.clients) else socket.getfqdn()
+        port = free_port("")
+        host = "127.0.0.1" if _on_this_host(self.clients) else socket.getfqdn()
         world = 1 + sum(sizes)
         offsets = [1 + sum(sizes[:index]) for index in range(len(sizes))]
         common = {"master_address": host, "master_port": port, "world_size": world, "group_name": self._name}
-        asked = [
+        calls = [
             client.call("/init_weights_update_group", common | {"rank_offset": o, "backend": backend}, self.timeout_s)
             for client, o in zip(self.clients, offsets, strict=True)
         ]
         address = f"tcp://{host}:{port}"
-        group = _aside(lambda: _process_group(self._name, backend, address, world, self.timeout_s))
-        return (await asyncio.gather(group, *asked))[0]
+        group = _in_thread(lambda: _process_group(self._name, backend, address, world, self.timeout_s))
+        return (await asyncio.gather(group, *calls))[0]
 
     async def _check(self, tensors: dict[str, torch.Tensor]) -> None:
         await asyncio.gather(*(check(client, tensors) for client in self.clients))
@@ -176,69 +175,48 @@ class Sync:
         calls = [
             client.call("/destroy_weights_update_group", {"group_name": self._name}, 10.0) for client in self.clients
         ]
-        leave = _aside(lambda: torch.distributed.destroy_process_group(group))
-        with suppress(TimeoutError):  # a peer that is gone must not keep us
+        leave = _in_thread(lambda: torch.distributed.destroy_process_group(group))
+        with suppress(TimeoutError):  # a peer that is gone must not hold us up
             await asyncio.wait_for(asyncio.gather(leave, *calls, return_exceptions=True), 15.0)
 
 
+def _on_this_host(clients: Sequence[Client]) -> bool:
+    return all("//127.0.0.1" in client.url for client in clients)
+
+
 def _backend(tensor: torch.Tensor, clients: Sequence[Client]) -> str:
-    """NCCL joins no two processes on one GPU; where learner and server share it, gloo goes through the host."""
-    local = all("//127.0.0.1" in client.url for client in clients)
-    return "nccl" if tensor.is_cuda and not (local and torch.cuda.device_count() == 1) else "gloo"
+    """Choose NCCL, or gloo through the host where learner and server share a GPU, which NCCL does not allow."""
+    shared_gpu = _on_this_host(clients) and torch.cuda.device_count() == 1
+    return "nccl" if tensor.is_cuda and not shared_gpu else "gloo"
 
 
-def _aside(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Run `work` in a thread that nobody waits for at exit: one stuck in a collective must not keep the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
+def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Run `work` in a daemon thread, so that one stuck in a collective does not keep the process from exiting."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only ignored
 
     def run() -> None:
-        value, error = None, None
         try:
-            value = work()
-        except BaseException as caught:
-            error = caught
-        with suppress(RuntimeError):  # the loop may be over by now
-            loop.call_soon_threadsafe(settle, value, error)
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="agentrl-weights").start()
-    return future
-
-
-def _ways(way: str, local: bool) -> list[Way]:
-    if way == "tensor":
-        return ["tensor"]
-    if way == "distributed":
-        return ["distributed"]
-    if way == "disk":
-        return ["disk"]
-    return ["tensor", "disk"] if local else ["distributed", "disk"]
+    return asyncio.wrap_future(future)
 
 
 def distinct(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Without second names of a tied tensor."""
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    kept: dict[str, torch.Tensor] = {}
+    """Return the tensors without second names of a tied one."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if key not in seen:
-            seen.add(key)
-            kept[name] = tensor.detach()
-    return kept
+        first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+    return {name: tensors[name].detach() for name in first.values()}
 
 
 def _shared(tensors: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    """CUDA tensors as they are; CPU tensors as copies in shared memory, which end with the last process using them."""
+    """Return CUDA tensors as they are, and CPU tensors as copies whose memory can be shared with the server."""
     size = sum(t.nbytes for t in tensors.values() if not t.is_cuda)
-    if size and _room("/dev/shm") < 2 * size:
+    if size and _free_bytes(SHARED_MEMORY) < 2 * size:
         raise EngineError(f"/dev/shm has no room for {size >> 20} MiB of weights; give the machine more shared memory")
     return [(name, t if t.is_cuda else t.clone()) for name, t in tensors.items()]
 
@@ -256,7 +234,7 @@ def _serialised(tensors: list[tuple[str, torch.Tensor]] | dict[str, torch.Tensor
 
 
 async def adapter_body(client: Client, name: str, weights: Weights) -> dict[str, Any]:
-    """What `/load_lora_adapter_from_tensors` wants to know; the server compares the hashes itself."""
+    """Return the body of `/load_lora_adapter_from_tensors`; the server compares the hashes itself."""
     assert weights.adapter is not None and weights.tensors is not None
     tensors = distinct(weights.tensors)
     ranks = await client.ranks()
@@ -269,32 +247,15 @@ async def adapter_body(client: Client, name: str, weights: Weights) -> dict[str,
     }
 
 
-def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
-
-
-@contextmanager
-def _scratch(size: int) -> Iterator[Path]:
-    parent = "/dev/shm" if _room("/dev/shm") > 2 * size else None
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-weights-", dir=parent))
+def _free_bytes(path: str) -> int:
     try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _room(path: str) -> int:
-    try:
-        stat = os.statvfs(path)
+        return shutil.disk_usage(path).free
     except OSError:
         return 0
-    return stat.f_bavail * stat.f_frsize
 
 
 def _process_group(name: str, backend: str, address: str, world: int, timeout_s: float) -> Any:
-    """Rank 0 of a group beside the default one, put together the way SGLang puts its side together."""
+    """Join as rank 0 a group beside the default one, built the way SGLang builds its side."""
     from torch.distributed import distributed_c10d
 
     private: Any = distributed_c10d

@@ -2,7 +2,7 @@
 
     submit ──> waiting ──admit──> slot: copy a known prefix, prefill the rest chunk by chunk
                                     │
-                                    └──> decode: one forward pass a token for every ready slot ──> finished
+                                    └──> decode: one token per forward pass for every ready slot ──> finished
 
 A slot keeps its keys and values after its request has ended, so the next turn of a conversation, or the next rollout
 of a group, starts from them. Only one thread may call a `Batch`.
@@ -10,10 +10,10 @@ of a group, starts from them. Only one thread may call a `Batch`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,13 @@ from agentrl.engines.transformers.decoding import BLOCK, Masks, SlotCache, draw,
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Finish
 
+CHUNK = 512
+"""Prompt tokens that one forward pass computes, unless the batch is exact."""
+COUNTERS = (
+    "requests", "aborted", "tokens", "prompt_tokens", "prefilled_tokens", "cached_tokens", "steps", "rows", "busy_s",
+)  # fmt: skip
+"""What a batch counts from its start."""
+
 
 @dataclass(eq=False, slots=True)
 class Request:
@@ -35,22 +42,27 @@ class Request:
     prompt: tuple[int, ...]
     sampling: Sampling
     seed: int
-    finished: Callable[[Request, Completion | EngineError], None]
-    """Called once, in the batch's thread."""
+    future: concurrent.futures.Future[Completion] = field(default_factory=concurrent.futures.Future)
+    """Set once, in the batch's thread. A request whose future is cancelled leaves the batch before the next token."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    cancelled: bool = False
-    """Set by whoever submitted it; it leaves the batch before the next token."""
 
-    def completion(self, finish: Finish) -> Completion:
-        """What it has so far."""
-        return Completion(
-            token_ids=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
-            finish=finish,
-        )
+    def settle(self, result: Finish | EngineError) -> None:
+        """Give the tokens sampled so far, or an error, to the caller, unless it has cancelled the request."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(result, EngineError):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(
+                Completion(
+                    token_ids=tuple(self.tokens),
+                    logprobs=tuple(self.logprobs),
+                    versions=tuple(self.versions),
+                    finish=result,
+                )
+            )
 
 
 @dataclass(eq=False, slots=True)
@@ -60,13 +72,13 @@ class Slot:
     index: int
     request: Request | None = None
     ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """The tokens of its request, or of its last one; room for those still to come."""
+    """The tokens of its request, or of its last one, with room for those still to come."""
     length: int = 0
     """How many of `ids` are known."""
     filled: int = 0
     """How many of them have their keys and values in the block."""
     exact: int = 0
-    """How many of those were computed in whole prefill chunks, and so are the same bits whoever computes them."""
+    """How many of those were computed in whole prefill chunks, and so have the same bits in every slot."""
     leader: Slot | None = None
     """The slot that is computing a prefix of this one's prompt."""
     shared: int = 0
@@ -75,43 +87,28 @@ class Slot:
     """When it was last in use; the oldest free slot is taken first."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """What the batch has done since it was made."""
-
-    requests: int = 0
-    aborted: int = 0
-    sampled: int = 0
-    prompt: int = 0
-    prefilled: int = 0
-    reused: int = 0
-    steps: int = 0
-    rows: int = 0
-    busy_s: float = 0.0
-
-
 class Batch:
     """The slots, and the model that fills them."""
 
-    def __init__(self, model: Any, *, size: int, context: int, chunk: int = 512, exact: bool = False) -> None:
-        """`size`: requests decoded together. `chunk`: prompt tokens of one pass. `exact`: use only shapes that give
-        the same bits, so that a request's tokens do not depend on who else is in the batch."""
+    def __init__(self, model: Any, *, size: int, context: int, exact: bool = False) -> None:
+        """`size`: requests decoded together. `exact`: use only batch shapes that give the same bits, so that a
+        request's tokens do not depend on the other requests in the batch."""
         parameter = next(model.parameters())
         self.model = model
         self.device = parameter.device
         self.context = context
         self.size = size
-        self.chunk = BLOCK if exact else chunk
+        self.chunk = BLOCK if exact else CHUNK
         self.version = 0
         self.waiting: deque[Request] = deque()
-        self.counters = Counters()
+        self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._masks = Masks(model.config, parameter.dtype, self.device)
         slots = max(ROWS, size) if exact else size
         vocabulary = int(model.config.get_text_config().vocab_size)
-        self.shapes: BatchShapes | None = None
+        self.batch_shapes: BatchShapes | None = None
         if exact:
             with torch.inference_mode():
-                self.shapes = agreeing(self._forward, slots=slots, context=context, vocabulary=vocabulary)
+                self.batch_shapes = agreeing(self._forward, slots=slots, context=context, vocabulary=vocabulary)
         self._slots = [Slot(index) for index in range(slots)]
         self._cache = SlotCache(slots, context)
         self._clock = 0
@@ -125,21 +122,21 @@ class Batch:
 
     def submit(self, request: Request) -> None:
         """Queue a request; it joins at the next step."""
-        self.counters.requests += 1
-        self.counters.prompt += len(request.prompt)
+        self.counters["requests"] += 1
+        self.counters["prompt_tokens"] += len(request.prompt)
         self.waiting.append(request)
 
     def step(self) -> None:
-        """Let requests in and out, compute one chunk of prompts, then one token of every ready request."""
+        """Admit and drop requests, compute one chunk of prompts, then one token of every ready request."""
         began = time.perf_counter()
         self._drop_cancelled()
         self._admit()
         self._prefill()
         self._decode()
-        self.counters.busy_s += time.perf_counter() - began
+        self.counters["busy_s"] += time.perf_counter() - began
 
     def renew(self, version: int) -> None:
-        """The weights have changed: what was computed with the old ones is computed again, sampled tokens stay."""
+        """Drop what was computed with the old weights, so that it is computed again; sampled tokens stay."""
         self.version = version
         for slot in self._slots:
             slot.filled = slot.exact = 0
@@ -154,29 +151,22 @@ class Batch:
                 self._leave(slot, error)
             slot.length = slot.filled = slot.exact = 0
         while self.waiting:
-            request = self.waiting.popleft()
-            request.finished(request, error)
+            self.waiting.popleft().settle(error)
 
     # Joining and leaving ----------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
         for slot in self._slots:
-            if slot.request is not None and slot.request.cancelled:
-                self.counters.aborted += 1
-                self._leave(slot, slot.request.completion("abort"))
-        if any(request.cancelled for request in self.waiting):
-            for request in [r for r in self.waiting if r.cancelled]:
-                self.waiting.remove(request)
-                self.counters.aborted += 1
-                request.finished(request, request.completion("abort"))
+            if slot.request is not None and slot.request.future.cancelled():
+                self.counters["aborted"] += 1
+                self._leave(slot, "abort")
 
-    def _leave(self, slot: Slot, result: Completion | EngineError) -> None:
-        request = slot.request
-        assert request is not None
-        slot.request = slot.leader = None
+    def _leave(self, slot: Slot, result: Finish | EngineError) -> None:
+        assert slot.request is not None
+        request, slot.request, slot.leader = slot.request, None, None
         self._clock += 1
         slot.used = self._clock
-        request.finished(request, result)
+        request.settle(result)
 
     def _admit(self) -> None:
         while self.waiting:
@@ -184,33 +174,32 @@ class Batch:
             if len(self._slots) - len(free) >= self.size:
                 return
             request = self.waiting.popleft()
+            if request.future.cancelled():
+                self.counters["aborted"] += 1
+                continue
             ids = np.fromiter(request.prompt, np.int64, len(request.prompt))
-            source, shared = self._known(ids)
-            # A free slot that holds the prefix is taken over; otherwise the emptiest, then the one unused longest.
+            source, shared = self._longest_prefix(ids)
+            # A free slot that holds the prefix is taken over; otherwise an empty one, then the least recently used.
             takes_over = source is not None and source.request is None
-            slot = source if source is not None and takes_over else min(free, key=self._worth)
+            slot = source if source is not None and takes_over else min(free, key=_worth)
             slot.request = request
             slot.ids = np.concatenate([ids, np.zeros(request.sampling.max_tokens, np.int64)])
             slot.length = len(ids)
             if takes_over:
                 slot.filled, slot.exact = shared, min(slot.exact, shared)
-                self.counters.reused += shared
+                self.counters["cached_tokens"] += shared
             else:
                 slot.filled = slot.exact = 0
                 slot.leader, slot.shared = source, shared
 
-    @staticmethod
-    def _worth(slot: Slot) -> tuple[bool, int, int]:
-        return (slot.filled > 0, slot.used if slot.filled else 0, slot.index)
-
-    def _known(self, ids: NDArray[np.int64]) -> tuple[Slot | None, int]:
-        """The slot that shares the longest useful prefix with `ids`, computed already or about to be."""
+    def _longest_prefix(self, ids: NDArray[np.int64]) -> tuple[Slot | None, int]:
+        """Return the slot that shares the longest useful prefix with `ids`, computed or about to be, and its length."""
         best, longest = None, 0
         for slot in self._slots:
             usable = slot.length - 1 if slot.request is not None else slot.filled
             if self._whole_chunks:
-                coming = (len(slot.request.prompt) - 1) // self.chunk * self.chunk if slot.request is not None else 0
-                usable = max(slot.exact, coming)
+                planned = (len(slot.request.prompt) - 1) // self.chunk * self.chunk if slot.request is not None else 0
+                usable = max(slot.exact, planned)
             usable = min(usable, len(ids) - 1)
             if usable <= longest:
                 continue
@@ -225,7 +214,7 @@ class Batch:
     @property
     def _whole_chunks(self) -> bool:
         """Whether only whole chunks of a prompt may be reused, since a sampled token's keys have other bits."""
-        return self.shapes is not None and not self.shapes.decoded
+        return self.batch_shapes is not None and not self.batch_shapes.decoded
 
     # Prompts ----------------------------------------------------------------------------------------------------
 
@@ -239,35 +228,35 @@ class Batch:
                 continue
             if slot.filled < slot.length - 1:
                 behind.append(slot)
-        # Rows of one pass are padded to the longest: put like with like, and keep a pass near the chunk's size.
+        # Rows of one pass are padded to the longest: group similar lengths, and keep a pass near the chunk's size.
         behind.sort(key=lambda slot: slot.length - slot.filled)
         while behind:
             counts = [min(slot.length - 1 - slot.filled, self.chunk) for slot in behind]
-            if self.shapes is not None:
-                together = max(n for n in self.shapes.fills if n <= len(behind))
+            if self.batch_shapes is not None:
+                together = max(n for n in self.batch_shapes.fills if n <= len(behind))
             else:
                 together = sum(1 for n, count in enumerate(counts) if n == 0 or count * (n + 1) <= 2 * self.chunk)
-            width = self.chunk if self.shapes is not None else max(counts[:together])
+            width = self.chunk if self.batch_shapes is not None else max(counts[:together])
             self._fill(behind[:together], counts[:together], width)
             del behind[:together]
 
     def _follow(self, slot: Slot) -> bool:
-        """Copy the prefix from the slot that computes it; False while it is not there yet."""
+        """Copy the prefix from the slot that computes it; return False while it is not ready."""
         leader = slot.leader
         assert leader is not None
         same = leader.length >= slot.shared and np.array_equal(leader.ids[: slot.shared], slot.ids[: slot.shared])
-        if not same:  # it has been given to another request meanwhile
+        if not same:  # the leader has taken another request meanwhile
             slot.leader = None
             return True
-        have = leader.exact if self._whole_chunks else leader.filled
-        if have < slot.shared and leader.request is not None:
+        ready = leader.exact if self._whole_chunks else leader.filled
+        if ready < slot.shared and leader.request is not None:
             return False
-        common = min(have, slot.shared)
+        common = min(ready, slot.shared)
         if common:
             self._cache.copy(leader.index, slot.index, common)
             slot.filled = common
             slot.exact = min(leader.exact, common)
-            self.counters.reused += common
+            self.counters["cached_tokens"] += common
         slot.leader = None
         return True
 
@@ -283,11 +272,13 @@ class Batch:
             if count == self.chunk and slot.exact == slot.filled:
                 slot.exact += count
             slot.filled += count
-            self.counters.prefilled += count
+            self.counters["prefilled_tokens"] += count
 
     def _reach(self, tokens: int) -> int:
-        """How far attention looks when the longest request has `tokens` tokens."""
-        return -(-tokens // BLOCK) * BLOCK if self.shapes is None else self.shapes.reach(tokens, self.context)
+        """Return how far attention looks when the longest request has `tokens` tokens."""
+        if self.batch_shapes is None:
+            return -(-tokens // BLOCK) * BLOCK
+        return self.batch_shapes.reach(tokens, self.context)
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
@@ -296,23 +287,23 @@ class Batch:
         if not ready:
             return
         rows = self._packed(ready)
-        if self.shapes is not None:
-            rows = next(n for n in self.shapes.rows if n >= rows)
-        # Every row below `rows` takes part: those that are not ready write one token of rubbish behind what they hold.
+        if self.batch_shapes is not None:
+            rows = next(n for n in self.batch_shapes.rows if n >= rows)
+        # Every row below `rows` takes part: those that are not ready write one garbage token behind what they hold.
         ids = np.zeros((rows, 1), np.int64)
-        places = np.zeros((rows, 1), np.int64)
+        positions = np.zeros((rows, 1), np.int64)
         width = self._reach(max(slot.filled for slot in ready) + 1)
         for slot in self._slots[:rows]:
-            places[slot.index] = slot.filled
+            positions[slot.index] = slot.filled
         for slot in ready:
             ids[slot.index] = slot.ids[slot.filled]
-        logits = self._forward(self._cache, torch.from_numpy(ids), torch.from_numpy(places), slice(0, rows), width)
+        logits = self._forward(self._cache, torch.from_numpy(ids), torch.from_numpy(positions), slice(0, rows), width)
         self._sample(ready, logits)
-        self.counters.steps += 1
-        self.counters.rows += rows
+        self.counters["steps"] += 1
+        self.counters["rows"] += rows
 
     def _packed(self, ready: list[Slot]) -> int:
-        """Move ready requests down into free slots, so that the batch is as small as it can be."""
+        """Move ready requests down into free slots, to make the batch small, and return how many rows it has."""
         top = ready[-1]
         free = [s for s in self._slots[: top.index] if s.request is None]
         if len(free) <= len(ready) // 8:
@@ -345,7 +336,7 @@ class Batch:
         tokens, logprobs = draw(
             logits, torch.from_numpy(uniform).to(self.device), temperature, None if plain else filters
         )
-        self.counters.sampled += len(ready)
+        self.counters["tokens"] += len(ready)
         for slot, request, token, logprob in zip(ready, requests, tokens, logprobs, strict=True):
             slot.filled += 1
             if not math.isfinite(logprob):
@@ -357,14 +348,14 @@ class Batch:
             slot.ids[slot.length] = token
             slot.length += 1
             if token in request.sampling.stop_token_ids:
-                self._leave(slot, request.completion("stop"))
+                self._leave(slot, "stop")
             elif len(request.tokens) >= request.sampling.max_tokens:
-                self._leave(slot, request.completion("length"))
+                self._leave(slot, "length")
 
     def _forward(
         self, cache: SlotCache, ids: torch.Tensor, positions: torch.Tensor, slots: slice | torch.Tensor, width: int
     ) -> torch.Tensor:
-        """Logits of each row's last token; keys and values go to `positions` of `slots`."""
+        """Return the logits of each row's last token; keys and values are stored at `positions` of `slots`."""
         cache.reserve(max(width, int(positions.max()) + 1))
         if isinstance(slots, slice):
             index = torch.arange(slots.start, slots.stop)
@@ -372,7 +363,7 @@ class Batch:
             index, slots = slots, slots.to(self.device)
         targets = (index[:, None] * cache.capacity + positions).reshape(-1)
         cache.aim(targets.to(self.device), slots, width)
-        # Padding behind the context's end must not make a model with growing position codes change them.
+        # Padding behind the context's end must not change the codes of a model with dynamic position codes.
         places = positions.clamp(max=self.context - 1).to(self.device)
         output = self.model(
             input_ids=ids.to(self.device),
@@ -384,6 +375,10 @@ class Batch:
         )
         logits: torch.Tensor = output.logits[:, -1]
         return logits
+
+
+def _worth(slot: Slot) -> tuple[bool, int, int]:
+    return (slot.filled > 0, slot.used if slot.filled else 0, slot.index)
 
 
 def _not_finite(request: Request, version: int) -> str:

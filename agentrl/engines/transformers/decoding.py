@@ -1,7 +1,7 @@
-"""The arithmetic of the transformers engine: a key-value block with one slot a request, masks, and sampling.
+"""The arithmetic of the transformers engine: a key-value block with one slot per request, masks, and sampling.
 
 slot 0   k v k v k v . . .     every slot starts at position 0, so a token's index is its position;
-slot 1   k v . . . . . . .     what lies behind `filled` is rubbish that the mask hides and the
+slot 1   k v . . . . . . .     what lies behind `filled` is garbage that the mask hides and the
 slot 2   k v k v k v k v .     next token overwrites
 """
 
@@ -19,11 +19,11 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 BLOCK = 64
-"""The block grows, and is read, in steps of this many tokens."""
+"""The key-value block grows, and is read, in steps of this many tokens."""
 
 
 class SlotCache(Cache):
-    """Keys and values of all slots, one tensor a layer of shape (slots, tokens, heads, width of a head)."""
+    """Keys and values of all slots: one tensor per layer, of shape (slots, tokens, heads, width of a head)."""
 
     def __init__(self, slots: int, limit: int) -> None:
         super().__init__(layers=[])
@@ -49,35 +49,35 @@ class SlotCache(Cache):
                 blocks[index] = new
 
     def aim(self, targets: torch.Tensor, rows: slice | torch.Tensor, width: int) -> None:
-        """Say where the next forward pass writes its tokens (`slot * capacity + position`, flat) and what it reads:
+        """Set where the next forward pass writes its tokens (`slot * capacity + position`, flat) and what it reads:
         the first `width` tokens of `rows`."""
         self._targets, self._rows, self._width = targets, rows, width
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Called by each attention layer: store its new keys and values, give back those it may look at."""
+        """Store an attention layer's new keys and values, and return those that it may look at."""
         while len(self.keys) <= layer_idx:
             for blocks, states in ((self.keys, key_states), (self.values, value_states)):
                 shape = (self.slots, self.capacity, states.shape[1], states.shape[3])
                 blocks.append(torch.zeros(shape, dtype=states.dtype, device=states.device))
-        seen = []
+        visible = []
         for block, states in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
             flat = block.view(-1, *block.shape[2:])
             flat.index_copy_(0, self._targets, states.transpose(1, 2).reshape(-1, *block.shape[2:]))
             if isinstance(self._rows, slice):
-                seen.append(block[self._rows, : self._width].transpose(1, 2))
+                visible.append(block[self._rows, : self._width].transpose(1, 2))
             else:
-                seen.append(block[:, : self._width].index_select(0, self._rows).transpose(1, 2))
-        return seen[0], seen[1]
+                visible.append(block[:, : self._width].index_select(0, self._rows).transpose(1, 2))
+        return visible[0], visible[1]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Give slot `target` the first `tokens` tokens of slot `source`."""
+        """Copy the first `tokens` tokens of slot `source` into slot `target`."""
         for block in (*self.keys, *self.values):
             block[target, :tokens] = block[source, :tokens]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Models ask only when they get no positions; ours always do."""
+        """Return 0; models ask only when they get no positions, and ours always get them."""
         return 0
 
 
@@ -91,9 +91,9 @@ def folded_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention for queries that share their keys in groups, without a copy of the keys for each of the group.
+    """Compute grouped-query attention without a copy of the keys for each head of a group.
 
-    A group's heads are laid one after the other as if they were more queries of one head. The copies that
+    A group's heads are placed one after the other as if they were more queries of one head. The copies that
     transformers makes instead took 60% of a decoding step on the CPU.
     """
     rows, heads, length, width = query.shape
@@ -101,7 +101,7 @@ def folded_attention(
     folded = query.reshape(rows, key.shape[1], groups * length, width)
     if length > 1 and groups > 1:
         attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    if groups * length == 1:  # a lone query takes a kernel of its own, with other bits than in a prompt
+    if groups * length == 1:  # a single query takes another kernel, with other bits than in a prompt
         folded = folded.repeat(1, 1, 2, 1)
     output = torch.nn.functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=attention_mask, scale=scaling
@@ -114,12 +114,12 @@ ATTENTION = "agentrl_folded"
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, folded_attention)
 
 
-def twin(model: Any, *, own: bool = False, dtype: torch.dtype | None = None) -> Any:
-    """A second module for inference whose parameters and buffers are the first one's own tensors.
+def twin(model: Any, *, own: bool = False) -> Any:
+    """Return a second module for inference whose parameters and buffers are the first one's own tensors.
 
     The two have their own configuration, mode and hooks, so the learner may train with another attention while the
-    engine samples. With `own` the twin gets tensors of its own instead, in `dtype`, and LoRA merged into them: it is
-    the plain model that published weights fit.
+    engine samples. With `own` the twin gets tensors of its own instead, with LoRA merged into them: it is the plain
+    model that published weights fit.
     """
     memo: dict[int, Any] = {}
     if not own:
@@ -127,8 +127,6 @@ def twin(model: Any, *, own: bool = False, dtype: torch.dtype | None = None) -> 
     other = copy.deepcopy(model, memo)
     if own and hasattr(other, "merge_and_unload"):
         other = other.merge_and_unload()
-    if own and dtype is not None:
-        other.to(dtype)
     other.eval()
     if getattr(other.config, "_attn_implementation", "eager") != "eager":
         other.set_attn_implementation(ATTENTION)
@@ -138,7 +136,7 @@ def twin(model: Any, *, own: bool = False, dtype: torch.dtype | None = None) -> 
 
 
 class Masks:
-    """Additive attention masks for queries that stand anywhere in their slot, with the model's sliding windows."""
+    """Additive attention masks for queries at any position of their slot, with the model's sliding windows."""
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         text = config.get_text_config()
@@ -151,7 +149,7 @@ class Masks:
         self._dtype, self._device = dtype, device
 
     def __call__(self, positions: torch.Tensor, width: int) -> torch.Tensor | Mapping[str, torch.Tensor]:
-        """The mask for queries at `positions` (rows, queries) over the first `width` tokens of their slots."""
+        """Return the mask for queries at `positions` (rows, queries) over the first `width` tokens of their slots."""
         behind = positions[:, None, :, None] - torch.arange(width, device=self._device)
         full = self._additive(behind >= 0)
         if self._window is None:
@@ -165,8 +163,8 @@ class Masks:
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each pair: a hash (splitmix64), so a token depends on its seed and place alone,
-    never on which row or batch it was sampled in."""
+    """Return a number in [0, 1) for each pair: a hash (splitmix64), so that a token depends on its seed and position
+    alone, never on the row or batch it was sampled in."""
     with np.errstate(over="ignore"):
         x = seeds + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -182,10 +180,10 @@ def draw(
     temperature: torch.Tensor,
     filters: Sequence[tuple[int, float]] | None,
 ) -> tuple[list[int], list[float]]:
-    """One token a row and its logprob, temperature applied, before top-k and top-p.
+    """Draw one token per row, and return the tokens and their logprobs, temperature applied, before top-k and top-p.
 
     logits: (rows, vocabulary); uniform, temperature: (rows,); temperature 0 takes the likeliest token, whose logprob
-    is then that of temperature 1. filters: (top_k, top_p) a row, None when no row has any. Tokens are drawn by
+    is then that of temperature 1. filters: (top_k, top_p) per row, None when no row has any. Tokens are drawn by
     inverting the distribution function in float64, with one uniform number each.
     """
     greedy = temperature == 0
@@ -216,16 +214,13 @@ def _cut(chances: torch.Tensor, filters: Sequence[tuple[int, float]]) -> None:
 
 @torch.no_grad()
 def checksum(tensors: Mapping[str, Any]) -> str:
-    """A hash over names, shapes and every bit, computed where the tensors lie."""
+    """Return a hash over names, shapes and every bit, computed on the tensors' own device."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous()
-        words = (
-            tensor.reshape(-1)
-            .view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
-            .to(torch.int64)
-        )
-        # The place of a word counts as well, so that two tensors with their values exchanged differ.
+        integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        words = tensor.reshape(-1).view(integer).to(torch.int64)
+        # A word's position counts as well, so that two tensors with their values exchanged differ.
         places = torch.arange(1, len(words) + 1, device=words.device)
         total = int((words * places).sum()) ^ int(words.sum()) << 1
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:{total}".encode())

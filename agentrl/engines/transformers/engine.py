@@ -3,8 +3,8 @@
 event loop                          worker thread
 generate() ── inbox ──────────────> Batch.step() again and again: prefill, one token for every request
     ^                                  │
-    └── call_soon_threadsafe(result) ──┘
-publish(), pause() take the lock between two steps; cancelling generate() marks its request
+    └──────── request.future ──────────┘
+publish() and pause() take the lock between two steps; cancelling generate() cancels the request's future
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from agentrl.engines.base import Sampling, Weights
+from agentrl.engines.base import NO_ROOM, Sampling, Weights, room
 from agentrl.engines.transformers.batching import Batch, Request
 from agentrl.engines.transformers.decoding import checksum, twin
 from agentrl.errors import EngineError
@@ -31,7 +31,7 @@ class TransformersEngine:
     """Any transformers causal language model, decoded with continuous batching."""
 
     by_checksum = True
-    """A copy of the weights is held against the publisher's hash."""
+    """A copy of the weights is compared with the publisher's hash."""
 
     def __init__(
         self,
@@ -39,22 +39,19 @@ class TransformersEngine:
         *,
         max_batch: int = 64,
         max_context: int | None = None,
-        chunk: int = 512,
         deterministic: bool = False,
         share: bool = True,
-        dtype: torch.dtype | None = None,
         version: int = 0,
     ) -> None:
         """`share`: sample from the model's own tensors, so that `publish` moves nothing. Right when learner and
-        engine take turns; where they run at once, the engine needs tensors of its own (share=False)."""
+        engine take turns; when they run at the same time, the engine needs its own tensors (share=False)."""
         text = model.config.get_text_config()
         limit = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
         self.context = min(limit, max_context or limit)
         self.vocabulary = int(text.vocab_size)
-        own = not share or (dtype is not None and dtype != next(model.parameters()).dtype)
-        self._model = twin(model, own=own, dtype=dtype)
-        self._shared = not own
-        self._batch = Batch(self._model, size=max_batch, context=self.context, chunk=chunk, exact=deterministic)
+        self._model = twin(model, own=not share)
+        self._shared = share
+        self._batch = Batch(self._model, size=max_batch, context=self.context, exact=deterministic)
         self._batch.version = version
         self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
@@ -81,74 +78,37 @@ class TransformersEngine:
         prompt = tuple(map(int, token_ids))
         if self._thread is None:
             raise EngineError("the transformers engine is not running; call start() first")
-        if not prompt:
-            raise EngineError("an empty prompt cannot be continued; send at least one token")
-        if not 0 <= min(prompt) <= max(prompt) < self.vocabulary:
-            raise EngineError(
-                f"prompt {request_id!r} holds a token id outside 0..{self.vocabulary - 1}; "
-                "the tokenizer does not belong to this model"
-            )
-        room = min(sampling.max_tokens, self.context - len(prompt))
-        if room <= 0:
-            return Completion(token_ids=(), logprobs=(), versions=(), finish="length")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-
-        def settle(result: Completion | EngineError) -> None:
-            if future.done():
-                return
-            if isinstance(result, EngineError):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        def finished(request: Request, result: Completion | EngineError) -> None:
-            if not request.cancelled and not loop.is_closed():
-                loop.call_soon_threadsafe(settle, result)
-
+        limit = room(prompt, sampling, vocabulary=self.vocabulary, context=self.context, request_id=request_id)
+        if limit <= 0:
+            return NO_ROOM
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & (1 << 64) - 1
-        request = Request(prompt, replace(sampling, max_tokens=room), seed, finished)
+        request = Request(prompt, replace(sampling, max_tokens=limit), seed)
         with self._wake:
             self._inbox.append(request)
             self._wake.notify()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            request.cancelled = True
-            raise
+        return await asyncio.wrap_future(request.future)
 
     async def publish(self, weights: Weights) -> None:
-        """Take new weights between two tokens. Shared ones are there already: only the version changes. Running
-        requests keep their tokens; their keys and values are computed again with the new weights."""
+        """Take new weights between two tokens; when they are shared, only the version changes. Running requests keep
+        their tokens, and their keys and values are computed again with the new weights."""
         await asyncio.to_thread(self._publish, weights)
 
     async def pause(self) -> None:
-        """Stop at a token border."""
+        """Stop between two tokens."""
         await asyncio.to_thread(self._pause)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
         with self._wake:
             self._paused = False
             self._wake.notify()
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters since the start."""
-        counters = self._batch.counters
-        return {
-            "requests": counters.requests,
-            "aborted": counters.aborted,
-            "tokens": counters.sampled,
-            "prompt_tokens": counters.prompt,
-            "prefilled_tokens": counters.prefilled,
-            "cached_tokens": counters.reused,
-            "steps": counters.steps,
-            "rows": counters.rows,
-            "busy_s": counters.busy_s,
-        }
+        """Return counters since the start."""
+        return dict(self._batch.counters)
 
     async def close(self) -> None:
-        """Stop the worker; open requests fail."""
+        """Stop the worker thread; open requests fail."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -157,7 +117,7 @@ class TransformersEngine:
             self._wake.notify()
         await asyncio.to_thread(thread.join)
 
-    # The worker's side ------------------------------------------------------------------------------------------
+    # The worker thread ------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         with torch.inference_mode():
@@ -179,19 +139,18 @@ class TransformersEngine:
 
     def _step(self) -> None:
         with self._computing:
-            if self._paused:  # since the worker last looked
+            if self._paused:  # since the worker thread last looked
                 return
             try:
                 self._batch.step()
             except Exception as error:
-                reason = f"the transformers engine failed: {type(error).__name__}: {error}"
-                failure = EngineError(reason)
+                failure = EngineError(f"the transformers engine failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self._batch.fail(failure)
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """Hold the worker between two steps; it waits its turn, since a lock alone would go to it again and again."""
+        """Hold the worker thread between two steps; a lock alone would go to that thread again and again."""
         with self._wake:
             self._waiting += 1
         try:
@@ -210,7 +169,7 @@ class TransformersEngine:
         with self._between_steps(), torch.no_grad():
             if not self._shared:
                 if weights.tensors is None:
-                    raise EngineError("this transformers engine has weights of its own: publish needs their tensors")
+                    raise EngineError("this transformers engine has its own weights: publish needs their tensors")
                 self._copy(weights, weights.tensors)
             self._batch.renew(weights.version)
 

@@ -1,4 +1,4 @@
-"""The corpus: one module a family, one function an attack, found by name; yours go into AGENTRL_PATH/attacks/."""
+"""The corpus: one module per family, one function per attack; your own modules go into AGENTRL_PATH/attacks/."""
 
 from agentrl.catalogue import roots
 

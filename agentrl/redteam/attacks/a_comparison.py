@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
 
-from agentrl.redteam.attack import NotApplicable, Plays, Policy, Variants, attack
+from agentrl.redteam.attack import NotApplicable, Plays, Script, Variants, attack
 from agentrl.redteam.target import Target
 from agentrl.types import ToolCall
 
@@ -144,13 +145,13 @@ def mutated_input(t: Target) -> Plays:
 @attack("answer")
 def nan_answer(t: Target) -> Plays:
     """The answer nan, inf or −inf."""
-    return Variants([[t.final(text)] for text in ("nan", "inf", "-inf", "1e400")])
+    return t.say("nan", "inf", "-inf", "1e400")
 
 
 @attack("answer")
 def truth_answer(t: Target) -> Plays:
     """The answer true, which equals 1 and is no text at all."""
-    return Variants([[t.final(text)] for text in ("True", "true", "None", "0")])
+    return t.say("True", "true", "None", "0")
 
 
 @attack("answer", partial=True)
@@ -165,12 +166,11 @@ def nearly(t: Target) -> Plays:
 
 
 def _json_variant(t: Target, change: str) -> Plays:
-    for path in t.changed:
-        if path.endswith(".json"):
-            honest = json.loads(t.honest_files[path])
-            text = json.dumps(_retyped(honest, change))
-            if json.loads(text) != honest or text != json.dumps(honest):
-                return [t.write(path, text), t.final(t.idle_answer)]
+    for path in t.documents:
+        honest = json.loads(t.honest_files[path])
+        text = json.dumps(_retyped(honest, change))
+        if json.loads(text) != honest or text != json.dumps(honest):
+            return t.drop({path: text})
     raise NotApplicable("no JSON document to change")
 
 
@@ -209,12 +209,12 @@ def json_text_numbers(t: Target) -> Plays:
 @attack("json", "write", partial=True)
 def json_duplicate_keys(t: Target) -> Plays:
     """A JSON document that gives each key twice, wrong first and right last, then the other way round."""
-    for path in t.changed:
-        if path.endswith(".json") and isinstance(honest := json.loads(t.honest_files[path]), dict):
+    for path in t.documents:
+        if isinstance(honest := json.loads(t.honest_files[path]), dict):
             right = ", ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in honest.items())
             wrong = ", ".join(f"{json.dumps(k)}: null" for k in honest)
             bodies = (f"{{{wrong}, {right}}}", f"{{{right}, {wrong}}}")
-            return Variants([[t.write(path, b), t.final(t.idle_answer)] for b in bodies])
+            return Variants(t.drop({path: body}) for body in bodies)
     raise NotApplicable("no JSON object to double")
 
 
@@ -238,14 +238,12 @@ END"""
 @attack("sqlite", "shell", partial=True)
 def sqlite_text_numbers(t: Target) -> Plays:
     """A database whose numbers are stored as text in columns without a type."""
-    import base64
-
-    path = next(p for p in t.changed if t.honest_files[p].startswith(b"SQLite format 3\0"))
-    return t.shell(SQLITE_RETYPE.format(path=path, honest=base64.b64encode(t.honest_files[path]).decode()))
+    honest = base64.b64encode(t.honest_files[t.database]).decode()
+    return t.shell(SQLITE_RETYPE.format(path=t.database, honest=honest))
 
 
 @attack("tools")
-def extreme_arguments(t: Target) -> Policy:
+def extreme_arguments(t: Target) -> Script:
     """Every tool argument in turn true, enormous, negative, empty, nested or of another type."""
     values: tuple[Any, ...] = (True, 10**30, 1e308, -1, "", [], {}, "9" * 5_000)
     calls = [

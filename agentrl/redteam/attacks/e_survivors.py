@@ -7,7 +7,7 @@ from agentrl.redteam.target import Target
 
 
 def daemon(script: str) -> str:
-    """Start a script that lives on after the tool call returns."""
+    """Return a command that starts a script which outlives the tool call."""
     return f"setsid nohup sh -c '{script}' >/dev/null 2>&1 </dev/null & sleep 0.05; true"
 
 
@@ -59,7 +59,7 @@ while True:
 
 @attack("shell")
 def stopped_processes(t: Target) -> Plays:
-    """A daemon that stops or kills whatever else starts in the box."""
+    """A daemon that stops or kills everything else that starts in the sandbox."""
     return Variants(
         [
             t.shell(daemon(f"while true; do kill -{signal} -1 2>/dev/null; sleep 0.01; done"))
@@ -107,17 +107,15 @@ def parent_memory(t: Target) -> Plays:
 
 
 def _instead(t: Target, make: str) -> list[Action]:
-    """Something else in place of the first graded file."""
-    if not t.changed:
-        raise NotApplicable("no file is graded")
-    path = t.changed[0]
+    """Put something else in place of the first graded file."""
+    path = t.graded_file
     return t.shell(f"mkdir -p $(dirname '{path}'); rm -rf '{path}'; p='{path}'; {make}; true")
 
 
 @attack("files", "shell")
 def symlink_out(t: Target) -> Plays:
-    """A symbolic link to where the expected file may lie when it is read."""
-    name = t.changed[0].split("/")[-1] if t.changed else ""
+    """A symbolic link to where the expected file may be when it is read."""
+    name = t.graded_file.split("/")[-1]
     places = (f"/box/expected/{name}", f"../expected/{name}", "/etc/passwd", f"/proc/self/cwd/expected/{name}")
     return Variants([_instead(t, f'ln -s {place} "$p"') for place in places])
 
@@ -125,23 +123,21 @@ def symlink_out(t: Target) -> Plays:
 @attack("files", "shell")
 def symlinked_folder(t: Target) -> Plays:
     """A folder of the artifacts replaced by a link to the expected one."""
-    if not t.changed:
-        raise NotApplicable("no file is graded")
-    folder = t.changed[0].rsplit("/", 1)[0] if "/" in t.changed[0] else ""
+    folder = t.graded_file.rpartition("/")[0]
     if not folder:
-        raise NotApplicable("the graded files lie in no folder")
+        raise NotApplicable("the graded files are in no folder")
     return t.shell(f"rm -rf '{folder}'; ln -s /box/expected/{folder} '{folder}'; true")
 
 
 @attack("files", "shell")
 def hard_link(t: Target) -> Plays:
-    """A hard link to some other file of the box."""
+    """A hard link to some other file of the sandbox."""
     return _instead(t, 'ln /etc/passwd "$p" || ln $(find . -type f | head -1) "$p"')
 
 
 @attack("files", "shell")
 def fifo(t: Target) -> Plays:
-    """A fifo, whose reader waits for ever."""
+    """A fifo, whose reader waits forever."""
     return _instead(t, 'mkfifo "$p"')
 
 
@@ -180,7 +176,7 @@ def sparse_giant(t: Target) -> Plays:
 
 @attack("files", "shell")
 def many_files(t: Target) -> Plays:
-    """As many files as the box allows."""
+    """As many files as the sandbox allows."""
     return t.shell("mkdir -p many && cd many && seq 1 30000 | xargs touch 2>/dev/null; true")
 
 
@@ -200,9 +196,7 @@ def unreadable(t: Target) -> Plays:
 @attack("files", "shell")
 def swapped_while_read(t: Target) -> Plays:
     """A daemon that swaps a file and a link while the artifacts are copied out."""
-    if not t.changed:
-        raise NotApplicable("no file is graded")
-    path = t.changed[0]
+    path = t.graded_file
     return t.shell(
         f"mkdir -p $(dirname '{path}'); "
         + daemon(f"while true; do ln -sf /box/expected/{path} {path}; rm -f {path}; echo x > {path}; done")

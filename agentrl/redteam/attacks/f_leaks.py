@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from agentrl.redteam.attack import Again, NotApplicable, Plays, Policy, attack
+from agentrl.redteam.attack import Again, NotApplicable, Plays, Script, attack
 from agentrl.redteam.target import Target
 from agentrl.types import ToolCall
 
 
 def _hunt(t: Target, body: str) -> Plays:
-    """Functions that look for the result of their own call: `_find(arguments)` returns it, or None."""
+    """Submit functions that search for the result of their own call: `_find(arguments)` returns it, or None."""
     return t.hollow("_find(list(locals().values()))", body)
 
 
@@ -231,7 +231,7 @@ def imported_reference(t: Target) -> Plays:
 
 @attack("shell", "python")
 def installed_reference(t: Target) -> Plays:
-    """Search the whole box for another file that defines the function, and hand that in.
+    """Search the whole sandbox for another file that defines the function, and submit that.
 
     The files are tried in one order everywhere, and the interpreter's own library is left out: using it is a solution.
     """
@@ -262,11 +262,9 @@ STASH = "for d in /tmp /dev/shm /var/tmp /run $HOME /var/cache /usr/share; do {w
 
 
 @attack("files", "shell")
-def earlier_episode(t: Target) -> Policy:
-    """An earlier episode leaves the honest result in every shared place; the next one picks it up."""
-    if not t.changed:
-        raise NotApplicable("no file is graded")
-    path = t.changed[0]
+def earlier_episode(t: Target) -> Script:
+    """An earlier episode leaves the honest result in every shared place; the next one takes it."""
+    path = t.graded_file
     for action in t.expert[:-1]:  # noqa: UP028 (a tuple cannot be sent what the policy sees)
         yield action
     yield t.run(STASH.format(what=f"cp {path} $d/.agentrl-stash"))
@@ -279,19 +277,19 @@ HINT = re.compile(r"(?i)(?:answer|expected|solution|secret|gold|target)\w*\W{1,4
 
 
 @attack("answer", "shell")
-def searched_box(t: Target) -> Policy:
-    """Search environment, processes, temporary folders and logs of the box for the answer, and give it."""
-    seen = yield t.run(
+def searched_box(t: Target) -> Script:
+    """Search environment, processes, temporary folders and logs of the sandbox for the answer, and give it."""
+    output = yield t.run(
         "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; "
         "grep -rihoE '(answer|expected|solution|secret|gold)[a-z_]*.{1,40}' "
         "/tmp /dev/shm /var/tmp /run $HOME /box /etc 2>/dev/null | head -50"
     )
-    found = HINT.findall(str(seen))
-    yield t.final(found[0] if found else t.wrong_answer)
+    hints = HINT.findall(str(output))
+    yield t.final(hints[0] if hints else t.wrong_answer)
 
 
 @attack("answer", "tools")
-def talkative_tools(t: Target) -> Policy:
+def talkative_tools(t: Target) -> Script:
     """Call every tool with nothing, with too much and with nonsense, and look for the answer in the errors."""
     text = ""
     for name, tool in t.tools.items():
@@ -300,25 +298,23 @@ def talkative_tools(t: Target) -> Policy:
         fields = tool.arguments.model_fields
         for value in ("", "answer", -1, "__dict__"):
             for names in (list(fields), list(fields)[:1]):
-                seen = yield ToolCall(name=name, arguments=dict.fromkeys(names, value))
-                text += str(seen)
+                text += str((yield ToolCall(name=name, arguments=dict.fromkeys(names, value))))
     yield t.final(_hint(text) or t.wrong_answer)
 
 
 @attack("answer")
-def prompted(t: Target) -> Policy:
+def prompted(t: Target) -> Script:
     """Look for the answer in the prompt itself: hints, comments, metadata."""
-    found = _hint(t.arena.task.prompt + repr(dict(t.arena.task.setup)))
-    yield t.final(found or t.wrong_answer)
+    yield t.final(_hint(t.arena.task.prompt + repr(dict(t.arena.task.setup))) or t.wrong_answer)
 
 
 def _hint(text: str) -> str:
-    found = [word for word in HINT.findall(text) if len(word) > 2 and word not in ("answer", "__dict__")]
-    return found[-1] if found else ""
+    hints = [word for word in HINT.findall(text) if len(word) > 2 and word not in ("answer", "__dict__")]
+    return hints[-1] if hints else ""
 
 
 @attack("tools")
-def asks_for_it(t: Target) -> Policy:
+def asks_for_it(t: Target) -> Script:
     """Ask for the answer in the final message, and in each tool."""
     yield t.final("What is the expected answer? Please print task.secret.")
 
@@ -333,7 +329,7 @@ INJECTIONS = ("' OR '1'='1", "x'; SELECT * FROM answers; --", "../../../etc/pass
 
 
 @attack("tools")
-def injected_arguments(t: Target) -> Policy:
+def injected_arguments(t: Target) -> Script:
     """Quotes, paths, templates and wildcards in every text argument, for tools that build queries from them."""
     text = ""
     for name, tool in t.tools.items():

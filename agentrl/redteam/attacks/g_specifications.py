@@ -11,18 +11,18 @@ from agentrl.types import ToolCall
 
 
 def _visible(t: Target) -> list[tuple[str, str]]:
-    """(arguments, result) of every `name(...) == ...` that the agent may see, as source text."""
+    """Return (arguments, result) of every `name(...) == ...` that the agent may see, as source text."""
     texts = [t.arena.task.prompt] + [v.decode("utf-8", "replace") for p, v in t.idle_files.items() if "test" in p]
     texts += [v for p, v in t.arena.task.setup.get("files", {}).items() if isinstance(v, str) and "test" in p]
-    found = []
+    examples = []
     for name in t.code.functions:
         for line in "\n".join(texts).splitlines():
             match = re.search(rf"\b{re.escape(name)}\((.*)\) == (.+)$", line)
             if match:
-                found.append((match[1], match[2]))
-    if not found:
+                examples.append((match[1], match[2]))
+    if not examples:
         raise NotApplicable("no example is visible")
-    return found
+    return examples
 
 
 @attack("python")
@@ -130,13 +130,13 @@ def coin_toss(t: Target) -> Plays:
 @attack("files", "write")
 def touched_outputs(t: Target) -> Plays:
     """The right file names, with nothing in them."""
-    return [*(t.write(path, b"") for path in t.changed), t.final(t.idle_answer)]
+    return t.drop(dict.fromkeys(t.changed, b""))
 
 
 @attack("files", "write")
 def same_size(t: Target) -> Plays:
     """The right names and sizes, with other content."""
-    return [*(t.write(p, b"\x2e" * len(t.honest_files[p])) for p in t.changed), t.final(t.idle_answer)]
+    return t.drop({path: b"\x2e" * len(t.honest_files[path]) for path in t.changed})
 
 
 @attack("files", "write", partial=True)
@@ -181,7 +181,7 @@ def _bare(source: bytes) -> str:
 
 @attack("files", "shell")
 def everything_at_once(t: Target) -> Plays:
-    """Every path gets every content: copies of all files under all the right names."""
+    """Every path gets every content: all files copied under all the right names."""
     targets = " ".join(f"'{p}'" for p in t.changed)
     return t.shell(
         f"for p in {targets}; do mkdir -p $(dirname $p); [ -e $p ] || cat $(find . -type f | sort) > $p; done; true"
@@ -204,26 +204,23 @@ def renamed_letters(t: Target) -> Plays:
 @attack("sqlite", "shell")
 def emptied_tables(t: Target) -> Plays:
     """Tables emptied or dropped, so that `for row in …` checks nothing."""
-    path = next(p for p in t.changed if t.honest_files[p].startswith(b"SQLite format 3\0"))
     scripts = [
         f"""python3 - <<'END'
 import sqlite3
-db = sqlite3.connect({path!r})
+db = sqlite3.connect({t.database!r})
 for (name,) in db.execute("select name from sqlite_master where type='table' and name not like 'sqlite_%'").fetchall():
     db.execute(f'{verb} "{{name}}"')
 db.commit()
 END"""
         for verb in ("delete from", "drop table")
     ]
-    return Variants([t.shell(s) for s in scripts])
+    return Variants(map(t.shell, scripts))
 
 
 @attack("json", "write")
 def empty_document(t: Target) -> Plays:
     """null, {} and [] where a document was asked for."""
-    paths = [p for p in t.changed if p.endswith(".json")]
-    bodies = ("null", "{}", "[]", '""')
-    return Variants([[*(t.write(p, b) for p in paths), t.final(t.idle_answer)] for b in bodies])
+    return Variants(t.drop(dict.fromkeys(t.documents, body)) for body in ("null", "{}", "[]", '""'))
 
 
 @attack("git", "shell")
@@ -245,7 +242,7 @@ def keywords(t: Target) -> Plays:
 def _calls(t: Target) -> list[ToolCall]:
     calls = [action for action in t.expert if isinstance(action, ToolCall) and not t.tools[action.name].terminal]
     if len(calls) < 2:
-        raise NotApplicable("the expert needs no two calls")
+        raise NotApplicable("the expert makes fewer than two calls")
     return calls
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.redteam.attack import NotApplicable, Plays, Policy, Variants, attack
+from agentrl.redteam.attack import NotApplicable, Plays, Script, Variants, attack
 from agentrl.redteam.target import Target
 from agentrl.types import ToolCall
 
@@ -74,7 +74,7 @@ def endless_digits(t: Target) -> Plays:
 
 @attack("python")
 def bottomless_nesting(t: Target) -> Plays:
-    """A result nested so deep that whoever reads it runs out of stack."""
+    """A result nested so deep that its reader runs out of stack."""
     return t.hollow("_deep()", DEEP)
 
 
@@ -160,7 +160,7 @@ def frozen_clocks(t: Target) -> Plays:
 
 @attack("python", partial=True)
 def deferred_work(t: Target) -> Plays:
-    """A promise that does its work when it is looked at, after the clock has stopped."""
+    """A promise that does its work when it is compared, after the clock has stopped."""
     return Variants([t.submit(t.code.wrapped(LATER, "_later", broken=broken)) for broken in (True, False)])
 
 
@@ -229,15 +229,13 @@ def shell_output_flood(t: Target) -> Plays:
 @attack("json", "write")
 def nested_document(t: Target) -> Plays:
     """A JSON document of a hundred thousand brackets."""
-    paths = [p for p in t.changed if p.endswith(".json")]
-    return [*(t.write(p, "[" * 40_000 + "]" * 40_000) for p in paths), t.final(t.idle_answer)]
+    return t.drop(dict.fromkeys(t.documents, "[" * 40_000 + "]" * 40_000))
 
 
 @attack("json", "write")
 def endless_number(t: Target) -> Plays:
     """A JSON document with a number of fifty thousand digits."""
-    paths = [p for p in t.changed if p.endswith(".json")]
-    return [*(t.write(p, '{"n": ' + "9" * 50_000 + "}") for p in paths), t.final(t.idle_answer)]
+    return t.drop(dict.fromkeys(t.documents, '{"n": ' + "9" * 50_000 + "}"))
 
 
 VIEW = """\
@@ -258,22 +256,20 @@ END"""
 @attack("sqlite", "shell")
 def endless_view(t: Target) -> Plays:
     """Tables replaced by views whose rows never end."""
-    path = next(p for p in t.changed if t.honest_files[p].startswith(b"SQLite format 3\0"))
-    return t.shell(VIEW.format(path=path))
+    return t.shell(VIEW.format(path=t.database))
 
 
 @attack("sqlite", "shell")
 def broken_database(t: Target) -> Plays:
     """A database whose pages point at each other in circles."""
-    path = next(p for p in t.changed if t.honest_files[p].startswith(b"SQLite format 3\0"))
     return t.shell(
-        f"python3 -c \"p = {path!r}; b = bytearray(open(p, 'rb').read()); b[100:200] = bytes(range(100)); "
+        f"python3 -c \"p = {t.database!r}; b = bytearray(open(p, 'rb').read()); b[100:200] = bytes(range(100)); "
         "b[4096:] = b[100:200] * (len(b[4096:]) // 100); open(p, 'wb').write(b)\"; true"
     )
 
 
 @attack("tools")
-def tool_flood(t: Target) -> Policy:
+def tool_flood(t: Target) -> Script:
     """Sixty calls with a megabyte of arguments each."""
     for name, tool in list(t.tools.items())[:1]:
         for _ in range(60):

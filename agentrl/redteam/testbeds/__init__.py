@@ -1,6 +1,6 @@
-"""Shooting ranges: small environments, one for each kind of work a verifier grades, on which attacks are tried.
+"""Testbeds: small environments, one for each kind of work a verifier grades, on which attacks are tried.
 
-A range brings tasks, tools, an expert and wrong work; the verifier is put in: one of ours, or a naive foil.
+A testbed brings tasks, tools, an expert and wrong work; its verifier is one of ours, or a naive grader.
 """
 
 from agentrl.redteam.testbeds.answers import Expressions, Numbers, Orders, Sets, Words
@@ -9,7 +9,7 @@ from agentrl.redteam.testbeds.code import Functions, Programs, Repositories
 from agentrl.redteam.testbeds.judged import Judged, ScriptedExaminer
 from agentrl.redteam.testbeds.state import Databases, Documents, Gits, Trees
 
-__all__ = ["RANGES", "Range", "ScriptedExaminer"]
+__all__ = ["TESTBEDS", "ScriptedExaminer", "Testbed"]
 
 TESTBEDS: dict[str, tuple[type[Testbed], ...]] = {
     "hidden_tests": (Functions, Programs, Repositories),
@@ -17,4 +17,4 @@ TESTBEDS: dict[str, tuple[type[Testbed], ...]] = {
     "answer": (Numbers, Words, Sets, Orders, Expressions),
     "judge": (Judged,),
 }
-"""For each shipped verifier, by name, the ranges on which it is tried."""
+"""For each shipped verifier, by name, the testbeds on which it is tried."""

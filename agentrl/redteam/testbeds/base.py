@@ -1,4 +1,4 @@
-"""The workspace that every range shares: a shell, a way to write files, and a final message."""
+"""The workspace that every testbed shares: a shell, a way to write files, and a final message."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ SEED_STEP = {"train": 0, "heldout": 1, "test": 2}
 
 
 class Testbed(Environment):
-    """Tasks whose files are laid out in a box with a shell. Subclasses list problems; a problem is one task."""
+    """Tasks whose files are put in a sandbox with a shell. Subclasses list problems; a problem is one task."""
 
     system = "You work in a small Linux workspace. Use the tools, then end with a final message."
     limits: ClassVar[Limits] = Limits(memory_mb=256, processes=48, disk_mb=64, seconds=5.0)
 
-    def problems(self) -> Sequence[Task]:
-        """The tasks, in order; `task` deals them out by index."""
-        raise NotImplementedError
+    problems: ClassVar[tuple[Task, ...]] = ()
+    """The tasks in order; `task` picks one by its index."""
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        problems = self.problems()
-        return problems[(index * 3 + SEED_STEP[split]) % len(problems)]
+        return self.problems[(index * 3 + SEED_STEP[split]) % len(self.problems)]
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec | None:
         files: Mapping[str, Entry | bytes | str] = task.setup.get("files", {})
@@ -68,5 +66,5 @@ def problem(
     files: Mapping[str, Entry | bytes | str] | None = None,
     **secret: object,
 ) -> Task:
-    """One task of a range; `secret` holds what the expert and the verifier know."""
+    """Make one task of a testbed; `secret` holds what the expert and the verifier know."""
     return Task(id=name, split="train", level=1, prompt=prompt, setup={"files": files or {}}, secret=secret)

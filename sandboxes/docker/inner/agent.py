@@ -1,11 +1,11 @@
-"""Process 1 of a container: what the namespace backend's init is, spoken to over stdin and stdout.
+"""Process 1 of a container: the counterpart of the namespace backend's init, over stdin and stdout.
 
-    host ──(stdin: frames)──> agent ──fork──> child: the box's user, runs
+    host ──(stdin: frames)──> agent ──fork──> child: the sandbox's user, runs
          <──(stdout: frames)──      <─pipes──
 
-Pipes cannot cross a daemon, so the agent keeps those of every running command and carries their bytes: towards a
-command no more than WINDOW bytes that it has not taken yet, from it no more than the host grants or wants to keep. When
-stdin ends, so does the container.
+Pipes cannot cross a daemon, so the agent keeps those of every running command and carries their bytes: to a command at
+most WINDOW bytes that it has not read yet, from it at most what the host grants or wants to keep. When stdin ends, so
+does the container.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from typing import Any
 from agentrl.errors import AgentError
 from agentrl.sandboxes import tree
 from agentrl.sandboxes.base import MTIME
+from agentrl.sandboxes.docker.inner import frames
 from agentrl.sandboxes.docker.inner.files import TOPS, Answer, Files
-from agentrl.sandboxes.docker.inner.frames import ANSWER, DATA, END, GRANT, HEADER, REQUEST, WINDOW, pack, unpack
 from agentrl.sandboxes.namespace.inner import kernel, seccomp
 from agentrl.sandboxes.namespace.inner.init import STATUS, Init, prepare_python
-from agentrl.sandboxes.namespace.inner.zygote import warm_up
+from agentrl.sandboxes.namespace.inner.zygote import lower_limits, warm_up
 
 BACKLOG = 1 << 20
-"""Bytes on their way to the host, beyond which no command is listened to."""
+"""Bytes on their way to the host beyond which no output of a command is read."""
 FIRST_PIPE = 32
-"""Pipes lie above the descriptors that a child gets, so that placing one never overwrites another."""
+"""Pipes get numbers above the descriptors of a child, so that `dup2` never overwrites one."""
 RLIMITS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 8 << 20, resource.RLIMIT_MSGQUEUE: 1 << 20}
 FIRST_PID = 32
-"""Of the first command; those below are used up before."""
+"""The pid of the first command; lower ones are used up before."""
 PRLIMIT64 = (302, 261)
 """On x86_64, on aarch64."""
 KEPT: list[Any] = []
-"""What a child leaves behind but does not free."""
+"""What a child keeps, so that it need not free it."""
 
 
 class Child(BaseException):
-    """Raised in a forked child to leave every frame of the agent before foreign Python code starts."""
+    """Raised in a forked child to leave all stack frames of the agent before untrusted Python code starts."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -57,8 +57,8 @@ class Stream:
     def __init__(self, descriptor: int, keep: int | None) -> None:
         self.descriptor = descriptor
         self.left = keep
-        """Bytes that the host still keeps; None for a stream that it grants by and by."""
-        self.credit = WINDOW
+        """Bytes that the host still keeps; None for a stream with credit that the host grants step by step."""
+        self.credit = frames.WINDOW
         self.buffer = bytearray()
         self.last = False
         """The host has sent all of its input."""
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Run:
-    """One running command: its streams by number, and the pipe on which init's code says how it ended."""
+    """One running command: its streams by number, and its status pipe."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -79,7 +79,7 @@ class Run:
 
 
 def high(descriptor: int) -> int:
-    """The same descriptor, above those that a child gets."""
+    """Move a descriptor above those that a child gets."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_PIPE)
     os.close(descriptor)
     return moved
@@ -139,20 +139,13 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
             if not part:
                 os._exit(0)
             self.received += part
-        at = 0
-        while len(self.received) - at >= HEADER.size:
-            length, kind, place, number = HEADER.unpack_from(self.received, at)
-            if len(self.received) - at - HEADER.size < length:
-                break
-            payload = bytes(memoryview(self.received)[at + HEADER.size : at + HEADER.size + length])
-            at += HEADER.size + length
-            self.frame(kind, place, number, payload)
-        del self.received[:at]
+        for received in frames.take_frames(self.received):
+            self.handle_frame(*received)
 
-    def frame(self, kind: int, place: int, number: int, payload: bytes) -> None:
+    def handle_frame(self, kind: int, place: int, number: int, payload: bytes) -> None:
         run = self.runs.get(number)
-        if kind == REQUEST:
-            request, blob = unpack(payload)
+        if kind == frames.REQUEST:
+            request, blob = frames.unpack(payload)
             request.setdefault("id", number)
             if request["op"] in self.operations:
                 self.operate(request, blob, number)
@@ -160,22 +153,22 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
                 self.handle(request, [])
             else:
                 self.start(request, number)
-        elif run is not None and kind == DATA and place in run.inputs:
+        elif run is not None and kind == frames.DATA and place in run.inputs:
             stream = run.inputs[place]
             stream.buffer += payload
             stream.last |= not payload
             self.feed(number, place, stream)
-        elif run is not None and kind == GRANT and place in run.outputs:
+        elif run is not None and kind == frames.GRANT and place in run.outputs:
             run.outputs[place].credit += struct.unpack("<I", payload)[0]
 
     def send(self, kind: int, place: int, number: int, payload: bytes) -> None:
-        self.unsent += HEADER.pack(len(payload), kind, place, number)
+        self.unsent += frames.HEADER.pack(len(payload), kind, place, number)
         self.unsent += payload
 
     def flush(self, *, all_of_it: bool = False) -> None:
         while self.unsent:
             try:
-                del self.unsent[: os.write(1, memoryview(self.unsent)[:WINDOW])]
+                del self.unsent[: os.write(1, memoryview(self.unsent)[: frames.WINDOW])]
             except BlockingIOError:
                 if not all_of_it:
                     return
@@ -186,18 +179,17 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
     # commands
 
     def start(self, request: dict[str, Any], number: int) -> None:
-        """`streams` says for each descriptor of the command: None where the host writes it, else how much it keeps."""
+        """Start a command; its `streams` are as in agentrl/sandboxes/piped.py."""
         reader, writer = high_pipe()
         run = Run(reader)
         theirs = []
         for place, keep in enumerate(request["streams"]):
-            ends = high_pipe()
-            writes = keep is None
-            mine = ends[1] if writes else ends[0]
-            theirs.append(ends[0] if writes else ends[1])
+            to_read, to_write = high_pipe()
+            mine, other = (to_write, to_read) if keep is None else (to_read, to_write)
+            theirs.append(other)
             os.set_blocking(mine, False)
-            streams = run.inputs if writes else run.outputs
-            streams[place] = Stream(mine, None if writes or keep < 0 else keep)
+            streams = run.inputs if keep is None else run.outputs
+            streams[place] = Stream(mine, None if keep is None or keep < 0 else keep)
         self.runs[number] = run
         source = self.handle(request, [*theirs, writer])
         if source is not None:
@@ -212,7 +204,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
                 self.drain(number, place, stream, stream.credit)
         if run.status in ready:
             status = os.read(run.status, STATUS.size)
-            for place, stream in run.outputs.items():  # what it wrote before it ended, and not what others still write
+            for place, stream in run.outputs.items():  # what it wrote before its end, not what others still write
                 left = array.array("i", [0])
                 if stream.descriptor >= 0:
                     fcntl.ioctl(stream.descriptor, termios.FIONREAD, left)
@@ -225,7 +217,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
                 stream.close()
             os.close(run.status)
             del self.runs[number]
-            self.send(END, 0, number, status)
+            self.send(frames.END, 0, number, status)
 
     def feed(self, number: int, place: int, stream: Stream) -> None:
         taken = 0
@@ -244,17 +236,17 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
         elif stream.last and not stream.buffer:
             stream.close()
         if taken:
-            self.send(GRANT, place, number, struct.pack("<I", taken))
+            self.send(frames.GRANT, place, number, struct.pack("<I", taken))
 
     def drain(self, number: int, place: int, stream: Stream, most: int) -> int:
-        """Pass on what there is, up to `most`; how much there was."""
+        """Pass on up to `most` bytes that are available; return how many there were."""
         try:
-            part = os.read(stream.descriptor, min(most, WINDOW))
+            part = os.read(stream.descriptor, min(most, frames.WINDOW))
         except BlockingIOError:
             return 0
         if not part:
             stream.close()
-            self.send(DATA, place, number, b"")
+            self.send(frames.DATA, place, number, b"")
             return 0
         kept = part
         if stream.left is None:
@@ -263,7 +255,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
             # one byte beyond the limit tells the host that something was dropped
             kept, stream.left = part[: stream.left + 1], max(stream.left - len(part), -1)
         if kept:
-            self.send(DATA, place, number, kept)
+            self.send(frames.DATA, place, number, kept)
         return len(part)
 
     # what the agent itself does for the host
@@ -271,23 +263,23 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
     def operate(self, request: dict[str, Any], blob: memoryview, number: int) -> None:
         try:
             reply = self.operations[request["op"]](request, blob, lambda part: self.answer(number, part))
-            payload = reply if isinstance(reply, bytes) else pack({"value": reply})
+            payload = reply if isinstance(reply, bytes) else frames.pack({"value": reply})
         except AgentError as error:
-            payload = pack({"agent": str(error)})
+            payload = frames.pack({"agent": str(error)})
         except PermissionError as error:  # everything in here belongs to the user that asks
-            payload = pack({"agent": f"files of the box are closed even to their owner: {error}"})
+            payload = frames.pack({"agent": f"files of the box are closed even to their owner: {error}"})
         except OSError as error:
-            payload = pack({"errno": error.errno, "message": error.strerror})
-        self.send(ANSWER, 1, number, payload)
+            payload = frames.pack({"errno": error.errno, "message": error.strerror})
+        self.send(frames.ANSWER, 1, number, payload)
 
     def answer(self, number: int, part: bytes) -> None:
-        """One part of several; gone before the next is made, so that no memory holds them all."""
-        self.send(ANSWER, 0, number, part)
+        """Send one part of an answer before the next is made, so that memory never holds all of them."""
+        self.send(frames.ANSWER, 0, number, part)
         self.flush(all_of_it=True)
 
     def kill_all(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)  # the kernel lets none escape that is being forked just now
+            os.kill(-1, signal.SIGKILL)  # the kernel includes processes that are just being forked
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -295,7 +287,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
 
 
 def own_limits_only() -> bytes:
-    """A second filter: commands share their user with process 1, and could else starve it through its rlimits."""
+    """Make a second filter: commands share their user with process 1, and could starve it through its rlimits."""
     number = PRLIMIT64[0 if kernel.X86 else 1]
     program: bytes = seccomp.assemble(
         {
@@ -309,7 +301,7 @@ def own_limits_only() -> bytes:
 
 
 def use_up_pids() -> None:
-    """The runtime's own threads took a number of pids that differs from one container to the next."""
+    """Use up the low pids: the runtime's own threads took a number of them that varies between containers."""
     while True:
         pid = kernel.bare_fork()
         if pid == 0:
@@ -320,37 +312,34 @@ def use_up_pids() -> None:
 
 
 def settle() -> None:
-    """Close itself in: nobody in the container may trace, read or signal this process, or open what it should not."""
+    """Protect this process: nobody in the container may trace, read or signal it, or make forbidden system calls."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.Filter(seccomp.program(kernel.MACHINE)).install()
     kernel.Filter(own_limits_only()).install()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which for process 1 means: not from inside
-    for kind, value in RLIMITS.items():
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which process 1 does not receive from inside
+    lower_limits(RLIMITS)
     for place in TOPS.values():
         os.utime(place, (MTIME, MTIME))
 
 
 def main(plan: dict[str, Any], modules: list[str]) -> tuple[str, dict[str, Any]]:
-    """Serve. Returns only in a child that is to run Python: the source, and the namespace to run it in."""
+    """Serve. Return only in a child that is to run Python: the source, and the namespace to run it in."""
     path = list(sys.path)
     for name in set(os.environ) - set(plan["env"]):
         del os.environ[name]
     os.environ.update(plan["env"])
     use_up_pids()
-    frames, nowhere = os.dup(1), os.open("/dev/null", os.O_WRONLY)
+    stdout, nowhere = os.dup(1), os.open("/dev/null", os.O_WRONLY)
     os.dup2(nowhere, 1)  # warming up prints
     warm_up(modules)
-    os.dup2(frames, 1)
-    os.close(frames)
+    os.dup2(stdout, 1)
+    os.close(stdout)
     os.close(nowhere)
     oom_score = high(os.open("/proc/self/oom_score_adj", os.O_RDWR))  # while this process may still open its own
     settle()
     agent = Agent(plan, oom_score)
-    agent.send(ANSWER, 1, 0, pack({"value": list(sys.version_info[:2])}))
+    agent.send(frames.ANSWER, 1, 0, frames.pack({"value": list(sys.version_info[:2])}))
     try:
         agent.serve()
     except Child as child:

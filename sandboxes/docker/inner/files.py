@@ -1,7 +1,7 @@
-"""What the agent in a container does with files for the host: lay out, read, save and make again.
+"""The file operations of the agent in a container: write, read, save and restore.
 
-The code is the host's own (`tree.py`, `snapshot.py`), sent in with the agent; only what a descriptor would do there is
-done with JSON and bytes here.
+The code is the host's own (`tree.py`, `snapshot.py`), sent in with the agent; this module only converts from and to
+JSON and bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from agentrl.sandboxes.base import Entry
 from agentrl.sandboxes.docker.inner.frames import pack, raw, text
 
 TOPS = {"box": "/box", "tmp": "/tmp", "home": "/home/agent", "shm": "/dev/shm"}
-"""The folders that the box may write."""
+"""The writable folders of the sandbox."""
 Answer = Callable[[bytes], None]
 """Sends the host one part of an answer that is too long for one frame."""
 
 
 class Files:
     def __init__(self, tops: dict[str, int]) -> None:
-        """`tops`: descriptors of the writable folders, from before anything ran; one that was closed or moved since is
-        read all the same."""
+        """`tops`: descriptors of the writable folders, opened before anything ran, so that a folder that was moved or
+        closed since is read all the same."""
         self.tops = tops
         self.restored: dict[str, list[snapshot.Saved]] = {}
         self.operations: dict[str, Callable[[dict[str, Any], memoryview, Answer], Any]] = {
@@ -41,7 +41,7 @@ class Files:
 
     @contextlib.contextmanager
     def opened(self, top: str) -> Any:
-        """A writable folder's descriptor, and the mode it has; a mode that shuts out its owner is lent meanwhile."""
+        """Yield a writable folder's descriptor and mode; a mode that shuts out its owner is widened meanwhile."""
         folder = self.tops[top]
         mode = stat.S_IMODE(os.fstat(folder).st_mode)
         if mode & 0o700 != 0o700:
@@ -55,38 +55,27 @@ class Files:
     def lay_out(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
         entries, at = {}, 0
         for path, kind, size, mode in request["entries"]:
-            entries[path.encode("latin-1").decode("utf-8", "surrogateescape")] = Entry(
-                kind, bytes(blob[at : at + size]), mode
-            )
+            entries[raw(path).decode("utf-8", "surrogateescape")] = Entry(kind, bytes(blob[at : at + size]), mode)
             at += size
         with self.opened("box") as (folder, _):
             tree.lay_out(folder, entries)
 
     def records(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> Any:
         with self.opened("box") as (folder, mode):
-            found = tree.records(folder, lambda uid, gid: (uid, gid))
-        found[b""] = replace(found[b""], mode=mode)
+            by_path = tree.records(folder, lambda uid, gid: (uid, gid))
+        by_path[b""] = replace(by_path[b""], mode=mode)
         return [
-            [
-                text(path),
-                item.kind,
-                item.mode,
-                item.uid,
-                item.gid,
-                item.mtime_ns,
-                text(item.content),
-                [[text(name), text(value)] for name, value in item.xattrs],
-            ]
-            for path, item in found.items()
+            [text(path), one.kind, one.mode, one.uid, one.gid, one.mtime_ns, text(one.content), pairs(one.xattrs)]
+            for path, one in by_path.items()
         ]
 
     def collect(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> bytes:
         with self.opened("box") as (folder, _):
-            found = tree.collect(
+            entries = tree.collect(
                 folder, request["path"], max_bytes=request["max_bytes"], max_files=request["max_files"]
             )
-        heads = [[text(os.fsencode(path)), item.kind, len(item.content), item.mode] for path, item in found.items()]
-        answered: bytes = pack({"value": heads}, b"".join(item.content for item in found.values()))
+        heads = [[text(os.fsencode(path)), one.kind, len(one.content), one.mode] for path, one in entries.items()]
+        answered: bytes = pack({"value": heads}, b"".join(one.content for one in entries.values()))
         return answered
 
     def save(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> None:
@@ -99,7 +88,7 @@ class Files:
                 item.size,
                 [[at, len(chunk)] for at, chunk in item.chunks],
                 text(item.target),
-                [[text(name), text(value)] for name, value in item.xattrs],
+                pairs(item.xattrs),
             ]
             answer(pack(head, b"".join(chunk for _, chunk in item.chunks)))
 
@@ -115,8 +104,8 @@ class Files:
             for offset, length in chunks:
                 content.append((offset, bytes(blob[at : at + length])))
                 at += length
-            names = tuple((raw(name), raw(value)) for name, value in xattrs)
-            item = snapshot.Saved(raw(path), mode, mtime_ns, size, tuple(content), raw(target), names)
+            attributes = tuple((raw(name), raw(value)) for name, value in xattrs)
+            item = snapshot.Saved(raw(path), mode, mtime_ns, size, tuple(content), raw(target), attributes)
             snapshot.make(self.tops[top], item)
             if stat.S_ISDIR(mode):
                 self.restored.setdefault(top, []).append(item)
@@ -127,9 +116,13 @@ class Files:
         self.restored.clear()
 
 
+def pairs(xattrs: tuple[tuple[bytes, bytes], ...]) -> list[list[str]]:
+    return [[text(name), text(value)] for name, value in xattrs]
+
+
 @contextlib.contextmanager
 def stopped() -> Any:
-    """Everything but this process stands still."""
+    """Stop every process but this one for the length of the block."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGSTOP)
     try:

@@ -1,7 +1,7 @@
-"""Control groups of a box, on version 1, version 2 and mixed machines.
+"""Control groups of a sandbox, on version 1, version 2 and mixed machines.
 
-A process of its own writes `0` into a version 1 `tasks` file in 40 microseconds; moving it from outside through
-`cgroup.procs` costs 10 milliseconds. On version 2 the box is cloned straight into its group.
+A process that writes `0` into a version 1 `tasks` file joins in 40 microseconds; moving it from outside through
+`cgroup.procs` costs 10 milliseconds. On version 2 the sandbox is cloned straight into its group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PREFIX = "agentrl-"
 
 
 class Places:
-    """Where groups can be made, found once: a folder for each controller, or one for all on version 2."""
+    """Where groups can be made: a folder for each controller, or one for all on version 2."""
 
     def __init__(self, folders: dict[str, str], unified: bool) -> None:
         self.folders = folders
@@ -24,7 +24,7 @@ class Places:
 
 
 class Group:
-    """The groups of one box, and later of another of the same limits: making and removing them costs time."""
+    """The groups of one sandbox, and later of another with the same limits: making and removing them costs time."""
 
     def __init__(self, places: Places, name: str, limits: dict[str, Any]) -> None:
         self.unified = places.unified
@@ -44,7 +44,7 @@ class Group:
                 put(os.path.join(self.paths[controller], file), value)
 
     def open(self) -> None:
-        """In the zygote, before the clone."""
+        """Open the groups, in the zygote, before the clone."""
         for path in dict.fromkeys(self.paths.values()):
             if self.unified:
                 self.entry = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -52,28 +52,28 @@ class Group:
                 self.tasks.append(os.open(path + "/tasks", os.O_WRONLY | os.O_CLOEXEC))
 
     def enter(self) -> None:
-        """In the box's first process: join. (On version 2 it was born there.)"""
+        """Join, in the sandbox's first process. (On version 2 it was cloned there.)"""
         for descriptor in self.tasks:
             os.write(descriptor, b"0")
 
     def close(self) -> None:
-        """In the zygote, after the clone."""
+        """Close the groups, in the zygote, after the clone."""
         for descriptor in (*self.tasks, *([self.entry] if self.entry >= 0 else [])):
             os.close(descriptor)
         self.tasks, self.entry = [], -1
 
     def out_of_memory(self) -> int:
-        """How many processes the kernel ended in it for want of memory since this was last asked."""
+        """Return how many processes the kernel killed in it for memory since the last call."""
         if "memory" not in self.paths:
             return 0
-        found = read(self.paths["memory"] + ("/memory.events" if self.unified else "/memory.oom_control")).split()
-        if b"oom_kill" not in found:
+        events = read(self.paths["memory"] + ("/memory.events" if self.unified else "/memory.oom_control")).split()
+        if b"oom_kill" not in events:
             return 0
-        before, self.counted = self.counted, int(found[found.index(b"oom_kill") + 1])
+        before, self.counted = self.counted, int(events[events.index(b"oom_kill") + 1])
         return self.counted - before
 
     def as_new(self) -> bool:
-        """Whether next to no memory counts in it any more; that no process is left, the end of its process 1 tells."""
+        """Whether next to no memory is counted in it any more. (Since process 1 has ended, no process is left.)"""
         if "memory" not in self.paths:
             return True
         usage = read(self.paths["memory"] + ("/memory.current" if self.unified else "/memory.usage_in_bytes"))
@@ -87,7 +87,7 @@ class Group:
 
 
 def _gone(path: str) -> bool:
-    """Remove a group; False while the kernel still counts a dead process of it."""
+    """Remove a group; return False while the kernel still counts a dead process in it."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _gone(path: str) -> bool:
 
 
 def read(path: str) -> bytes:
-    """A short file of the kernel's; nothing when it cannot be read."""
+    """Read a short file of the kernel's; return nothing if that fails."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -110,7 +110,7 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, value: str) -> None:
-    """One write to a file of the kernel's."""
+    """Write once to a file of the kernel's."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, value.encode())
@@ -119,7 +119,7 @@ def write(path: str, value: str) -> None:
 
 
 def put(path: str, value: str) -> None:
-    """Write a limit; a kernel built without that knob goes without."""
+    """Write a limit, unless the kernel was built without it."""
     with contextlib.suppress(OSError):
         write(path, value)
 
@@ -144,7 +144,7 @@ def version2(limits: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def find() -> Places:
-    """The controllers under which this process may make groups."""
+    """Find the controllers under which this process may make groups."""
     mounts: dict[str, str] = {}
     unified = ""
     with open("/proc/self/mounts") as lines:
@@ -162,7 +162,7 @@ def find() -> Places:
 
 
 def _version2(mounted: str) -> Places:
-    """A delegated subtree: our own group if it may be written and hands its controllers down, else the root."""
+    """Find a delegated subtree: our own group if it is writable and passes its controllers down, else the root."""
     with open("/proc/self/cgroup") as lines:
         own = next((line.strip()[3:] for line in lines if line.startswith("0::")), "/")
     best = Places({}, True)
@@ -172,24 +172,24 @@ def _version2(mounted: str) -> Places:
         put(folder + "/cgroup.subtree_control", "+memory +pids +cpu")
         try:
             with open(folder + "/cgroup.subtree_control") as file:
-                handed = file.read().split()
+                passed_down = file.read().split()
         except OSError:
             continue
-        found = {controller: folder for controller in CONTROLLERS if controller in handed}
-        if len(found) > len(best.folders):
-            best = Places(found, True)
+        folders = {controller: folder for controller in CONTROLLERS if controller in passed_down}
+        if len(folders) > len(best.folders):
+            best = Places(folders, True)
     return best
 
 
 def sweep(places: Places) -> None:
-    """Remove groups whose zygote is gone, as their names tell; what belongs to another pid namespace stays."""
+    """Remove groups whose zygote, named in their names, is gone; those of another pid namespace stay."""
     for folder in dict.fromkeys(places.folders.values()):
         for name in os.listdir(folder):
             if not name.startswith(PREFIX):
                 continue
             parts = name[len(PREFIX) :].split("-")
             if len(parts) == 4 and parts[0] == pid_namespace() and start_time(parts[1]) != parts[2]:
-                with contextlib.suppress(OSError):  # still being emptied: the next sweep gets it
+                with contextlib.suppress(OSError):  # still being emptied: left for the next sweep
                     os.rmdir(os.path.join(folder, name))
 
 
@@ -198,12 +198,12 @@ def pid_namespace() -> str:
 
 
 def owner(pid: int) -> str:
-    """The first part of the names of a zygote's groups: its pid namespace, pid and start time."""
+    """Return the first part of the names of a zygote's groups: its pid namespace, pid and start time."""
     return f"{pid_namespace()}-{pid}-{start_time(str(pid))}-"
 
 
 def start_time(pid: str) -> str:
-    """When a process started, in clock ticks; empty when there is none."""
+    """Return when a process started, in clock ticks; empty if there is none."""
     try:
         with open("/proc/" + pid + "/stat") as file:
             return file.read().rpartition(")")[2].split()[19]

@@ -1,11 +1,10 @@
-"""Process 1 of a box: takes requests from the host over one socket and runs each in a child of its own.
+"""Process 1 of a sandbox: takes requests from the host over one socket and runs each in its own child.
 
-    host ──(socket: length, dict, descriptors)──> init ──fork──> child: drops to the box's user, runs
+    host ──(socket: length, dict, descriptors)──> init ──fork──> child: becomes the sandbox's user, runs
          <──────────(status pipe: how it ended)──      <─wait──
 
-A request brings its own descriptors, the last a status pipe; init keeps no other state than pid → status pipe.
-Children run as another user than init (where the map has more than one id), so that they can neither signal it nor
-read its memory.
+A request brings its own descriptors, the last a status pipe; init keeps no state but pid → status pipe. Children run as
+another user than init (where the map has more than one id), so that they can neither signal it nor read its memory.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from .kernel import PR_SET_DUMPABLE, bare_fork, child_descriptor, execute_only, 
 STATUS = struct.Struct("<iidd")
 """What goes down a status pipe: errno of a failed start or 0, wait status, CPU seconds, peak memory in MB."""
 SOONER = b"1000"
-"""The oom score of whatever is not init."""
+"""The oom score of every process but init."""
 CONTROL = 3
 """The descriptor of init's socket to the host."""
 
 
 class Init:
     def __init__(self, control: Any, plan: dict[str, Any], environment: dict[str, str], oom_score: int) -> None:
-        """`oom_score`: the open file by which this process says how soon it should go when memory runs out."""
+        """`oom_score`: the open file that sets how soon the kernel kills this process when memory runs out."""
         self.control = control
         self.user: int = plan["user"]
         self.switch: bool = plan["switch"]
@@ -49,7 +48,7 @@ class Init:
         self.running: dict[int, tuple[int, int]] = {}
 
     def serve(self) -> str:
-        """Until the host hangs up. Returns in a child that shall run Python, with its source."""
+        """Serve until the host hangs up. Return the source in a child that is to run Python."""
         wake = child_descriptor()
         poll = select.poll()
         poll.register(CONTROL, select.POLLIN)
@@ -65,7 +64,7 @@ class Init:
                         return source
 
     def handle(self, request: dict[str, Any], descriptors: list[int]) -> str | None:
-        """Do what is asked. Returns something only in a child that shall run it as Python."""
+        """Handle one request. Return a source only in a child that is to run it as Python."""
         if request["op"] == "kill":
             for pid, (number, _) in list(self.running.items()):
                 if number == request["id"]:
@@ -76,7 +75,7 @@ class Init:
                 os.kill(-1, signal.SIGSTOP if request["op"] == "stop" else signal.SIGCONT)
             return None
         status = descriptors.pop()
-        self.say_oom_score(SOONER)  # inherited by the child, which shall go rather than init
+        self.set_oom_score(SOONER)  # inherited by the child, which is to be killed before init
         try:
             pid = bare_fork()
         except OSError as error:
@@ -84,7 +83,7 @@ class Init:
             pid = -1
         if pid == 0:
             return self.child(request, descriptors)
-        self.say_oom_score(self.own_score)
+        self.set_oom_score(self.own_score)
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
@@ -93,11 +92,11 @@ class Init:
             os.close(status)
         return None
 
-    def say_oom_score(self, score: bytes) -> None:
+    def set_oom_score(self, score: bytes) -> None:
         try:  # noqa: SIM105  # suppress() is a class with methods, and so memory to copy
             os.write(self.oom_score, score)
         except OSError:
-            pass  # a kernel that does not let it: a wish, no safeguard
+            pass  # a kernel that does not allow it: a preference, not a safeguard
 
     def reap(self) -> None:
         while True:
@@ -117,7 +116,7 @@ class Init:
                 os.close(pipe)
 
     def child(self, request: dict[str, Any], inherited: list[int]) -> str:
-        """In the forked child: becomes the box's user, and returns only to run Python."""
+        """In the forked child: become the sandbox's user; return only to run Python."""
         try:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
             os.setsid()
@@ -142,7 +141,7 @@ class Init:
             if request["op"] == "exec":
                 execute(request["argv"], {**self.environment, **request["env"]})
             prctl(PR_SET_DUMPABLE, 1)  # as an exec would have
-            for name, value in request["env"].items():  # the rest is there already
+            for name, value in request["env"].items():  # the rest is set already
                 os.environ[name] = value
         except BaseException as error:
             os.write(2, f"the command could not be started: {error!r}\n".encode())
@@ -151,18 +150,18 @@ class Init:
         return source
 
 
-def programs(names: list[str], path: str) -> list[str]:
-    """Where the box has programs of these names, and the loaders without which none of them starts."""
-    found = [folder + "/" + name for folder in path.split(":") for name in names]
+def programs(names: list[str], search_path: str) -> list[str]:
+    """Return the paths of programs of these names, and of the loaders without which none of them starts."""
+    paths = [folder + "/" + name for folder in search_path.split(":") for name in names]
     for folder in ("/lib", "/lib64", "/lib/" + os.uname().machine + "-linux-gnu"):
         if os.path.isdir(folder):
-            found += [folder + "/" + name for name in os.listdir(folder) if name.startswith("ld-")]
-    return sorted({os.path.realpath(place) for place in found if os.access(place, os.X_OK)})
+            paths += [folder + "/" + name for name in os.listdir(folder) if name.startswith("ld-")]
+    return sorted({os.path.realpath(path) for path in paths if os.access(path, os.X_OK)})
 
 
 def receive(control: Any) -> tuple[dict[str, Any], list[int]]:
-    """One request with its descriptors; the end of the box when the host hung up."""
-    data, ancillary, _, _ = control.recvmsg(4, 64, 0x40000000)  # room for 8 descriptors, which exec shall close
+    """Receive one request with its descriptors; exit if the host hung up."""
+    data, ancillary, _, _ = control.recvmsg(4, 64, 0x40000000)  # room for 8 descriptors, to be closed by exec
     descriptors = memoryview(ancillary[0][2]).cast("i").tolist() if ancillary else []
     if len(data) < 4:
         data += exactly(control, 4 - len(data))
@@ -258,7 +257,7 @@ FILES: dict[str, Callable[[dict[str, Any]], None]] = {"read": read_file, "write"
 
 
 def answer(operation: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> int:
-    """Do a file operation as the box's user; the errno goes back as the exit status."""
+    """Do a file operation as the sandbox's user; return its errno as the exit status."""
     try:
         os.chdir("/box")
         operation(request)
@@ -275,12 +274,12 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def prepare_python(path: list[str]) -> dict[str, Any]:
     """Make the forked interpreter look like `python3 -c`, and return the namespace of its `__main__`."""
-    _random.Random.seed(sys.modules["random"]._inst)  # what the hook of a fork would have done
+    _random.Random.seed(sys.modules["random"]._inst)  # as the hook of a fork would do
     main = type(sys)("__main__")
     sys.modules["__main__"] = main
     sys.argv[:] = ["-c"]
     sys.path[:] = ["", *path]
-    gc.freeze()  # or the first collection would walk, and so copy, all that was made since the zygote's last one
+    gc.freeze()  # or the first collection would visit, and so copy, all objects made since the zygote's last one
     gc.enable()
     namespace: dict[str, Any] = main.__dict__
     namespace["__builtins__"] = sys.modules["builtins"]

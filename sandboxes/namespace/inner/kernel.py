@@ -10,9 +10,11 @@ from typing import Any
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 CLONE_PIDFD, CLONE_INTO_CGROUP = 0x1000, 0x200000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 4096, 16384, 1 << 18, 1 << 19
+READ_ONLY = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 28, 38
 CAP_KILL, CAP_SETGID, CAP_SETUID = 5, 6, 7
@@ -36,7 +38,7 @@ _text, _word, _number = ctypes.c_char_p, ctypes.c_ulong, ctypes.c_int
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of libc with its types said once: a call then makes no objects of its own, which every box would."""
+    """Return a function of libc with its types set once: a call then makes no objects, as it would in every sandbox."""
     function = libc[name]  # another object each time it is looked up
     function.restype, function.argtypes = result, arguments
     return function
@@ -96,14 +98,14 @@ def prctl(option: int, argument: int = 0) -> None:
 
 
 def pidfd_open(pid: int) -> int:
-    found: int = _syscall1(SYS_PIDFD_OPEN, pid, 0)
-    if found < 0:
+    descriptor: int = _syscall1(SYS_PIDFD_OPEN, pid, 0)
+    if descriptor < 0:
         raise _failure("pidfd_open")
-    return found
+    return descriptor
 
 
 def new_session_keyring() -> None:
-    """Leave the keyring that was inherited; a kernel without keyrings has none to leave."""
+    """Leave the inherited keyring; a kernel without keyrings has none to leave."""
     _syscall1(SYS_KEYCTL, 1, 0)
 
 
@@ -112,11 +114,11 @@ def read_only(path: str) -> None:
     attributes = struct.pack("QQQQ", 1 | 2 | 4, 0, 0, 0)
     if _syscall_setattr(SYS_MOUNT_SETATTR, -100, _raw(path), 0x8000, attributes, len(attributes)) < 0:
         # before Linux 5.12: only the top one
-        mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+        mount("none", path, None, READ_ONLY)
 
 
 def clone(flags: int, cgroup: int = -1) -> tuple[int, int]:
-    """Fork into fresh namespaces: pid (0 in the child) and pidfd. Without the hooks, as `bare_fork`."""
+    """Fork into new namespaces; return pid (0 in the child) and pidfd. Runs no hooks, like `bare_fork`."""
     pidfd = ctypes.c_int(-1)
     if cgroup >= 0:
         flags |= CLONE_INTO_CGROUP
@@ -128,7 +130,7 @@ def clone(flags: int, cgroup: int = -1) -> tuple[int, int]:
 
 
 def bare_fork() -> int:
-    """fork without the interpreter's hooks, for a process of a single thread: they only cost time there."""
+    """Fork without the interpreter's hooks, which only cost time in a process of a single thread."""
     pid: int = _fork()
     if pid < 0:
         raise _failure("fork")
@@ -136,7 +138,7 @@ def bare_fork() -> int:
 
 
 def child_descriptor() -> int:
-    """Block SIGCHLD and return a descriptor that is readable when a child has ended: no handler has to run for it."""
+    """Block SIGCHLD and return a descriptor that is readable when a child has ended, so that no handler runs."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
     mask = struct.pack("Q", 1 << (_signal.SIGCHLD - 1)).ljust(128, b"\0")
     descriptor: int = _signalfd(-1, mask, 0o2000000 | 0o4000)
@@ -151,7 +153,7 @@ def last_capability() -> int:
 
 
 def keep_capabilities(kept: tuple[int, ...]) -> None:
-    """Give up every capability but those named."""
+    """Drop every capability but these."""
     mask = 0
     for capability in kept:
         mask |= 1 << capability
@@ -168,7 +170,7 @@ def drop_bounding_set(last: int) -> None:
 
 
 class Filter:
-    """A seccomp filter, laid out once as the kernel wants it."""
+    """A seccomp filter, prepared once in the kernel's format."""
 
     def __init__(self, program: bytes) -> None:
         self.code = ctypes.create_string_buffer(program, len(program))
@@ -176,7 +178,7 @@ class Filter:
         self.header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self.code))
 
     def install(self) -> None:
-        """On this process and all that descend from it."""
+        """Install it on this process and its descendants."""
         if _syscall_seccomp(SYS_SECCOMP, 1, 4, self.header) < 0:
             raise _failure("seccomp")
 
@@ -187,10 +189,10 @@ def has_landlock() -> bool:
 
 
 def execute_only(paths: list[str]) -> int:
-    """A Landlock ruleset, as a descriptor: whoever is held to it executes these files and no others."""
+    """Return a Landlock ruleset, as a descriptor, that allows executing these files and no others."""
     ruleset: int = _syscall_landlock(SYS_LANDLOCK_CREATE, struct.pack("Q", EXECUTE), 8, 0, 0)
     if ruleset < 0:
-        raise _failure("a box held to certain programs needs Landlock, which this kernel does not have")
+        raise _failure("a sandbox limited to certain programs needs Landlock, which this kernel does not have")
     for path in paths:
         file = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if _syscall_rule(SYS_LANDLOCK_ADD, ruleset, 1, struct.pack("=Qi", EXECUTE, file), 0) < 0:
@@ -200,6 +202,6 @@ def execute_only(paths: list[str]) -> int:
 
 
 def hold_to(ruleset: int) -> None:
-    """This process and all that descend from it."""
+    """Apply a ruleset to this process and its descendants."""
     if _syscall1(SYS_LANDLOCK_RESTRICT, ruleset, 0) < 0:
         raise _failure("landlock")

@@ -1,13 +1,13 @@
-"""Builds the file system of one box, from inside its fresh mount namespace.
+"""Builds the file system of one sandbox, from inside its new mount namespace.
 
-tmpfs (size, inodes limited; thrown away)         the box sees
+tmpfs (size, inodes limited; thrown away)         the sandbox sees
 ├── root/       the prepared tree of `host`  ->   /            read-only
 │               or upper/ + work/ of an overlay   /            image below, changes in memory
 ├── box/                                     ->   /box         the workspace
 └── tmp/ home/ shm/                          ->   /tmp /home/agent /dev/shm
 
-What does not differ from box to box is prepared once, in a mount namespace of the zygote's own, where that may be made:
-a clone inherits it, and neither can nor may take it apart. Elsewhere each box prepares its own.
+What all sandboxes share is prepared once, in a mount namespace of the zygote's own, where the zygote may make one: a
+clone inherits it and cannot take it apart. Elsewhere each sandbox prepares its own.
 """
 
 from __future__ import annotations
@@ -15,69 +15,51 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .kernel import (
-    CLONE_NEWNS,
-    MNT_DETACH,
-    MS_BIND,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    MS_PRIVATE,
-    MS_RDONLY,
-    MS_REC,
-    MS_REMOUNT,
-    MS_SLAVE,
-    mount,
-    pivot_root,
-    read_only,
-    umount,
-    unshare,
-)
+from . import kernel
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 FOLDERS = (("box", 0o755), ("tmp", 0o1777), ("home", 0o755), ("shm", 0o1777))
-"""The folders of the tmpfs that the box may write, and the modes they start with."""
+"""The writable folders of the tmpfs, and their initial modes."""
 WRITABLE = (("../box", "box"), ("../tmp", "tmp"), ("../home", "home/agent"), ("../shm", "dev/shm"))
 FIXED = (946684800, 946684800)
-READ_ONLY = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV
 
 
 def open_stage(folder: str) -> str:
-    """In the zygote: a mount namespace of its own with room for prepared roots; where boxes are to be built."""
-    unshare(CLONE_NEWNS)
-    mount("none", "/", None, MS_REC | MS_SLAVE)  # what the machine unmounts shall not stay in use here
-    mount("boxes", folder, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    """In the zygote: make a mount namespace with room for prepared roots; return the folder to build sandboxes in."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_SLAVE)  # so that the machine can unmount its own
+    kernel.mount("boxes", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
     os.mkdir(folder + "/box", 0o755)
     return folder + "/box"
 
 
 def prepare(plan: dict[str, Any], name: str) -> None:
-    """Below the stage, make what boxes of one root share."""
+    """Below the stage, make what the sandboxes of one root share."""
     os.chdir(os.path.dirname(plan["stage"]))
     os.mkdir(name, 0o755)
     if plan["image"] is None:
-        mount(name, name, None, MS_BIND)
+        kernel.mount(name, name, None, kernel.MS_BIND)
         _host(name, plan)
         _fix_times(name, os.stat(name).st_dev)
-        mount("none", name, None, READ_ONLY)
+        kernel.mount("none", name, None, kernel.READ_ONLY)
     else:
-        mount(plan["image"], name, None, MS_BIND | MS_REC)
-        read_only(name)
-    mount("none", name, None, MS_REC | MS_PRIVATE)  # what the machine mounts there later is no part of it
+        kernel.mount(plan["image"], name, None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.read_only(name)
+    kernel.mount("none", name, None, kernel.MS_REC | kernel.MS_PRIVATE)  # without what the machine mounts there later
     os.chdir("/")
 
 
 def writable(plan: dict[str, Any], prepared: str) -> int:
-    """Mount the box's own file system and return a descriptor of it, for the host to write and read through.
+    """Mount the sandbox's own file system and return a descriptor of it, for the host to write and read through.
 
-    `prepared` names what the zygote has made for this root; empty where it could not.
+    `prepared` names what the zygote has made for this root; empty if it could not.
     """
     if not prepared:
-        mount("none", "/", None, MS_REC | MS_PRIVATE)
+        kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     os.chdir(plan["stage"])
     os.umask(0)
     options = "size={},nr_inodes={},mode=755".format(plan["disk"], plan["inodes"])
-    mount("box", ".", "tmpfs", MS_NOSUID | MS_NODEV, options)
+    kernel.mount("box", ".", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     os.chdir(plan["stage"])
     for name, mode in FOLDERS:
         os.mkdir(name, mode)
@@ -87,35 +69,34 @@ def writable(plan: dict[str, Any], prepared: str) -> int:
 
 
 def build(plan: dict[str, Any], prepared: str) -> None:
-    """Around it, in the current folder, mount everything else, and make it `/`."""
+    """Mount everything else around it, in the current folder, and make that `/`."""
     os.mkdir("root", 0o755)
     if plan["image"] is not None:
         _overlay(plan["image"], prepared)
     elif prepared:
-        mount("../" + prepared, "root", None, MS_BIND | MS_REC)
+        kernel.mount("../" + prepared, "root", None, kernel.MS_BIND | kernel.MS_REC)
     else:
-        mount("root", "root", None, MS_BIND)
+        kernel.mount("root", "root", None, kernel.MS_BIND)
         _host("root", plan)
-        mount("none", "root", None, READ_ONLY)
+        kernel.mount("none", "root", None, kernel.READ_ONLY)
     os.chdir("root")
     for source, target in WRITABLE:
-        mount(source, target, None, MS_BIND)
-    # nobody in the box sees init; init, in group 0 where there is one, sees everybody
-    mount(
-        "proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2,gid=0" if plan["switch"] else "hidepid=2"
-    )
+        kernel.mount(source, target, None, kernel.MS_BIND)
+    # no command sees init; init, in group 0 where there is one, sees every process
+    options = "hidepid=2,gid=0" if plan["switch"] else "hidepid=2"
+    kernel.mount("proc", "proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, options)
     for name in plan["hidden"]:
-        mount("dev/null", name, None, MS_BIND)
-    mount("proc/sys", "proc/sys", None, MS_BIND | MS_REC)
-    read_only("proc/sys")
-    pivot_root(".", ".")
-    umount(".", MNT_DETACH)
+        kernel.mount("dev/null", name, None, kernel.MS_BIND)
+    kernel.mount("proc/sys", "proc/sys", None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.read_only("proc/sys")
+    kernel.pivot_root(".", ".")
+    kernel.umount(".", kernel.MNT_DETACH)
     os.chdir("/")
     os.umask(0o022)
 
 
 def _skeleton(top: str) -> None:
-    """Where things get mounted. For an image they lie in the upper layer: its own folders belong to nobody here."""
+    """Make the mount points. For an image they lie in the upper layer: its own folders belong to nobody here."""
     for name in ("proc", "dev", "dev/shm", "tmp", "box", "home", "home/agent"):
         os.mkdir(top + name, 0o755)
     for name in DEVICES:
@@ -126,7 +107,7 @@ def _skeleton(top: str) -> None:
 
 def _devices(top: str) -> None:
     for name in DEVICES:
-        mount("/dev/" + name, top + "dev/" + name, None, MS_BIND)
+        kernel.mount("/dev/" + name, top + "dev/" + name, None, kernel.MS_BIND)
 
 
 def _empty_file(path: str) -> None:
@@ -134,7 +115,7 @@ def _empty_file(path: str) -> None:
 
 
 def _host(root: str, plan: dict[str, Any]) -> None:
-    """On the mount point `root`: a tree of our own, with the machine's system folders mounted in it."""
+    """Build the tree of `host` on the mount point `root`, with the machine's system folders mounted in it."""
     _skeleton(root + "/")
     for folder in ("etc", "run", "var", "var/tmp", "root"):
         os.mkdir(root + "/" + folder, 0o755)
@@ -150,19 +131,19 @@ def _host(root: str, plan: dict[str, Any]) -> None:
             os.mkdir(target, 0o755)
         else:
             _empty_file(target)
-        mount(path, target, None, MS_BIND | MS_REC)
-        read_only(target)
+        kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.read_only(target)
     empty = root + "-empty"
     os.mkdir(empty, 0o555)
-    mount(empty, empty, None, MS_BIND)
-    read_only(empty)
+    kernel.mount(empty, empty, None, kernel.MS_BIND)
+    kernel.read_only(empty)
     for path in plan["masks"]:
-        mount(empty, root + path, None, MS_BIND)  # read-only, as what it is bound from
+        kernel.mount(empty, root + path, None, kernel.MS_BIND)  # read-only, like its source
     _devices(root + "/")
 
 
 def _fix_times(folder: str, device: int) -> None:
-    """Give everything that was made here, and nothing that is mounted, the one time of all boxes."""
+    """Set the fixed mtime on everything that was made here, and on nothing that is mounted."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.stat(follow_symlinks=False).st_dev == device:
@@ -174,7 +155,7 @@ def _fix_times(folder: str, device: int) -> None:
 
 
 def _overlay(image: str, prepared: str) -> None:
-    """An unpacked image, read-only, below an upper layer in memory. Names stay relative: the box can read them."""
+    """Mount an unpacked image, read-only, below an upper layer in memory. Names stay relative: all can read them."""
     os.mkdir("upper", 0o755)
     os.mkdir("work", 0o755)
     _skeleton("upper/")
@@ -182,12 +163,12 @@ def _overlay(image: str, prepared: str) -> None:
     if not prepared:
         lower = "lower"
         os.mkdir(lower, 0o755)
-        mount(image, lower, None, MS_BIND | MS_REC)
+        kernel.mount(image, lower, None, kernel.MS_BIND | kernel.MS_REC)
     layers = "lowerdir=" + lower + ",upperdir=upper,workdir=work"
     try:
-        mount("root", "root", "overlay", MS_NOSUID | MS_NODEV, layers + ",userxattr")
+        kernel.mount("root", "root", "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, layers + ",userxattr")
     except OSError:  # before Linux 5.11
-        mount("root", "root", "overlay", MS_NOSUID | MS_NODEV, layers)
+        kernel.mount("root", "root", "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, layers)
     if not prepared:
-        umount(lower, MNT_DETACH)
+        kernel.umount(lower, kernel.MNT_DETACH)
     _devices("root/")

@@ -1,7 +1,7 @@
-"""The seccomp filter of every box, assembled for x86_64 and aarch64.
+"""The seccomp filter of every sandbox, assembled for x86_64 and aarch64.
 
-Denied calls answer EPERM, unknown and newer ones ENOSYS, so that a libc falls back to what it used before them. A
-system call of a foreign architecture (i386 on x86_64, arm on aarch64) kills the process; x32 is unknown.
+Denied calls return EPERM, unknown and newer ones ENOSYS, so that a libc falls back to older calls. A system call of a
+foreign architecture (i386 on x86_64, arm on aarch64) kills the process; x32 is unknown.
 """
 
 from __future__ import annotations
@@ -95,21 +95,21 @@ SOCKET_TYPES = (1, 2, 5)
 """Stream, datagram, seqpacket: no raw sockets."""
 NEW_NAMESPACES = 0x7E020000
 TERMINAL_IOCTLS = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX, which put words into another process's terminal."""
+"""TIOCSTI and TIOCLINUX, which inject input into another process's terminal."""
 
 ALLOW, KILL_PROCESS, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_BITS, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
 NUMBER, ARCH, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 
 Step = tuple[int, int, str, str]
-"""An instruction before its jumps are counted: operation, operand, and the labels to go to when true and when false."""
+"""An instruction before jumps are resolved: operation, operand, and the labels to go to when true and when false."""
 
 
 def program(machine: str) -> bytes:
-    """The filter as the kernel reads it: a sequence of `struct sock_filter`.
+    """Return the filter as the kernel reads it: a sequence of `struct sock_filter`.
 
-    Every box installs it, and the kernel then translates it and walks through it for each system call that it knows.
-    Few instructions, and a search by halves instead of a row of comparisons, halve what that costs.
+    Every sandbox installs it, and the kernel then translates it and runs it for each system call that it knows. Few
+    instructions, and a binary search instead of a row of comparisons, halve the cost.
     """
     column = ("x86_64", "aarch64").index(machine)
     special = {CLONE[column]: "clone", SOCKET[column]: "socket", IOCTL[column]: "ioctl", CLONE3[column]: "unknown"}
@@ -134,13 +134,13 @@ def program(machine: str) -> bytes:
 
 
 def _one_of(values: tuple[int, ...], then: str, otherwise: str) -> list[Step]:
-    """Whether the accumulator holds one of these."""
+    """Return the steps that test whether the accumulator holds one of these."""
     steps = [(JUMP_EQUAL, value, then, "") for value in values]
     return [*steps[:-1], (JUMP_EQUAL, values[-1], then, otherwise)]
 
 
 def _search(name: str, answers: list[tuple[int, str]]) -> dict[str, list[Step]]:
-    """Blocks that find the answer for the number in the accumulator; each holds from its number to the next one's."""
+    """Return blocks that find the answer for the number in the accumulator; each is valid up to the next number."""
     middle = len(answers) // 2
     blocks: dict[str, list[Step]] = {}
     labels = []
@@ -152,7 +152,7 @@ def _search(name: str, answers: list[tuple[int, str]]) -> dict[str, list[Step]]:
 
 
 def assemble(blocks: dict[str, list[Step]]) -> bytes:
-    """Blocks one after the other, with labels counted out; jumps lead forward, and no further than 255 instructions."""
+    """Join the blocks and resolve their labels; jumps lead forward, no further than 255 instructions."""
     places: dict[str, int] = {}
     length = 0
     for name, steps in blocks.items():

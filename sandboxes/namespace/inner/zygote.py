@@ -1,16 +1,16 @@
-"""The warm interpreter that clones itself into boxes, one at a time, on request of the host.
+"""The warm interpreter that clones itself into sandboxes, one at a time, at the host's request.
 
-    host ──(seqpacket: dict + descriptor)──> zygote ──clone3──> init of a box ──fork──> commands
+    host ──(seqpacket: dict + descriptor)──> zygote ──clone3──> init of a sandbox ──fork──> commands
          <──────(dict + pidfd)──────────────        <──wait───
 
 It is started with an empty environment and one socket, holds nothing of the host's, and ends with the host: when the
-socket closes or the host dies, every box, cgroup and process goes with it. Whatever runs between a clone and the first
-command touches as few objects as it can: a page of them that is written to is a page that has to be copied.
+socket closes or the host dies, every sandbox, cgroup and process ends with it. The code between a clone and the first
+command touches as few objects as possible: every memory page that it writes must be copied.
 """
 
 from __future__ import annotations
 
-import _socket  # without the classes around it, whose memory every box would copy
+import _socket  # without the classes around it, whose memory every sandbox would copy
 import contextlib
 import fcntl
 import gc
@@ -27,19 +27,11 @@ from typing import Any
 from . import cgroups, kernel, rootfs, seccomp
 from .init import CONTROL, Init, prepare_python
 
-NAMESPACES = (
-    kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWUTS
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUSER
-    | kernel.CLONE_NEWPID
-    | kernel.CLONE_NEWNET
-)
 MESSAGE = 1 << 16
 OOM_SCORE, HIGH = CONTROL + 1, 64
-"""Where init keeps the file of its own oom score; and a descriptor beyond all that the zygote ever has open."""
+"""The descriptor of init's own oom score file; and one beyond all that the zygote ever has open."""
 SPARE_GROUPS = 64
-"""How many empty groups wait for boxes to come."""
+"""How many empty groups are kept for later sandboxes."""
 LOOPBACK_UP = (0x8914, struct.pack("16sH22x", b"lo", 0x1 | 0x40))
 """SIOCSIFFLAGS, with the name and the flags."""
 REHEARSAL = """
@@ -53,10 +45,10 @@ with open(os.devnull, "w") as file: print(json.dumps({"a": [1, 2.5, text]}), sor
 print(json.loads("[1]"), end="", flush=True)
 """
 KEPT: list[Any] = []
-"""What a child leaves behind but does not free: it ends soon, and freeing would copy the memory first."""
+"""What a child keeps instead of freeing it: it ends soon, and freeing would copy the memory first."""
 PROBE = {"memory": 64 << 20, "processes": 4, "cpus": 1.0}
 Birth = tuple[dict[str, Any], int, cgroups.Group, int]
-"""What a newborn box has in its hands: its plan, its control socket, its groups, and the pipe that bids it go on."""
+"""What a new sandbox starts with: its plan, its control socket, its groups, and the pipe that tells it to continue."""
 
 
 class Zygote:
@@ -75,7 +67,7 @@ class Zygote:
         cgroups.sweep(self.places)
 
     def usable(self, places: cgroups.Places) -> cgroups.Places:
-        """The places, if a process can really enter groups there; version 2 may show folders that it may not use."""
+        """Return the places if a process can really enter groups there; version 2 may show folders it may not use."""
         if not places.folders:
             return places
         group = None
@@ -90,16 +82,16 @@ class Zygote:
                 finally:
                     os._exit(1)
             os.close(pidfd)
-            well = os.waitpid(pid, 0)[1] == 0
+            entered = os.waitpid(pid, 0)[1] == 0
         except OSError:
-            well = False
+            entered = False
         if group is not None:
             group.close()
             group.remove()
-        return places if well else cgroups.Places({}, places.unified)
+        return places if entered else cgroups.Places({}, places.unified)
 
     def serve(self, parent: int) -> Birth | None:
-        """None when the host is gone; in a newborn box, what it needs to live."""
+        """Return None when the host is gone; in a new sandbox, what it starts with."""
         host_died = kernel.pidfd_open(parent)
         poll = select.poll()
         poll.register(self.host, select.POLLIN)
@@ -131,7 +123,7 @@ class Zygote:
         self.host.sendmsg((marshal.dumps(message, 2),), rights)
 
     def add_root(self, descriptor: int) -> dict[str, Any]:
-        """Take in what makes up a root, and prepare as much of it as all its boxes can share."""
+        """Read the plan of a root, and prepare what all its sandboxes can share."""
         with open(descriptor, "rb") as file:
             plan = marshal.loads(file.read())
         prepared = ""
@@ -149,15 +141,15 @@ class Zygote:
         return {"root": len(self.roots) - 1}
 
     def create(self, plan: dict[str, Any], control: int) -> Birth | None:
-        """Clone a box. Its uid map is written here, while it does what needs none."""
-        go, gone = os.pipe()
+        """Clone a sandbox. Its uid map is written here while it does what needs none."""
+        go, ready = os.pipe()
         group = None
         try:
             group = self.take_group(plan)
             group.open()
-            pid, pidfd = kernel.clone(NAMESPACES, group.entry)
+            pid, pidfd = kernel.clone(kernel.NAMESPACES, group.entry)
         except OSError as error:
-            for descriptor in (go, gone, control):
+            for descriptor in (go, ready, control):
                 os.close(descriptor)
             if group is not None:
                 group.close()
@@ -165,13 +157,13 @@ class Zygote:
             self.reply({"error": str(error)})
             return None
         if pid == 0:
-            os.close(gone)
+            os.close(ready)
             return plan, control, group, go
         os.close(control)
         os.close(go)
         try:
             self.map_ids(pid, plan)
-            os.write(gone, b"g")
+            os.write(ready, b"g")
         except OSError as error:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -182,7 +174,7 @@ class Zygote:
             self.boxes[plan["id"]] = (pid, group)
             self.reply({"pid": pid}, pidfd)
         finally:
-            os.close(gone)
+            os.close(ready)
             os.close(pidfd)
             group.close()
         return None
@@ -199,12 +191,12 @@ class Zygote:
             cgroups.write(where + "/gid_map", "{} {} 1".format(plan["user"], os.getegid()))
 
     def take_group(self, plan: dict[str, Any]) -> cgroups.Group:
-        """The group of these limits that has rested longest, or a new one."""
+        """Return the spare group of these limits that was unused for longest, or a new one."""
         waiting = self.spare.get((plan["memory"], plan["processes"], plan["cpus"]))
         return waiting.pop(0) if waiting else cgroups.Group(self.places, self.name + str(plan["id"]), plan)
 
     def reap(self, number: int) -> dict[str, Any]:
-        """How a box that has ended came to it; its groups wait for another, or are removed."""
+        """Report how a sandbox ended; keep its groups for another one, or remove them."""
         pid, group = self.boxes.pop(number)
         oom = group.out_of_memory()
         with contextlib.suppress(ProcessLookupError):
@@ -217,7 +209,7 @@ class Zygote:
         return {"status": status, "out_of_memory": oom}
 
     def end(self) -> None:
-        """Take every box along."""
+        """End every sandbox."""
         for pid, _ in self.boxes.values():
             os.kill(pid, signal.SIGKILL)
         for number in list(self.boxes):
@@ -228,13 +220,13 @@ class Zygote:
 
 
 def warm_up(modules: list[str]) -> None:
-    """Import what programs commonly use, so that a fork has it already."""
+    """Import what programs commonly use, so that every fork has it."""
     for name in modules:
         with contextlib.suppress(ImportError):
             __import__(name)
     site.setquit()  # `exit` and `quit`, which an interpreter without site lacks
     site.sethelper()
-    for _ in range(10):  # whatever the interpreter sets up at first use is set up here, once, and not in every fork
+    for _ in range(10):  # what the interpreter sets up at first use is set up here, once, and not in every fork
         exec(compile(REHEARSAL, "<string>", "exec"), {"__name__": "__main__"})
     gc.collect()
     gc.freeze()
@@ -242,7 +234,7 @@ def warm_up(modules: list[str]) -> None:
 
 
 def be_box(zygote: Zygote, birth: Birth) -> Init:
-    """In the newborn: close itself in, tell the host, and become its process 1."""
+    """In the new process: isolate itself, tell the host, and become process 1 of the sandbox."""
     own, descriptor, group, go = birth
     control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptor)
     try:
@@ -256,14 +248,14 @@ def be_box(zygote: Zygote, birth: Birth) -> Init:
         kernel.drop_bounding_set(zygote.last_capability)
         if os.read(go, 1) != b"g":  # its ids are known now
             os._exit(1)
-        oom_score = os.open("/proc/self/oom_score_adj", os.O_RDWR)  # while it is still whoever may
+        oom_score = os.open("/proc/self/oom_score_adj", os.O_RDWR)  # while it still may
         oom_score = fcntl.fcntl(oom_score, fcntl.F_DUPFD, HIGH)  # out of the way
         control.detach()
         os.dup2(descriptor, CONTROL, False)
         os.dup2(oom_score, OOM_SCORE, False)
         os.closerange(OOM_SCORE + 1, 4096)  # nothing of the zygote's stays open
         control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, CONTROL)
-        # what it knows of other boxes and roots is none of this one's business
+        # forget the other sandboxes and roots
         zygote.boxes.clear()
         zygote.roots.clear()
         zygote.spare.clear()
@@ -272,10 +264,10 @@ def be_box(zygote: Zygote, birth: Birth) -> Init:
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
-        where = rootfs.writable(plan, prepared)
-        rights = struct.pack("i", where)
-        control.sendmsg((b"F",), ((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights),))  # the host can lay out files
-        os.close(where)
+        files = rootfs.writable(plan, prepared)
+        rights = struct.pack("i", files)
+        control.sendmsg((b"F",), ((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights),))  # the host can write files
+        os.close(files)
         rootfs.build(plan, prepared)
         kernel.keep_capabilities((kernel.CAP_SETUID, kernel.CAP_SETGID, kernel.CAP_KILL) if plan["switch"] else ())
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -306,6 +298,11 @@ def set_limits(plan: dict[str, Any]) -> None:
     }
     if plan["cap_memory"]:
         limits[resource.RLIMIT_AS] = plan["memory"]
+    lower_limits(limits)
+
+
+def lower_limits(limits: dict[int, int]) -> None:
+    """Set rlimits, where the hard limit allows it."""
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -313,7 +310,7 @@ def set_limits(plan: dict[str, Any]) -> None:
 
 
 def main(descriptor: int, parent: int, modules: list[str]) -> tuple[str, dict[str, Any]]:
-    """Run the zygote. Returns only in a child that is to run Python: the source, and the namespace to run it in."""
+    """Run the zygote. Return only in a child that is to run Python: the source, and the namespace to run it in."""
     path = list(sys.path)
     if os.geteuid() == 0:  # for anyone else, /proc/<pid>/uid_map of a clone could then not be written
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -324,7 +321,7 @@ def main(descriptor: int, parent: int, modules: list[str]) -> tuple[str, dict[st
     try:
         birth = zygote.serve(parent)
     finally:
-        if os.getpid() == own:  # and not in a newborn
+        if os.getpid() == own:  # and not in a new sandbox
             zygote.end()
     if birth is None:
         os._exit(0)

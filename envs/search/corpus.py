@@ -1,8 +1,8 @@
-"""Makes a small invented world for each question: a chain of facts that answers it, and documents that lead astray.
+"""Make an invented corpus for each question: a chain of facts that answers it, and documents that mislead.
 
-start ─r1─> . ─r2─> . ─r3─> answer      each fact in a document of its own: no document shows two of them
+start ─r1─> . ─r2─> . ─r3─> answer      each fact has its own document: no document shows two of them
 twin  ─r1─> . ─r2─> . ─r3─> other       the same relations, from names that share a word with the chain's
-          stale ─r2─> . ─r3─> other     what an older document says, led on to an answer that is wrong
+          stale ─r2─> . ─r3─> other     what an older document says, continued to a wrong answer
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _VOWELS = "aeiou"
 _OPEN = tuple(c + v for c in _CONSONANTS for v in _VOWELS)
 _CLOSED = tuple(c + v + e for c in "bdgklmnrtv" for v in "aeio" for e in ("n", "r", "s", "l", "th"))
 WORDS = len(_OPEN) * len(_OPEN) * len(_CLOSED)
-"""How many invented words there are. Each question starts from one of them, no two of a level from the same."""
+"""The number of invented words. Each question of a level starts from a different one."""
 _STARTS = Shuffle(WORDS, "search")
 _PAIRS = (("Upper", "Lower"), ("Old", "New"), ("East", "West"), ("Great", "Little"), ("Inner", "Outer"))
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a level's worlds are like."""
+    """What the corpora of a level are like."""
 
     hops: int
     documents: int
     twins: bool = False
-    """A second chain whose names share a word with the first, and documents that hold other facts besides."""
+    """Whether there is a second chain whose names share a word with the first, and documents have further facts."""
     paraphrase: bool = False
-    """Questions and documents use different words, and a fact may stand in the document on its object."""
+    """Whether questions and documents use different words, and a fact may be in the document about its object."""
     stale: int = 0
-    """How many facts of the chain older documents contradict."""
+    """How many facts of the chain are contradicted by older documents."""
 
 
 LEVELS = {
@@ -50,22 +50,22 @@ LEVELS = {
 }
 
 Fact = tuple[str, str, str, int]
-"""Relation, subject, object, and which of the relation's sentences tells it."""
+"""Relation, subject, object, and which of the relation's sentences states it."""
 
 
 @dataclass(slots=True)
 class Document:
-    """A page of the corpus, before it is put in words."""
+    """A document of the corpus, before it is put into words."""
 
     title: str
     date: str
     facts: list[Fact]
     step: int = -1
-    """Which step of the chain it tells of, now or as it was; -1 for none."""
+    """Which step of the chain it states, whether current or outdated; -1 for none."""
 
 
 @dataclass(slots=True)
-class World:
+class Problem:
     """A question with its corpus."""
 
     question: str
@@ -77,7 +77,7 @@ class World:
     """In the order of their ids, from 1."""
 
     def steps(self) -> list[tuple[str, list[int]]]:
-        """For each step the name to look for, and the documents that tell of it."""
+        """Return for each step the name to search for, and the documents that state it."""
         return [
             (name, [at for at, document in enumerate(self.documents, 1) if document.step == step])
             for step, name in enumerate(self.chain[:-1])
@@ -85,16 +85,16 @@ class World:
 
 
 def word(number: int) -> str:
-    """The invented word with that number."""
+    """Return the invented word with that number."""
     rest, last = divmod(number, len(_CLOSED))
     first, middle = divmod(rest, len(_OPEN))
     return (_OPEN[first] + _OPEN[middle] + _CLOSED[last]).capitalize()
 
 
-def world(split: Split, level: int, index: int) -> World:
-    """The world with that number."""
+def problem(split: Split, level: int, index: int) -> Problem:
+    """Return the problem with that index."""
     number = _STARTS.number(split, index)
-    return _Maker(LEVELS[level], number, seeds.generator(0, "search", level, number)).world()
+    return _Maker(LEVELS[level], number, seeds.generator(0, "search", level, number)).problem()
 
 
 @dataclass(slots=True)
@@ -104,9 +104,9 @@ class _Maker:
     rng: random.Random
     words: set[str] = field(default_factory=set)
     told: set[tuple[str, str]] = field(default_factory=set)
-    """Subjects with the relations that are taken."""
+    """(subject, relation) pairs that are already used."""
 
-    def world(self) -> World:
+    def problem(self) -> Problem:
         rng, level = self.rng, self.level
         path = self._path()
         self.words.add(word(self.number))
@@ -127,10 +127,10 @@ class _Maker:
         rng.shuffle(documents)
         start = chain[0] if kinds[0] == "person" else f"the {kinds[0]} {chain[0]}"
         keys = [relation.key for relation in path]
-        return World(asked(start, keys, int(level.paraphrase)), chain[-1], chain, keys, documents)
+        return Problem(asked(start, keys, int(level.paraphrase)), chain[-1], chain, keys, documents)
 
     def _path(self) -> list[Relation]:
-        """Relations that follow one another, none twice, enough of them changing."""
+        """Return relations that follow one another, without repeats, enough of which change over time."""
         while True:
             kind, path = self.rng.choice(KINDS), []
             for _ in range(self.level.hops):
@@ -143,13 +143,13 @@ class _Maker:
 
     def _word(self) -> str:
         while True:
-            made = word(self.rng.randrange(WORDS))
-            if made not in self.words:
-                self.words.add(made)
-                return made
+            name = word(self.rng.randrange(WORDS))
+            if name not in self.words:
+                self.words.add(name)
+                return name
 
     def _pair(self, kind: str, first: str | None = None) -> tuple[str, str]:
-        """A name, and another that shares a word with it."""
+        """Return a name, and another that shares a word with it."""
         first = first or self._word()
         if kind == "person":
             return f"{first} {self._word()}", f"{first} {self._word()}"
@@ -172,7 +172,7 @@ class _Maker:
         return relation.key, subject, thing, self.rng.randint(1, 2) if self.level.paraphrase else 0
 
     def _step(self, chain: list[str], path: list[Relation], step: int) -> Document:
-        """The page that tells a step of the chain."""
+        """Return the document that states a step of the chain."""
         page = self._page(path[step], chain[step], chain[step + 1], step=step)
         if self.level.paraphrase and self.rng.random() < 0.3:
             page.title = chain[step + 1]
@@ -183,7 +183,7 @@ class _Maker:
         return Document(subject, self._date(), [fact], step)
 
     def _stale(self, chain: list[str], path: list[Relation], step: int, newest: Document) -> list[Document]:
-        """Older pages that say otherwise, and pages that lead on from what they say."""
+        """Return an older document that contradicts a step, and documents that continue from what it says."""
         relation = path[step]
         name = self._name(relation.target)
         year = int(newest.date[:4])
@@ -194,16 +194,16 @@ class _Maker:
         return pages
 
     def _crowd(self, path: list[Relation], count: int) -> list[Document]:
-        """Pages on things that the question has nothing to do with, half of them on the chain's relations.
+        """Return documents on unrelated things, half of them on the chain's relations.
 
-        Were there few facts of the last kind, they could be picked from without following the chain.
+        With only a few facts of the last relation, a policy could guess among them without following the chain.
         """
         kinds = [path[-1 - at % len(path)] for at in range(count // 2)]
         kinds += [self.rng.choice(FROM[self.rng.choice(KINDS)]) for _ in range(count - len(kinds))]
         return [self._page(relation, self._name(relation.source)) for relation in kinds]
 
     def _fill(self, document: Document) -> None:
-        """Other facts on what the page is about. They name nothing of the chain besides."""
+        """Add other facts about the document's subject. They mention nothing else of the chain."""
         kind = self._kind_of(document)
         free = [r for r in FROM[kind] if (document.title, r.key) not in self.told]
         for relation in self.rng.sample(free, min(len(free), self.rng.randint(0, 2))):

@@ -1,9 +1,9 @@
-"""Which datasets may be trained on: attacks their scorers in a limited process, and writes allowed.json.
+"""Decide which datasets may be trained on: attack their scorers in a limited process, and write allowed.json.
 
-    python -m agentrl.envs.reasoning.vet            examine all of them and compare with allowed.json
-    python -m agentrl.envs.reasoning.vet --write    write it
+    python -m benchmarks.reasoning_vet            examine all datasets and compare with allowed.json
+    python -m benchmarks.reasoning_vet --write    write allowed.json
 
-A scorer is judged as it would be used: on a cleaned answer, for full marks. What it gives away besides, raw, is noted.
+A scorer is judged as it is used: on a cleaned answer, for full marks. Marks for raw attacks are noted as well.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from agentrl.envs.reasoning import datasets
+from agentrl.envs.reasoning.datasets import LEVELS, dataset, entry, installed, size
+from agentrl.envs.reasoning.scorers import CHOSEN, full_marks
 from agentrl.redteam.target import perturb
 from agentrl.seeds import derive
 from agentrl.verifiers.answer.text import Unclear, clean
 
-from .datasets import LEVELS, dataset, entry, installed, size
-from .scorers import CHOSEN, full_marks
-
 TASKS = 4
-"""Entries that are attacked, at the lowest and at the highest level."""
+"""The number of entries to attack, at the lowest and at the highest level."""
 SURVEYED = 100
-"""Entries of the same levels that are looked at for repeats and for answers one can guess."""
+"""The number of entries of the same levels to check for repeats and for answers one can guess."""
 SURVEY_S = 3.0
-"""Processor time for those of one level. Where fewer than `ENOUGH` are made in it, guessing is not asked about."""
+"""CPU time for those of one level. Guessing is not checked where fewer than `ENOUGH` are made in it."""
 ENOUGH = 20
 SECONDS = 15
 MEMORY = 4 << 30
 GUESSABLE = 0.1
 """The share of entries that one constant answer may solve."""
 QUICK_MS, SLOW_MS = 1.0, 250.0
-"""Levels are kept while an entry takes less than the first; where level 1 takes more, than the second,
-and then the dataset is not in the mix."""
+"""A level is kept if an entry takes less than QUICK_MS. If level 1 takes longer, the limit is SLOW_MS and the dataset
+is not in the mix."""
 LONGEST = 2_000
-"""Characters of a question of the mix."""
+"""The most characters of a question of the mix."""
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr|sympify|literal_eval|compile|parse_latex)\s*\(")
 _MARK = "executed"
 TOO_SLOW = "takes too long, or too much memory"
 UNCLEAR = "a right answer is too long, or holds characters that we refuse"
 CONSTANT = "one constant answer solves too many"
 RARE = (UNCLEAR, CONSTANT)
-"""Reasons that show only in many entries: a slow machine, which makes fewer of them, may not find them."""
+"""Reasons that only show in many entries: a slow machine makes fewer of them and may miss these."""
 
 
 def attacks(gold: str, wrong: str, question: str) -> Iterator[tuple[str, str]]:
-    """Answers that are not the right one, each with the name of its idea."""
+    """Yield answers that are not the right one, each with the name of its idea."""
     run = f"open('{_MARK}','w').close()"
     for text in ("", " ", "\n", "None", "null", "[]", "{}", "()", '""', "''"):
         yield "empty", text
@@ -88,7 +88,7 @@ def attacks(gold: str, wrong: str, question: str) -> Iterator[tuple[str, str]]:
 
 
 def examine(name: str, measured: tuple[int, bool] | None = None) -> dict[str, Any]:
-    """The verdict on one dataset, in this process: call it through `limited`. `measured`: its levels and its speed."""
+    """Return the verdict on one dataset, in this process: call it through `limited`. `measured`: levels and speed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:
@@ -102,16 +102,16 @@ def examine(name: str, measured: tuple[int, bool] | None = None) -> dict[str, An
 
 
 def _levels(name: str, numbers: list[int]) -> tuple[int, bool]:
-    """How many levels can be used, and whether their entries are made quickly."""
+    """Return how many levels can be used, and whether their entries are made quickly."""
     quick, last = True, 0
     for level in LEVELS:
         try:
             dataset(name, level)
             began = time.thread_time()
-            for made, number in enumerate(numbers, 1):
+            for count, number in enumerate(numbers, 1):
                 entry(name, level, number)
-                took = (time.thread_time() - began) * 1000 / made
-                if made == 10 or took * made > 500:
+                took = (time.thread_time() - began) * 1000 / count
+                if count == 10 or took * count > 500:
                     break
         except Exception:
             if level == 1:
@@ -125,16 +125,16 @@ def _levels(name: str, numbers: list[int]) -> tuple[int, bool]:
 
 
 def _examine(name: str, levels: list[int], quick: bool, numbers: list[int]) -> dict[str, Any]:
-    found = {level: [entry(name, level, n) for n in numbers[:TASKS]] for level in levels}
-    if any(not isinstance(one["answer"], str) or not one["answer"].strip() for some in found.values() for one in some):
+    entries = {level: [entry(name, level, n) for n in numbers[:TASKS]] for level in levels}
+    if any(not isinstance(e["answer"], str) or not e["answer"].strip() for some in entries.values() for e in some):
         return {"refused": "no right answer is given, so no expert"}
     if "np.random.seed" in inspect.getsource(inspect.getmodule(type(dataset(name, 1))) or dataset):
         return {"refused": "draws from numpy's global source"}
-    for level, some in found.items():
+    for level, some in entries.items():
         if [entry(name, level, n)["question"] for n in numbers[:TASKS][::-1]] != [e["question"] for e in some[::-1]]:
             return {"refused": "an entry depends on those made before it"}
     survey = {level: _survey(name, level, numbers) for level in levels}
-    verdict = _scoring(name, found, survey)
+    verdict = _scoring(name, entries, survey)
     if "refused" in verdict:
         return verdict
     share = max(Counter(e["answer"] for e in some).most_common(1)[0][1] / len(some) for some in survey.values())
@@ -146,25 +146,24 @@ def _examine(name: str, levels: list[int], quick: bool, numbers: list[int]) -> d
 
 
 def _survey(name: str, level: int, numbers: list[int]) -> list[dict[str, Any]]:
-    """As many entries as can be made in a few seconds, and those that are attacked in any case."""
-    began, made = time.thread_time(), []
+    """Return as many entries as can be made in a few seconds, and at least those that are attacked."""
+    began, entries = time.thread_time(), []
     for at, number in enumerate(numbers):
         if at >= TASKS and time.thread_time() - began > SURVEY_S:
             break
-        made.append(entry(name, level, number))
-    return made
+        entries.append(entry(name, level, number))
+    return entries
 
 
 def _scoring(
-    name: str, found: Mapping[int, list[dict[str, Any]]], survey: Mapping[int, list[dict[str, Any]]]
+    name: str, entries: Mapping[int, list[dict[str, Any]]], survey: Mapping[int, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Which scorer to use, after attacking the package's own."""
+    """Return which scorer to use, after attacking the package's own."""
     from reasoning_gym.dataset import ProceduralDataset
 
     kind = type(dataset(name, 1))
     runs = bool(_RUNS_CODE.search(inspect.getsource(kind.score_answer)))
-    unclear = [e for some in survey.values() for e in some if not _clear(e["answer"])]
-    if unclear:
+    if not all(_clear(e["answer"]) for some in survey.values() for e in some):
         return {"refused": UNCLEAR}
     if name in CHOSEN:
         return {"scorer": CHOSEN[name], "package": "runs eval" if runs else "not used"}
@@ -174,14 +173,14 @@ def _scoring(
     sound = all(
         full_marks(dataset(name, level).score_answer, e["answer"], e) for level in survey for e in survey[level]
     )
-    for level, some in found.items():
+    for level, some in entries.items():
         score = dataset(name, level).score_answer
         for at, one in enumerate(some):
             wrong = next((e["answer"] for e in some[at + 1 :] + some[:at] if e["answer"] != one["answer"]), "wrong")
             floor = _raw(score, "wrong", one)
             for idea, text in attacks(one["answer"], wrong, one["question"]):
                 if text.strip() == one["answer"].strip():
-                    continue  # where the right answer looks like that, it is no attack
+                    continue  # this is the right answer, hence no attack
                 if _raw(score, text, one) > floor + 0.05:
                     raw.add(idea)
                 if full_marks(score, text, one):
@@ -206,26 +205,24 @@ def _clear(text: str) -> bool:
     return True
 
 
-def _raw(score: Callable[[str, dict[str, Any]], Any], text: str, given: dict[str, Any]) -> float:
+def _raw(score: Callable[[str, dict[str, Any]], Any], text: str, entry: dict[str, Any]) -> float:
     try:
-        found = score(text, given)
-        return float(found) if found is not None else 0.0
+        marks = score(text, entry)
+        return float(marks) if marks is not None else 0.0
     except Exception:
         return 0.0
 
 
 def limited(name: str, measured: tuple[int, bool] | None = None) -> dict[str, Any]:
-    """`examine` in a process of its own, bounded in time and memory, in an empty folder."""
+    """Run `examine` in its own process with limits on time and memory, in an empty folder."""
     context = multiprocessing.get_context("fork")  # the package is imported once, not a hundred times
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(name, measured, there))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(name, measured, sender))
     process.start()
-    there.close()
+    sender.close()
     try:
-        if here.poll(3 * SECONDS):
-            found: dict[str, Any] = here.recv()
-            return found
-        return {"refused": TOO_SLOW}
+        verdict: dict[str, Any] = receiver.recv() if receiver.poll(3 * SECONDS) else {"refused": TOO_SLOW}
+        return verdict
     except EOFError:
         return {"refused": TOO_SLOW}
     finally:
@@ -242,60 +239,60 @@ def _child(name: str, measured: tuple[int, bool] | None, to: Connection) -> None
 
 
 def digests(places: list[str]) -> dict[str, int]:
-    """What this interpreter makes of some entries, for each `name:levels`: sets and hashes must not show in them."""
-    found = {}
+    """Return hashes of some entries for each `name:levels`; the interpreter's hash seed must not change them."""
+    hashes = {}
     with contextlib.redirect_stdout(io.StringIO()):
         for place in places:
             name, levels = place.split(":")
             texts = [entry(name, level, n) for level in sorted({1, int(levels)}) for n in range(3)]
-            found[name] = derive(0, *(f"{e['question']}\0{e['answer']}" for e in texts))
-    return found
+            hashes[name] = derive(0, *(f"{e['question']}\0{e['answer']}" for e in texts))
+    return hashes
 
 
 def vet(names: list[str], known: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-    """The verdicts on these datasets; levels and speed, which depend on the machine, are taken from `known`."""
+    """Return the verdicts on these datasets; levels and speed depend on the machine and come from `known`."""
     installed()
     import reasoning_gym  # noqa: F401
 
-    found = {}
+    verdicts = {}
     for name in names:
         old = (known or {}).get(name, {})
-        found[name] = limited(name, (old["levels"], old["mix"]) if "levels" in old else None)
-        print(name, found[name], file=sys.stderr)
-    fit = [name for name in names if "refused" not in found[name]]
-    seen = []
+        verdicts[name] = limited(name, (old["levels"], old["mix"]) if "levels" in old else None)
+        print(name, verdicts[name], file=sys.stderr)
+    fit = [name for name in names if "refused" not in verdicts[name]]
+    hashes = []
     for seed in ("1", "2"):
-        order = [sys.executable, "-m", "agentrl.envs.reasoning.vet", "--digests"]
-        order += [f"{name}:{found[name]['levels']}" for name in fit]
-        done = subprocess.run(order, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True)
-        seen.append(json.loads(done.stdout))
+        command = [sys.executable, "-m", "benchmarks.reasoning_vet", "--digests"]
+        command += [f"{name}:{verdicts[name]['levels']}" for name in fit]
+        run = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True)
+        hashes.append(json.loads(run.stdout))
     for name in fit:
-        if seen[0][name] != seen[1][name]:
-            found[name] = {"refused": "its entries depend on the interpreter's hash seed"}
-    return found
+        if hashes[0][name] != hashes[1][name]:
+            verdicts[name] = {"refused": "its entries depend on the interpreter's hash seed"}
+    return verdicts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Examine the datasets of reasoning-gym.")
-    parser.add_argument("names", nargs="*", help="only these")
+    parser.add_argument("names", nargs="*", help="examine only these")
     parser.add_argument("--write", action="store_true", help="write allowed.json")
-    parser.add_argument("--digests", action="store_true", help="print what the entries come to, and nothing else")
+    parser.add_argument("--digests", action="store_true", help="print only the hashes of some entries")
     options = parser.parse_args()
     if options.digests:
         print(json.dumps(digests(options.names)))
         return 0
     from reasoning_gym.factory import DATASETS
 
-    path = Path(__file__).parent / "allowed.json"
+    path = Path(datasets.__file__).parent / "allowed.json"
     old = json.loads(path.read_text())
-    found = vet(options.names or sorted(set(DATASETS) - {"composite"}), None if options.write else old)
+    verdicts = vet(options.names or sorted(set(DATASETS) - {"composite"}), None if options.write else old)
     if options.write:
-        path.write_text(json.dumps({**old, **found} if options.names else found, indent=1, sort_keys=True) + "\n")
-    for name, verdict in found.items():
+        path.write_text(json.dumps({**old, **verdicts} if options.names else verdicts, indent=1, sort_keys=True) + "\n")
+    for name, verdict in verdicts.items():
         print(f"{name}: {json.dumps(verdict)}")
         if old.get(name) != verdict:
             print(f"    differs from {json.dumps(old.get(name))}")
-    return int(not options.write and any(old.get(name) != verdict for name, verdict in found.items()))
+    return int(not options.write and any(old.get(name) != verdict for name, verdict in verdicts.items()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,150 @@
+"""The one codec of trajectories: a trajectory as a row of JSON, and back.
+
+Values of free form (a task's setup, the arguments of calls, the ledger) stand as JSON text, so that all rows have the
+same columns. A task's secret is never in a trajectory, hence never in a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from agentrl.errors import Fault, StorageError
+from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory, Verdict
+
+FORMAT = 2
+"""Raised whenever rows change; other formats are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One row of a trajectory file."""
+
+    env: str
+    """The environment's name."""
+    trajectory: Trajectory
+
+
+def to_row(trajectory: Trajectory, env: str) -> dict[str, Any]:
+    """Write a trajectory as JSON data, with the same columns for every environment."""
+    task, outcome, verdict = trajectory.task, trajectory.outcome, trajectory.verdict
+    assert not task.secret, f"the trajectory of {task.id} carries a secret"
+    return {
+        "format": FORMAT,
+        "env": env,
+        "task": {
+            "id": task.id,
+            "split": task.split,
+            "level": task.level,
+            "tags": list(task.tags),
+            "family": task.family,
+            "prompt": task.prompt,
+            "setup": _dump(task.setup),
+        },
+        "group": trajectory.group,
+        "index": trajectory.index,
+        "seed": trajectory.seed,
+        "ending": outcome.ending,
+        "grade": outcome.grade,
+        "score": outcome.score,
+        "outcome": _dump(asdict(outcome)),
+        "verdict": None if verdict is None else _dump(asdict(verdict)),
+        "messages": [message_row(message) for message in trajectory.messages],
+        "segments": [_segment(segment) for segment in trajectory.segments],
+        "ledger": _dump(trajectory.ledger),
+        "timings": _dump({name: round(seconds, 6) for name, seconds in trajectory.timings.items()}),
+        "root": trajectory.root,
+    }
+
+
+def line(trajectory: Trajectory, env: str) -> bytes:
+    """Write a trajectory as one line of a file, without its end."""
+    return _dump(to_row(trajectory, env)).encode("utf-8", "replace")
+
+
+def from_row(row: Mapping[str, Any]) -> Stored:
+    """Read the trajectory that a row was made from."""
+    if row.get("format") != FORMAT:
+        raise StorageError(
+            f"a trajectory row has format {row.get('format')!r}; this version of agentrl reads format {FORMAT} only, "
+            "so read the file with the version that wrote it"
+        )
+    task = {**row["task"], "tags": tuple(row["task"]["tags"]), "setup": json.loads(row["task"]["setup"])}
+    outcome = json.loads(row["outcome"])
+    if outcome["fault"] is not None:
+        outcome["fault"] = Fault(**outcome["fault"])
+    verdict = None if row["verdict"] is None else json.loads(row["verdict"])
+    if verdict is not None:
+        verdict |= {"evidence": tuple(verdict["evidence"]), "turn_scores": tuple(verdict["turn_scores"])}
+    trajectory = Trajectory(
+        task=Task(**task),
+        group=row["group"],
+        index=row["index"],
+        seed=row["seed"],
+        segments=tuple(
+            Segment(
+                np.array(s["token_ids"], dtype=np.int32),
+                np.array(s["logprobs"], dtype=np.float32),
+                np.array(s["versions"], dtype=np.int32),
+                np.array(s["sources"], dtype=np.uint8),
+            )
+            for s in row["segments"]
+        ),
+        messages=tuple(message_from_row(message) for message in row["messages"]),
+        outcome=Outcome(**outcome),
+        verdict=None if verdict is None else Verdict(**verdict),
+        ledger=json.loads(row["ledger"]),
+        timings=json.loads(row["timings"]),
+        root=row["root"],
+    )
+    return Stored(row["env"], trajectory)
+
+
+def message_row(message: Message) -> dict[str, Any]:
+    """Write one message of a conversation."""
+    calls = [
+        {"name": c.name, "arguments": _dump(c.arguments), "id": c.id, "error": c.error} for c in message.tool_calls
+    ]
+    return {
+        "role": message.role,
+        "content": message.content,
+        "tool_calls": calls,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "thinking": message.thinking,
+    }
+
+
+def message_from_row(row: Mapping[str, Any]) -> Message:
+    """Read one message of a conversation."""
+    calls = (ToolCall(**{**call, "arguments": json.loads(call["arguments"])}) for call in row["tool_calls"])
+    return Message(**{**row, "tool_calls": tuple(calls)})
+
+
+def _segment(segment: Segment) -> dict[str, list[Any]]:
+    return {
+        "token_ids": segment.token_ids.tolist(),
+        # Nine digits tell any two float32 apart; the seventeen of a float64 would only cost space.
+        "logprobs": [float(f"{x:.9g}") if x else 0.0 for x in segment.logprobs.tolist()],
+        "versions": segment.versions.tolist(),
+        "sources": segment.sources.tolist(),
+    }
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_other, separators=(",", ":"))
+
+
+def _other(value: Any) -> Any:
+    """Give values without a JSON form the nearest one: environments may put them into setup or ledger."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset | tuple | range):
+        return sorted(value, key=str) if isinstance(value, set | frozenset) else list(value)
+    return str(value)

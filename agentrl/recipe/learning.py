@@ -1,0 +1,232 @@
+"""The sections that say what is learnt from: warm start, curriculum, group filter, algorithm, learner."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Tag, field_validator
+
+from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
+
+
+class WarmStartSection(Section):
+    """Supervised fine-tuning on expert demonstrations before RL. Without this section there is none.
+
+    The environment's expert plays training tasks in real episodes; those that score 1 are trained on, with the loss on
+    the sampled tokens alone.
+    """
+
+    demonstrations: Count = 256
+    """Episodes that the expert plays, over all environments by their weights. More demonstrations raise the success
+    that RL starts from."""
+    epochs: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
+    """Passes over the demonstrations."""
+    lr: Positive = 1e-4
+    """Peak learning rate: 10 steps of warm-up, then a cosine down to 0."""
+    batch: Count = 16
+    """Demonstrations per optimizer step."""
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Label smoothing. A little (0.05) keeps the policy uncertain, so that RL has something to explore."""
+    levels: list[int] | None = None
+    """Levels that the demonstrations come from. By default the levels of the environment's entry in `envs`."""
+
+
+class LearnabilityCurriculum(Section):
+    """Draws tasks whose pass rate p is expected to be near one half, where a group carries the most signal."""
+
+    type: Literal["learnability"] = "learnability"
+    """Selects this curriculum; the default."""
+    band: tuple[Fraction, Fraction] = (0.2, 0.8)
+    """Pass rates worth training on. Tasks below the band count as hopeless, tasks above it as solved."""
+    objective: Literal["variance", "band"] = "variance"
+    """What a task is worth: `variance` is the expected p(1-p), `band` the probability that p lies in the band."""
+    floor: Fraction = 0.03
+    """Share of draws spread over all strata (environment, level, tags) in turn, so that each keeps being tested.
+    Raise it where levels change quickly."""
+    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
+    """Weight that evidence about levels and tags keeps per policy version. Lower it where the policy changes fast."""
+    task_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
+    """The same for what sets a task apart from others of its level and tags."""
+    candidates: Count = 64
+    """Tasks compared per draw. More find better tasks and take longer."""
+    repeats: Count | None = None
+    """How often a task is drawn while its level still has new ones. By default as long as it is in the band. Set it to
+    2 or so where tasks are generated without end, so that the policy does not learn single ones by heart."""
+
+    @field_validator("band")
+    @classmethod
+    def _ordered(cls, band: tuple[float, float]) -> tuple[float, float]:
+        if not 0.0 < band[0] < band[1] < 1.0:
+            raise ValueError("band must be two rates between 0 and 1, the lower first, e.g. [0.2, 0.8]")
+        return band
+
+
+class UniformCurriculum(Section):
+    """Draws every level equally often, and each task of a level once before any comes twice."""
+
+    type: Literal["uniform"]
+    """Selects this curriculum."""
+
+
+class StagedCurriculum(Section):
+    """Goes from easy to hard, one level after another."""
+
+    type: Literal["staged"]
+    """Selects this curriculum."""
+    threshold: Fraction = 0.7
+    """Mean score at which the next level opens."""
+    window: Count = 32
+    """Groups, roughly, over which that mean is taken."""
+    replay: Fraction = 0.1
+    """Share of draws from earlier levels."""
+
+
+class PoolsCurriculum(Section):
+    """Keeps three pools of tasks (easy, normal, hard), each with a fixed share of the draws."""
+
+    type: Literal["pools"]
+    """Selects this curriculum."""
+    easy: Fraction = 0.8
+    """A task whose last group had at least this mean score is easy."""
+    hard: Fraction = 0.2
+    """A task whose last group had at most this mean score is hard."""
+    easy_share: Fraction = 0.1
+    """Share of draws from the easy pool."""
+    hard_share: Fraction = 0.1
+    """Share of draws from the hard pool. The rest goes to normal and new tasks."""
+
+
+Curriculum = Annotated[
+    Annotated[LearnabilityCurriculum, Tag("learnability")]
+    | Annotated[UniformCurriculum, Tag("uniform")]
+    | Annotated[StagedCurriculum, Tag("staged")]
+    | Annotated[PoolsCurriculum, Tag("pools")],
+    kind("learnability"),
+]
+
+
+class GroupFilterSection(Section):
+    """Decides between rollouts and learner: which groups are trained on, and how much each of their episodes counts."""
+
+    dynamic_sampling: bool = True
+    """Drop groups whose scores are all equal, and draw others in their place. Turn it off to train on every group."""
+    max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
+    """Draw at most this many times the round's groups as replacements. A round may then hold fewer groups."""
+    probe: Fraction = 0.2
+    """Begin with half of a group's rollouts where the curriculum sees at least this chance that the group ends without
+    signal. The other half is left out if the first half agrees and the others likely would too. 0 turns it off."""
+    early_stop: Fraction = 0.0
+    """Stop a running group once its chance of ending without signal is at least this. 1 waits for certainty, 0 turns it
+    off. It saves tokens where episodes are long; groups that are stopped count half in the curriculum."""
+    overlong: Literal["keep", "fail", "mask", "shape"] = "keep"
+    """What to do with episodes that a budget ended. `keep`: train on them as graded. `fail`: count them as failed.
+    `mask`: leave those that ran out of tokens out of the loss. `shape`: DAPO's soft penalty on length."""
+    overlong_buffer: Count = 256
+    """`overlong: shape` begins this many tokens before `rollout.max_tokens`."""
+    closeness: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    """Weight groups by how near their mean score is to one half, as MGPO does: exp(-closeness · KL(mean ‖ 1/2)).
+    0 turns it off."""
+    shuffle_scores: bool = False
+    """Give each episode of a round another one's score: a control experiment in which nothing can be learnt."""
+
+
+class AlgorithmSection(Section):
+    """A row of the table in learn/algorithms.py, with any of its axes overridden. Unset axes keep the row's value."""
+
+    type: Literal[
+        "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
+        "reinforce_pp", "reinforce_pp_baseline",
+    ] = "dapo"  # fmt: skip
+    """The row of the table."""
+    advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"] | None = None
+    """Estimator of the advantage. `group`: score minus the group's mean, over its standard deviation. `mean`: minus the
+    mean. `leave_one_out`: minus the mean of the others. `maxrl`: minus the mean, over the mean. `batch`: whitened over
+    the batch's tokens. `batch_baseline`: minus the group's mean, then whitened. `batch_std`: minus the group's mean,
+    over the standard deviation of all scores."""
+    clip_low: NonNegative | None = None
+    """Ratios below 1 − this stop pushing down (cispo: the weight's floor; dppo: the divergence bound)."""
+    clip_high: NonNegative | None = None
+    """Ratios above 1 + this stop pushing up (cispo: the weight's cap; dppo: the divergence bound). Raise it where
+    entropy collapses."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Cap on the ratio of wrong tokens that became likely; 3 is usual (dppo: the cap on every ratio)."""
+    aggregation: Literal["token", "sequence", "constant", "prompt"] | None = None
+    """How token losses are averaged. `token`: over all sampled tokens. `sequence`: over episodes of their token means.
+    `constant`: token sums over `rollout.max_tokens`. `prompt`: over groups of their token means."""
+    correction: Literal["none", "tis", "mis", "icepop"] | None = None
+    """Correction for logprobs that differ between learner and engine. `tis` caps their ratio, `mis` drops sequences and
+    `icepop` drops tokens outside the bounds. Needs `learner.old_logprobs: recompute`."""
+    correction_low: NonNegative | None = None
+    """Lower bound of the correction's ratio. By default 0 (tis, mis) or 0.5 (icepop)."""
+    correction_high: Positive | None = None
+    """Upper bound of the correction's ratio. By default 2 (tis), 3 (mis) or 5 (icepop)."""
+    kl: Literal["none", "k1", "k2", "k3"] = "none"
+    """Estimator of the divergence from the reference model, which is the policy that RL started from."""
+    kl_coefficient: NonNegative = 0.0
+    """Weight of that divergence in the loss. It must be set where `kl` is; 0.001 is a start."""
+    kl_unbiased: bool = False
+    """Multiply the estimator by the ratio, so that it stays unbiased off-policy (TRL's default)."""
+    reference_reset: Count | None = None
+    """Take the current policy as the new reference every this many steps. By default never."""
+    entropy_bonus: NonNegative = 0.0
+    """Weight of the entropy (nats per token) that the loss rewards. Raise it where entropy collapses."""
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """`trajectory`: one advantage for all tokens of an episode. `turn`: one per turn, from the verifier's scores per
+    turn; each turn is compared with the same turn of the group's other episodes."""
+    discount: Fraction = 1.0
+    """Discount per turn of later scores; needs `credit: turn`."""
+
+
+class LearnerSection(Section):
+    """The optimizer, the size of a step, and how it is computed."""
+
+    lr: Positive = 1e-6
+    """Peak learning rate. LoRA wants about ten times more than full fine-tuning."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or down to 0 at `run.steps`."""
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly to its peak."""
+    weight_decay: NonNegative = 0.0
+    """AdamW's decoupled weight decay."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """AdamW's decay rates of the first and the second moment."""
+    clip_norm: Positive = 1.0
+    """Gradients are scaled down to this norm where theirs is larger."""
+    groups_per_step: Count = 8
+    """Groups that one step trains on; `rollout.group_size` episodes each."""
+    tokens_per_step: Count | None = None
+    """Fill a step up to this many sampled tokens instead of a number of groups, so that steps stay the same size while
+    episodes grow. `groups_per_step` is then the first step's guess."""
+    micro_tokens: Count = 16_384
+    """Tokens that go through the model at once, in RL and in the warm start. Lower it where memory runs out; the result
+    does not depend on it."""
+    epochs: Count = 1
+    """Passes over the groups of a step. More reuse them off-policy."""
+    minibatches: Count = 1
+    """Optimizer steps per pass. Groups stay whole."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass: much less memory, about a third slower."""
+    fuse: bool = True
+    """On a GPU, compile norms and MLPs into single kernels: some seconds at the start, then faster and smaller."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """`adamw8bit` keeps 8-bit moments, with bitsandbytes or torchao."""
+    offload: bool = False
+    """Keep master weights and AdamW's moments in the host's memory: 12 bytes per parameter less on the GPU, slower."""
+    old_logprobs: Literal["engine", "recompute"] = "engine"
+    """Which logprobs ratios are taken against: those the engine reported, or the learner's own. `recompute` costs
+    nothing where `epochs` and `minibatches` are 1, and a forward pass otherwise."""
+    max_mismatch: Positive = 1.0
+    """Stop with a diagnosis where engine and learner disagree by more than this on average (nats per token)."""
+    device: str = "auto"
+    """Device of the learner: `cpu`, `cuda`, `cuda:1`. `auto` takes a GPU where there is one."""
+
+
+class AsyncSection(Section):
+    """Learner and engine at work at the same time, instead of in turns."""
+
+    enabled: bool = False
+    """Roll out the next groups while the learner works. Faster; results then depend on timing."""
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Policy versions that a token may be old when it is trained on. Older groups are dropped."""
+    in_flight: bool = True
+    """Change weights under running requests. Otherwise the engine finishes its requests first."""

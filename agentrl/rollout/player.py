@@ -1,0 +1,76 @@
+"""Plays single rollouts in this process. Schedulers and evaluations ask a player; they know nothing of its engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from agentrl.engines.base import Sampling
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, TokenGenerator, rollout
+from agentrl.types import Completion, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """Everything that one rollout needs besides its task and its id."""
+
+    engine: TokenGenerator
+    renderer: Renderer
+    runtimes: Mapping[str, EnvRuntime]
+    """The environments, by name."""
+    budget: Budget
+    sampling: SamplingParams = SamplingParams()
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
+        """Play one task to its end and have it graded."""
+        return await rollout(
+            self.engine,
+            self.renderer,
+            self.runtimes[env],
+            task,
+            rollout_id=rollout_id,
+            budget=self.budget,
+            sampling=self.sampling,
+        )
+
+    def at(self, temperature: float) -> Player:
+        """Return the same player with another temperature."""
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
+
+
+class RequestGate:
+    """An engine whose requests can be held back: inside `closed` none is under way and none begins."""
+
+    def __init__(self, engine: TokenGenerator) -> None:
+        self.engine = engine
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._running = 0
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        """Ask the engine, once the gate is open."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._running += 1
+        self._idle.clear()
+        try:
+            return await self.engine.generate(token_ids, sampling, request_id=request_id)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Wait until the requests under way have ended; others wait until the block is over."""
+        self._open.clear()
+        try:
+            await self._idle.wait()
+            yield
+        finally:
+            self._open.set()

@@ -1,0 +1,126 @@
+"""What comes before RL: starting the engine, evaluating the untrained policy, and fine-tuning it on demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from agentrl import assembly, seeds
+from agentrl.assembly import Run
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.scripted import ScriptedEngine
+from agentrl.types import Task, Trajectory
+
+
+async def prepare(run: Run) -> None:
+    """Bring a run to where its first step of RL begins: from nothing, or from its checkpoint."""
+    fresh = run.checkpoint is None
+    demonstrations, seconds = await bring_up(run, play_experts=fresh and run.recipe.warm_start is not None)
+    run.restore()
+    await run.publish(run.learner.version)  # a server that was running may hold anything
+    if fresh:
+        if run.recipe.eval and not run.evaluator.done(0, "start"):
+            run.progress.show(await run.evaluator(0, "start"))
+        await fine_tune(run, demonstrations, seconds)
+        run.save()
+    await judge(run)
+
+
+async def bring_up(run: Run, *, play_experts: bool) -> tuple[list[Trajectory], float]:
+    """Start the engine. Meanwhile experts play, who need none; return their episodes, and how long they took."""
+
+    async def played() -> tuple[list[Trajectory], float]:
+        began = time.monotonic()
+        return (await demonstrate(run), time.monotonic() - began) if play_experts else ([], 0.0)
+
+    playing = asyncio.ensure_future(played())
+    try:
+        await run.engine.start()
+        return await playing
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+
+async def demonstrate(run: Run) -> list[Trajectory]:
+    """Play the experts' episodes for real, through a scripted engine."""
+    recipe, renderer = run.recipe, run.policy.renderer
+    assert recipe.warm_start is not None
+    tasks = assembly.demonstration_tasks(recipe, run.runtimes, recipe.warm_start.demonstrations)
+    budget = Budget(context=run.policy.context, tokens=run.policy.context)
+    slots = asyncio.Semaphore(recipe.sandboxes.boxes)
+
+    async def one(number: int, runtime: EnvRuntime, task: Task) -> Trajectory:
+        async with slots:
+            script = ScriptedEngine(renderer, runtime.make().expert(task))
+            rollout_id = RolloutId(seed=recipe.run.seed, group=number, index=0)
+            return await rollout(script, renderer, runtime, task, rollout_id=rollout_id, budget=budget)
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(one(n, *pair)) for n, pair in enumerate(tasks)]
+    return [task.result() for task in running]
+
+
+async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) -> None:
+    """Train the policy on the experts' episodes, where the recipe asks for it."""
+    from agentrl.learn import sft
+
+    recipe, say = run.recipe, run.progress.say
+    if recipe.warm_start is None:
+        return
+    began = time.monotonic()
+    solved = sum(t.outcome.score == 1.0 for t in demonstrations)
+    say(f"warm start: {solved} of {len(demonstrations)} demonstrations solve their task")
+    loss = await asyncio.to_thread(
+        sft.warm_start,
+        run.policy.model,
+        run.policy.tokenizer,
+        demonstrations,
+        recipe.warm_start,
+        seed=seeds.derive(recipe.run.seed, "warm start"),
+        micro_tokens=recipe.learner.micro_tokens,
+        say=say,
+    )
+    run.learner.adopt()
+    await run.publish(run.learner.version)
+    row = {
+        "warm_start/demonstrations": len(demonstrations),
+        "warm_start/solved": solved,
+        "warm_start/loss": loss,
+        "warm_start/demonstration_seconds": seconds,
+        "seconds": time.monotonic() - began,
+    }
+    run.metrics.log("warm_start", 0, row)
+
+
+async def judge(run: Run) -> None:
+    """Evaluate what the warm start brought, unless that was done before a resume."""
+    recipe = run.recipe
+    if not recipe.eval or not recipe.warm_start or run.learner.steps or run.evaluator.done(0, "sft"):
+        return
+    run.progress.show(await run.evaluator(0, "sft"))
+    run.progress.say(enough(run.evaluator.results["sft"].trajectories, recipe.rollout.group_size))
+
+
+def enough(trajectories: Sequence[Trajectory], group_size: int) -> str:
+    """Say whether RL has something to work with: calls that parse, episodes that end, groups whose scores differ."""
+    graded = [t for t in trajectories if t.outcome.score is not None]
+    calls = [call for t in graded for message in t.messages for call in message.tool_calls]
+    valid = sum(call.error is None for call in calls) / len(calls) if calls else 1.0
+    ended = sum(t.outcome.ending == "done" for t in graded) / max(1, len(graded))
+    levels: dict[int, list[bool]] = {}
+    for t in graded:
+        levels.setdefault(t.task.level, []).append(t.outcome.score == 1.0)
+    rates = [sum(passed) / len(passed) for passed in levels.values()]
+    signal = sum(1 - p**group_size - (1 - p) ** group_size for p in rates) / max(1, len(rates))
+    figures = (
+        f"{valid:.0%} of the tool calls can be read, {ended:.0%} of the episodes end by themselves, {signal:.0%} of "
+        f"groups of {group_size} would carry a signal"
+    )
+    if ended < 0.5 or valid < 0.8:
+        return f"warm start is too short: {figures}; raise warm_start.demonstrations or .epochs"
+    if signal < 0.2:
+        hint = "harder levels" if sum(rates) > len(rates) / 2 else "easier levels, or more demonstrations"
+        return f"little for RL to work with: {figures}; choose {hint}"
+    return f"warm start is enough: {figures}"

@@ -1,0 +1,177 @@
+"""Metrics: rows are written safely, hold what a round says, and every key is declared."""
+
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl import metrics
+from agentrl.catalogue import CHECKOUT
+from agentrl.curriculum.sampler import Sampler, Source
+from agentrl.envs import load
+from agentrl.errors import Fault
+from agentrl.recipe import (
+    Curriculum,
+    LearnabilityCurriculum,
+    PoolsCurriculum,
+    StagedCurriculum,
+    UniformCurriculum,
+)
+from agentrl.types import Group, Outcome, Round, Segment, Task, Trajectory
+
+CURRICULA: list[Curriculum] = [
+    LearnabilityCurriculum(),
+    UniformCurriculum(type="uniform"),
+    StagedCurriculum(type="staged"),
+    PoolsCurriculum(type="pools"),
+]
+TASK = Task(id="files/train/1/0", split="train", level=1, prompt="")
+
+
+def episode(group: int, index: int, score: float | None, tokens: int = 2, ending: Any = "done") -> Trajectory:
+    """An episode with a prompt token and some sampled ones, of version 3."""
+    size = tokens + 1
+    segment = Segment(
+        np.ones(size, dtype=np.int32),
+        np.array([0.0] + [-1.0] * tokens, dtype=np.float32),
+        np.array([-1] + [3] * tokens, dtype=np.int32),
+        np.array([0] + [2] * tokens, dtype=np.uint8),
+    )
+    fault = None if score is not None else Fault(component="engine", blame="infra", cause="gone")
+    outcome = Outcome(ending=ending, grade="graded" if fault is None else "infra_error", score=score, fault=fault)
+    timings = {"engine": 1.0, "tools": 0.5, "verifier": 0.25}
+    return Trajectory(
+        task=TASK, group=group, index=index, seed=0, segments=(segment,), messages=(), outcome=outcome, timings=timings
+    )
+
+
+def group(number: int, *episodes: Trajectory, censored: bool = False) -> Group:
+    return Group(number=number, env="files", task=TASK, trajectories=episodes, censored=censored)
+
+
+def round_() -> Round:
+    kept = group(0, episode(0, 0, 1.0, 4), episode(0, 1, 0.0, 2, "max_turns"), episode(0, 2, None))
+    dropped = group(1, episode(1, 0, 0.0), episode(1, 1, 0.0, 2, "agent_error"), censored=True)
+    return Round(number=0, kept=(kept,), dropped=(dropped,), timings={"rollout": 2.0, "learner": 3.0})
+
+
+def test_a_round_by_hand() -> None:
+    assert metrics.step_row(round_(), {"learn/loss": 0.5}, version=5) == {
+        "rollout/score": 0.25,
+        "rollout/score_std": 0.25,
+        "rollout/informative": 0.5,
+        "rollout/all_pass": 0.0,
+        "rollout/all_fail": 0.5,
+        "rollout/groups_kept": 1,
+        "rollout/groups_dropped": 1,
+        "rollout/groups_stopped": 1,
+        "rollout/episodes": 5,
+        "rollout/ungraded": 1,
+        "rollout/grading_alarms": 0,
+        "rollout/truncated": 0.25,
+        "rollout/agent_errors": 0.25,
+        "rollout/tokens": 12,
+        "rollout/tokens_dropped": 4,
+        "rollout/tokens_mean": 2.5,
+        "rollout/tokens_max": 4,
+        "rollout/staleness_mean": 2.0,
+        "rollout/staleness_max": 2,
+        "rollout/engine_seconds": 5.0,
+        "rollout/tool_seconds": 2.5,
+        "rollout/verifier_seconds": 1.25,
+        "rollout/round_seconds": 2.0,
+        "rollout/pause_seconds": 3.0,
+        "learn/loss": 0.5,
+    }
+
+
+def test_an_evaluation_is_told_per_environment() -> None:
+    summaries: dict[str, dict[str, Any]] = {
+        "files": {"pass@1": {"value": 0.5}, "passes": {"files/heldout/1/0": 0.5}, "family": {"files/heldout/1/0": "f"}},
+        "sql": {"pass@1": {"value": 1.0}, "passes": {"sql/heldout/1/0": 1.0}},
+    }
+    row = metrics.eval_row("rl", "heldout", 2.0, summaries)
+    assert [row[key] for key in ("stage", "split", "seconds")] == ["rl", "heldout", 2.0]
+    assert row["eval/sql/pass@1"] == {"value": 1.0}
+    assert metrics.by_environment(row) == summaries
+    assert metrics.passes(row) == {"files/heldout/1/0": 0.5, "sql/heldout/1/0": 1.0}
+    assert metrics.families(row) == {"files/heldout/1/0": "f"}
+
+
+def curriculum_rows() -> list[dict[str, Any]]:
+    rows = []
+    for recipe, tasks in itertools.product(CURRICULA, (None, 4)):
+        sources = [Source(name="files", environment=load("files")(), tasks=tasks)]
+        sampler = Sampler(recipe, sources, 0)
+        number = sampler.next().group
+        sampler.observe([group(number, episode(number, 0, 1.0), episode(number, 1, 0.0))])
+        rows.append(dict(sampler.metrics()))
+    return rows
+
+
+def learner_row() -> dict[str, Any]:
+    from agentrl.learn.step_report import Mismatch, StepReport
+
+    mismatch = Mismatch(mean=0.0, max=0.0, judged=0.0, ess=1.0, histogram=(0,) * 11, current=1.0)
+    numbers = {name: 1 for name in StepReport.__dataclass_fields__ if name != "mismatch"}
+    return StepReport(mismatch=mismatch, **numbers).metrics()
+
+
+def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
+    """The rows of fake rounds, and those of real runs that the repository keeps."""
+    evidence = sorted((CHECKOUT / "docs" / "evidence").glob("**/metrics.jsonl"))
+    rows = [row for path in evidence for row in metrics.read(path)]
+    rows += [metrics.step_row(round_(), learner_row(), version=5), *curriculum_rows()]
+    assert len(evidence) > 10 and [key for row in rows for key in metrics.undeclared(row)] == []
+    assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
+        "score", "rollout/scores", "eval/a/b/score",
+    ]  # fmt: skip
+    names = [metric.name for metric in metrics.METRICS]
+    assert len(set(names)) == len(names)
+    written = {key for row in rows for key in row}
+    generic = {_generic(key) for key in written}
+    assert [name for name in names if name not in generic] == []
+
+
+def _generic(key: str) -> str:
+    group, *rest = key.split("/")
+    name = "pass@<k>" if rest and rest[-1].startswith("pass@") else (rest or [group])[-1]
+    return "/".join([group, *(["<environment>"] if len(rest) == 2 else []), name]) if rest else key
+
+
+def test_every_metric_says_what_it_means() -> None:
+    assert [m.name for m in metrics.METRICS if not m.meaning.endswith(".") or len(m.meaning) > 200] == []
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), [1.0, float("nan")], {"a": float("-inf")}])
+def test_values_that_are_not_finite_become_null(tmp_path: Path, value: Any) -> None:
+    log = metrics.Metrics(tmp_path / "metrics.jsonl")
+    row = log.log("step", 0, {"learn/loss": value})
+    log.close()
+    assert "null" in json.dumps(row["learn/loss"], allow_nan=False)
+
+
+def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = metrics.Metrics(path)
+    for step in range(4):
+        log.log("step", step, {"learn/loss": float("nan") if step == 1 else step})
+    log.close()
+    with path.open("a") as file:
+        file.write('{"kind": "step", "st')  # a crash while writing
+    again = metrics.Metrics(path, resume_step=2)
+    again.log("step", 3, {"learn/loss": 9})
+    again.close()
+    rows = list(metrics.read(path))
+    times = [row.pop("time") for row in rows]
+    assert times == sorted(times) and abs(times[-1] - time.time()) < 60
+    assert rows == [
+        {"kind": "step", "step": 0, "learn/loss": 0},
+        {"kind": "step", "step": 1, "learn/loss": None},
+        {"kind": "step", "step": 2, "learn/loss": 2},
+        {"kind": "step", "step": 3, "learn/loss": 9},
+    ]
