@@ -10,6 +10,13 @@ from agentrl.metrics import Row, families, passes
 
 WINDOW = 10
 """Steps that are compared with the first as many."""
+MISMATCH, STALE_MISMATCH = 0.02, 0.1
+"""Nats per token between engine and learner, for tokens of the learner's own version and for older ones; 0.003 is
+normal."""
+OWN = 0.05
+"""Share of a step's tokens below which older ones decide."""
+SILENT = 3
+"""Steps in a row without any signal that raise an alarm."""
 
 
 def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
@@ -33,6 +40,18 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
             f"step {last['step']}: {last['rollout/grading_alarms']} submission(s) broke grading twice on fresh "
             "sandboxes and scored 0; read their trajectories: the policy may be attacking the verifier"
         )
+    if episodes := last.get("rollout/episode_alarms"):
+        counts = ", ".join(f"{count} in {env}" for env, count in episodes.items())
+        raised["episode"] = (
+            f"step {last['step']}: episodes raised the same exception twice and scored 0 ({counts}); the first: "
+            f"{last['rollout/alarm_cause']}; fix the environment, or the policy will learn to avoid what breaks it"
+        )
+    if len(steps) >= SILENT and not any(row.get("rollout/informative") for row in steps[-SILENT:]):
+        raised["signal"] = (
+            f"no group carried a signal for {SILENT} steps, so nothing was learnt: every episode of each group scored "
+            "the same; choose easier or harder envs[].levels, warm-start longer, or look at trajectories/"
+        )
+    raised |= _mismatch(last)
     untrained = [row for row in evals if row["step"] == 0]
     since = [*untrained[-1:], *(row for row in evals if row["step"] > 0)]  # a warm start's gain is none of RL's
     if len(since) > 1 and since[-1]["step"] == last["step"] - 1:  # the first step after it: once for each
@@ -40,6 +59,22 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
     if len(steps) >= 2 * WINDOW:
         raised |= _drifts(steps, since)
     return raised
+
+
+def _mismatch(last: Row) -> dict[str, str]:
+    nats = last.get("learn/mismatch_judged", last.get("learn/mismatch_mean"))
+    own = last.get("learn/on_policy", 1.0)
+    if nats is None or nats <= (MISMATCH if own >= OWN else STALE_MISMATCH):
+        return {}
+    advice = (
+        "the engine computes something else: check rollout.temperature, model.path, the engine's flags and version"
+        if own >= OWN
+        else "the samples are old: lower async.max_staleness or learner.lr"
+    )
+    return {
+        "mismatch": f"step {last['step']}: engine and learner disagree by {nats:.3g} nats per token on average (0.003 "
+        f"is normal; {own:.0%} of the tokens come from the learner's own version); {advice}"
+    }
 
 
 def _fallen(before: Row, after: Row) -> dict[str, str]:

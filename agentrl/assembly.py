@@ -33,6 +33,7 @@ from agentrl.rollout.tool_formats import Hermes
 from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Task, ToolCall, Trajectory
+from agentrl.verifiers.version import version_of
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -130,6 +131,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         environments = stack.enter_context(runtimes(recipe))
+        folder.same_sources(source_versions(environments))
         progress = stack.enter_context(Progress(recipe.run.steps))
         saved = checkpoint.latest(folder.checkpoints)
         _tell(saved, folder, progress.say)
@@ -174,13 +176,15 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             async with gate.closed():
                 await publisher.publish(version)
 
-        group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens)
+        group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm)
         yield Run(
             recipe=recipe,
             folder=folder,
             progress=progress,
             runtimes=environments,
-            sampler=Sampler(recipe.curriculum, sources(recipe, environments), recipe.run.seed),
+            sampler=Sampler(
+                recipe.curriculum, sources(recipe, environments), recipe.run.seed, counted=group_filter.counted
+            ),
             policy=policy,
             engine=engine,
             player=player,
@@ -215,7 +219,7 @@ def runtimes(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRunt
                 pools[section.sandbox] = _pool(section, recipe)
                 stack.callback(pools[section.sandbox].close)
             opened[section.name] = EnvRuntime(
-                name=section.name, make=_maker(section), boxes=pools[section.sandbox], judge=judge
+                name=section.name, make=_maker(section, recipe), boxes=pools[section.sandbox], judge=judge
             )
         yield opened
 
@@ -237,13 +241,27 @@ def _pool(section: EnvSection, recipe: Recipe) -> Pool:
     return Pool(backend, limit=recipe.sandboxes.boxes)
 
 
-def _maker(section: EnvSection) -> Callable[[], Environment]:
+def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
+    eval_levels = recipe.eval.levels if recipe.eval else None
+    warm = recipe.warm_start.levels if recipe.warm_start else None
     kind = envs.load(section.name)
     try:
-        kind(**section.options)
+        environment = kind(**section.options)
     except (TypeError, AuthoringError) as error:
         raise RecipeError(f"envs: {section.name} does not take these options: {error}") from error
+    for key, levels in {"envs[].levels": section.levels, "eval.levels": eval_levels, "warm_start.levels": warm}.items():
+        unknown = [level for level in levels or () if level not in environment.levels]
+        if unknown:
+            first, last = environment.levels[0], environment.levels[-1]
+            raise RecipeError(f"{key}: {section.name} has the levels {first} to {last}, not {unknown[0]}")
     return lambda: kind(**section.options)
+
+
+def source_versions(environments: Mapping[str, EnvRuntime]) -> dict[str, str]:
+    """Return a hash of each environment's and its verifier's source and settings."""
+    instances = {name: runtime.make() for name, runtime in environments.items()}
+    own = {f"environment {name}": version_of(environment) for name, environment in instances.items()}
+    return own | {f"verifier of {name}": environment.verifier.version for name, environment in instances.items()}
 
 
 def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Source]:
@@ -333,7 +351,7 @@ def load_policy(
     """Load the model a recipe starts from, or the one in `folder`."""
     import torch
 
-    from agentrl.learn.model import load_model
+    from agentrl.learn.model import load_model, slow_bfloat16
 
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
@@ -343,6 +361,9 @@ def load_policy(
         recipe.model, texts=texts, seed=recipe.run.seed, folder=folder, device=recipe.learner.device
     )
     model.eval()
+    weight = next(model.parameters())
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and slow_bfloat16():
+        say("bfloat16 is emulated on this processor, a hundred times slower than float32: set model.dtype: float32")
     renderer = Renderer(tokenizer)
     say(str(renderer.report))
     context = int(model.config.get_text_config().max_position_embeddings)

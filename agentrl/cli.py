@@ -25,6 +25,14 @@ model_app = typer.Typer(help="Get and export models.", no_args_is_help=True)
 engine_app = typer.Typer(help="Install inference engines.", no_args_is_help=True)
 recipe_app = typer.Typer(help="Look at what recipes may hold.", no_args_is_help=True)
 
+EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "trl", "peft", "safetensors", "accelerate", "datasets"), "train"),
+    "gguf": "train",
+    "docker": "docker",
+    "aiohttp": "sglang",
+    "reasoning_gym": "reasoning",
+}
+"""Which extra installs a package that a command may miss."""
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
 
 
@@ -326,6 +334,12 @@ def main(argv: list[str] | None = None) -> Any:
     except AgentRLError as error:
         typer.echo(f"agentrl: {error}", err=True)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRAS:
+            raise
+        extra = EXTRAS[(error.name or "").partition(".")[0]]
+        typer.echo(f"agentrl: this needs {error.name}: pip install 'agentrl[{extra}]'", err=True)
+        sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)
     except KeyboardInterrupt:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -55,12 +57,28 @@ def engines() -> list[Finding]:
     for cpu in (False, True):
         python, flag = install.python(cpu), " --cpu" if cpu else ""
         name = f"sglang{' on the CPU' if cpu else ''}"
-        if python.exists():
-            findings.append(Finding(name=name, works=True, gives=(str(python),)))
+        fix = f"agentrl engine install sglang{flag}"
+        version, problem = _sglang_version(python)
+        if version:
+            findings.append(Finding(name=name, works=True, gives=(f"{version} in {python}",)))
         else:
-            fix = f"agentrl engine install sglang{flag}"
-            findings.append(Finding(name=name, works=False, missing=("its environment is not built",), fix=fix))
+            findings.append(Finding(name=name, works=False, missing=(problem,), fix=fix))
     return findings
+
+
+def _sglang_version(python: Path) -> tuple[str, str]:
+    """Ask an interpreter, without this process's environment variables, which SGLang it has; or say what is wrong."""
+    if not python.exists():
+        return "", "its environment is not built"
+    code = "import importlib.metadata, importlib.util as u; assert u.find_spec('sglang'); "
+    code += "print(importlib.metadata.version('sglang'))"
+    try:
+        ended = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, timeout=60, env={})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{python} cannot be run: {error}"
+    if ended.returncode:
+        return "", f"{python} has no SGLang"
+    return ended.stdout.strip(), ""
 
 
 def devices() -> list[Finding]:
@@ -71,7 +89,10 @@ def devices() -> list[Finding]:
         return [Finding(name="torch", works=False, missing=("torch",), fix="pip install 'agentrl[train]'")]
     import torch
 
-    cpu = Finding(name="cpu", works=True, gives=(f"{torch.get_num_threads()} threads",))
+    from agentrl.learn.model import slow_bfloat16
+
+    speed = ("bfloat16 is emulated here, a hundred times slower than float32",) if slow_bfloat16() else ()
+    cpu = Finding(name="cpu", works=True, gives=(f"{torch.get_num_threads()} threads", *speed))
     cards = [
         Finding(
             name=f"cuda:{number}",

@@ -14,6 +14,7 @@ AgentRLError
 
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 Blame = Literal["agent", "infra", "verifier"]
@@ -67,6 +68,10 @@ class VerifierError(AgentRLError):
     """Grading broke, or gave something that is not a finite score in [0, 1]."""
 
 
+class InvariantError(AgentRLError, AssertionError):
+    """What would be trained on is not what the engine saw. Nothing may be learnt from it, so the run stops."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """An exception as data: kept with the trajectory it spoiled."""
@@ -79,6 +84,8 @@ class Fault:
     """The exception's type and message, on one line."""
     trace: str = field(default="", repr=False)
     """The traceback, for debugging."""
+    line: str = ""
+    """Where it was raised: `file.py:12`."""
 
 
 def fault_of(error: BaseException, component: str, default: Blame = "infra") -> Fault:
@@ -92,4 +99,6 @@ def fault_of(error: BaseException, component: str, default: Blame = "infra") -> 
         blame = "verifier"
     message = " ".join(str(error).split())
     cause = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return Fault(component, blame, cause, "".join(traceback.format_exception(error)))
+    frames = traceback.extract_tb(error.__traceback__)
+    line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return Fault(component, blame, cause, "".join(traceback.format_exception(error)), line)

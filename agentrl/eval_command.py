@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,12 @@ def run(
         section = section.model_copy(update={"tasks": tasks or section.tasks, "temperature": warmth})
     with assembly.runtimes(target.recipe) as runtimes:
         problems = problems_of(target.recipe, section, runtimes)
-        results = [asyncio.run(_try(t, section, problems, runtimes, ks, say)) for t in (target, other) if t is not None]
+        key = os.urandom(32)  # one for both sides, drawn now: no policy can have met its hidden cases
+        results = [
+            asyncio.run(_try(t, section, problems, runtimes, ks, key, say)) for t in (target, other) if t is not None
+        ]
     report: dict[str, Any] = {
+        "key": key.hex(),
         "policies": [
             {
                 "name": t.name,
@@ -121,7 +126,7 @@ def run(
             }
             for t, result in zip((target, other), results, strict=False)
             if t is not None
-        ]
+        ],
     }
     if len(results) == 2:
         difference = evaluation.compare(results[1], results[0])
@@ -136,6 +141,7 @@ async def _try(
     problems: Sequence[Problem],
     runtimes: Mapping[str, EnvRuntime],
     ks: Sequence[int],
+    key: bytes,
     say: Say,
 ) -> Evaluation:
     recipe = target.recipe
@@ -149,7 +155,7 @@ async def _try(
             problems,
             samples=max(ks),
             seed=seeds.derive(recipe.run.seed, "eval"),
-            key=b"evaluation",
+            key=key,
             concurrency=recipe.rollout.concurrency,
         )
 
@@ -158,7 +164,10 @@ def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
     """Write the report for people."""
     lines = []
     for policy in report["policies"]:
-        lines.append(f"{policy['name']}, tasks that were trained on: {policy['trained_on']}")
+        lines.append(
+            f"{policy['name']}, tasks that were trained on: {policy['trained_on'][0]} (near-duplicates: "
+            f"{policy['trained_on'][1]})"
+        )
         for env, summary in policy["environments"].items():
             lines.append(f"  {env}: {task_count(summary)}")
             lines += [f"    pass@{k:<4} {interval(summary[f'pass@{k}'])}" for k in ks]

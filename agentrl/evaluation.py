@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl import metrics, seeds, statistics
-from agentrl.hashing import task_hash
+from agentrl.errors import UserError
+from agentrl.hashing import task_hash, words_hash
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
 from agentrl.report import episode
@@ -23,12 +24,21 @@ EVAL_GROUP = 1 << 40
 """Groups of evaluations are counted from here, so that their secrets and seeds never meet those of training."""
 
 
+MAX_UNGRADED = 0.01
+"""The share of tries without a grade above which two policies are not compared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A task to be tried, and its environment."""
 
     env: str
     task: Task
+
+    @property
+    def key(self) -> str:
+        """Its name among the tasks of all environments."""
+        return self.task.id if self.task.id.startswith(f"{self.env}/") else f"{self.env}/{self.task.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +49,30 @@ class Evaluation:
     trajectories: tuple[Trajectory, ...]
     """Every try, in the order of the problems."""
 
+    def tries(self) -> Iterator[tuple[Problem, tuple[Trajectory, ...]]]:
+        """Yield each problem with its tries."""
+        samples = len(self.trajectories) // max(1, len(self.problems))
+        for number, problem in enumerate(self.problems):
+            yield problem, self.trajectories[number * samples : (number + 1) * samples]
+
     @property
     def passes(self) -> dict[str, tuple[bool, ...]]:
-        """The graded tries of each task, in order."""
-        tries: dict[str, tuple[bool, ...]] = {problem.task.id: () for problem in self.problems}
-        for t in self.trajectories:
-            if t.outcome.score is not None:
-                tries[t.task.id] += (t.outcome.score == 1.0,)
-        return tries
+        """The tries of each task, in order. One that could not be graded counts as failed: were it left out, a policy
+        that breaks its failures would look better."""
+        return {problem.key: tuple(t.outcome.score == 1.0 for t in tries) for problem, tries in self.tries()}
 
     @property
     def ungraded(self) -> int:
-        """Tries that infrastructure or verifier trouble spoiled; they count nowhere else."""
+        """Tries that infrastructure or verifier trouble spoiled; they count as failed."""
         return sum(t.outcome.score is None for t in self.trajectories)
 
     @property
     def family(self) -> dict[str, str]:
         """The family of each task that names one."""
-        return {problem.task.id: problem.task.family for problem in self.problems if problem.task.family}
+        return {problem.key: problem.task.family for problem in self.problems if problem.task.family}
 
     def pass_at(self, k: int) -> Interval:
-        """Estimate pass@k without bias, over tasks with at least k graded tries."""
+        """Estimate pass@k without bias, over tasks with at least k tries."""
         rates = {task: statistics.pass_at_k(len(p), sum(p), k) for task, p in self.passes.items() if len(p) >= k}
         family = self.family
         return statistics.bootstrap(list(rates.values()), families=[family.get(task, "") for task in rates])
@@ -70,35 +83,34 @@ class Evaluation:
 
     def by_environment(self) -> dict[str, Evaluation]:
         """Split the results by environment."""
-        parts = {}
-        for env in dict.fromkeys(problem.env for problem in self.problems):
-            problems = tuple(problem for problem in self.problems if problem.env == env)
-            ids = {problem.task.id for problem in problems}
-            trajectories = tuple(t for t in self.trajectories if t.task.id in ids)
-            parts[env] = Evaluation(problems=problems, trajectories=trajectories)
-        return parts
+        parts: dict[str, tuple[list[Problem], list[Trajectory]]] = {}
+        for problem, tries in self.tries():
+            problems, trajectories = parts.setdefault(problem.env, ([], []))
+            problems.append(problem)
+            trajectories += tries
+        return {env: Evaluation(problems=tuple(p), trajectories=tuple(t)) for env, (p, t) in parts.items()}
 
     def summary(self, ks: Sequence[int]) -> dict[str, Any]:
         """Return every figure that a metrics row or a table shows."""
-        graded = [t for t in self.trajectories if t.outcome.score is not None]
-        solved = [t for t in graded if t.outcome.score == 1.0]
+        count = max(1, len(self.trajectories))
+        solved = [t for t in self.trajectories if t.outcome.score == 1.0]
         turns = [sum(m.role == "assistant" for m in t.messages) for t in solved]
         family = self.family
         by_level: dict[int, list[bool]] = {}
-        for t in graded:
+        for t in self.trajectories:
             by_level.setdefault(t.task.level, []).append(t.outcome.score == 1.0)
         return {
             **{f"pass@{k}": self.pass_at(k).as_dict() for k in ks},
-            "score": sum(t.outcome.score or 0.0 for t in graded) / max(1, len(graded)),
+            "score": sum(t.outcome.score or 0.0 for t in self.trajectories) / count,
             "levels": {str(level): sum(p) / len(p) for level, p in sorted(by_level.items())},
             "tasks": len(self.problems),
-            "families": len({family.get(problem.task.id, problem.task.id) for problem in self.problems}),
+            "families": len({family.get(problem.key, problem.key) for problem in self.problems}),
             "tries": len(self.trajectories),
             "ungraded": self.ungraded,
-            "truncated": sum(t.outcome.cut_off for t in graded) / max(1, len(graded)),
+            "truncated": sum(t.outcome.cut_off for t in self.trajectories) / count,
             "turns_per_success": sum(turns) / max(1, len(turns)),
-            "tokens_per_success": sum(t.sampled_tokens for t in graded) / max(1, len(solved)),
-            "tool_errors": sum(_tool_errors(t) for t in graded) / max(1, len(graded)),
+            "tokens_per_success": sum(t.sampled_tokens for t in self.trajectories) / max(1, len(solved)),
+            "tool_errors": sum(_tool_errors(t) for t in self.trajectories) / count,
             "passes": self.per_task(),
             **({"family": family} if family else {}),
         }
@@ -107,12 +119,13 @@ class Evaluation:
 def problems_of(
     recipe: Recipe, section: EvalSection, runtimes: Mapping[str, EnvRuntime], *, count: int | None = None
 ) -> list[Problem]:
-    """Choose the tasks of an evaluation: `count` in all, shared evenly by the recipe's environments and their levels,
-    the first ones of each."""
+    """Choose the tasks of an evaluation: `count` in all, shared evenly by the recipe's environments (each gets at least
+    one) and their levels, the first ones of each."""
     chosen: list[Problem] = []
-    for env in recipe.envs:
+    total = section.tasks if count is None else count
+    for number, env in enumerate(recipe.envs):
         levels = section.levels or env.levels or list(runtimes[env.name].make().levels)
-        share = (section.tasks if count is None else count) // len(recipe.envs)
+        share = max(1, total // len(recipe.envs) + (number < total % len(recipe.envs)))
         chosen += problems(runtimes[env.name], section.split, levels, share)
     return chosen
 
@@ -173,13 +186,13 @@ class Evaluator:
     def rows(self) -> list[Row]:
         """Return the run's evaluations on these very tasks; before a resume the recipe may have asked for others."""
         count: dict[str, int] = Counter(problem.env for problem in self.tasks)
-        ids = {problem.task.id for problem in self.tasks}
+        keys = {problem.key for problem in self.tasks}
         return [
             row
             for row in self._metrics.of("eval")
             if row["split"] == self.section.split
             and {env: summary["tasks"] for env, summary in metrics.by_environment(row).items()} == count
-            and metrics.passes(row).keys() <= ids
+            and metrics.passes(row).keys() <= keys
         ]
 
     def done(self, step: int, *stages: str) -> bool:
@@ -192,8 +205,8 @@ class Evaluator:
         )
 
     def _ks(self, stage: str) -> list[int]:
-        """In the middle of training each task is tried once: it is a point of a curve."""
-        return [1] if stage == "rl" else self.section.k
+        """Return which pass@k to report: always pass@1; in the middle of training it alone, as a point of a curve."""
+        return [1] if stage == "rl" else sorted({1, *self.section.k})
 
     async def __call__(self, step: int, stage: str = "rl") -> Row:
         """Evaluate now and write the row."""
@@ -225,16 +238,26 @@ class Evaluator:
             earlier = "the warm start" if "sft" in rows else "before"
             lines.append(f"after RL against {earlier}: {statistics.verdict(difference)}")
         shared = overlap([problem.task for problem in self.tasks], trained)
-        lines.append(f"held-out tasks that were trained on: {shared} of {len(self.tasks)}")
+        lines.append(f"held-out tasks that were trained on: {overlap_text(shared, len(self.tasks))}")
         ended = self.results.get("end")
         solved = [t for t in ended.trajectories if t.outcome.score == 1.0] if ended else []
+        solved.sort(key=lambda t: t.outcome.ending != "done")  # rather one that the policy ended itself
         if solved:
             lines.append("one solved episode:\n" + episode.show(solved[0]))
         return lines
 
 
 def compare(a: Evaluation, b: Evaluation) -> Interval:
-    """Tell how much better `b` is than `a` on the tasks both were graded on: a paired interval of the pass rate."""
+    """Tell how much better `b` is than `a` on the same tasks: a paired interval of the pass rate.
+
+    It is refused when too many tries of either could not be graded: they count as failed, whatever caused that.
+    """
+    for name, side in (("first", a), ("second", b)):
+        if side.ungraded > MAX_UNGRADED * len(side.trajectories):
+            raise UserError(
+                f"{side.ungraded} of {len(side.trajectories)} tries of the {name} policy could not be graded, more "
+                f"than {MAX_UNGRADED:.0%}: a comparison would measure that; find out why, then evaluate again"
+            )
     return gain(a.per_task(), b.per_task(), a.family)
 
 
@@ -256,9 +279,27 @@ def interval(score: Mapping[str, float]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
-def overlap(tasks: Iterable[Task], trained: set[str]) -> int:
-    """Count the tasks that were trained on (`trained` holds the hashes of those that were)."""
-    return sum(task_hash(task) in trained for task in tasks)
+def seen_hashes(tasks: Iterable[Task]) -> set[str]:
+    """Return what `overlap` recognises tasks by that gradients saw: their content, and their words in any order."""
+    return {hashed for task in tasks for hashed in (task_hash(task), words_hash(task))}
+
+
+def overlap(tasks: Iterable[Task], trained: set[str]) -> tuple[int, int]:
+    """Count the tasks that were trained on, and the others that have the same words as one that was.
+
+    `trained` holds the `seen_hashes` of every task that gradients saw, in the warm start and in RL.
+    """
+    exact = near = 0
+    for task in tasks:
+        same = task_hash(task) in trained
+        exact += same
+        near += not same and words_hash(task) in trained
+    return exact, near
+
+
+def overlap_text(counts: Sequence[int], tasks: int) -> str:
+    """Say an overlap in words."""
+    return f"{counts[0]} of {tasks} (near-duplicates: {counts[1]})"
 
 
 def _tool_errors(trajectory: Trajectory) -> int:

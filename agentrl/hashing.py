@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -27,6 +28,11 @@ def short(value: Any) -> str:
 def task_hash(task: Task, *, secret: bool = False) -> str:
     """Hash what a task says and lays out: two tasks that a policy could not tell apart share it."""
     return digest([task.prompt, task.setup, task.secret if secret else {}])
+
+
+def words_hash(task: Task) -> str:
+    """Hash the words of what a task says and lays out, in any order: near-duplicates share it."""
+    return digest(["words", *sorted(re.findall(r"\w+", f"{task.prompt} {canonical(task.setup)}".lower()))])
 
 
 def canonical(value: Any, depth: int = 0) -> str:

@@ -20,7 +20,7 @@ from agentrl.alarms import alarms
 from agentrl.assembly import Run
 from agentrl.envs.play import uninterrupted
 from agentrl.errors import UserError
-from agentrl.hashing import task_hash
+from agentrl.evaluation import seen_hashes
 from agentrl.recipe import Recipe
 from agentrl.types import Round, TrainingSample
 
@@ -32,7 +32,7 @@ NO_MEMORY = (
 
 def train(recipe: Recipe | str | Path, *, resume: bool = False) -> int:
     """Train as a recipe says. Return 0 when done, 3 when stopped early (signal or max_hours) with a checkpoint."""
-    recipe = recipe if isinstance(recipe, Recipe) else recipes.load(Path(recipe))
+    recipe = recipe if isinstance(recipe, Recipe) else recipes.load(recipe)
     try:
         return asyncio.run(_main(recipe, resume))
     except Exception as error:
@@ -64,6 +64,8 @@ async def _main(recipe: Recipe, resume: bool) -> int:
 
 
 async def _train(run: Run) -> int:
+    for warning in recipes.warnings(run.recipe):
+        run.progress.say(f"warning: {warning}")
     await warm_start.prepare(run)
     try:
         finished = await _loop(run, began=time.monotonic())
@@ -111,8 +113,9 @@ async def _loop(run: Run, began: float) -> bool:
 async def _step(run: Run, round_: Round, last: float) -> None:
     """Make one step: from a round of groups to new weights in the engine and a row in the metrics."""
     began, version = time.monotonic(), run.learner.version
-    run.sampler.observe(sorted((*round_.kept, *round_.dropped), key=lambda group: group.number))
-    run.trained.update(task_hash(group.task) for group in round_.kept)
+    arrived = sorted((*round_.kept, *round_.dropped), key=lambda group: group.number)
+    run.sampler.observe(arrived, kept={group.number for group in round_.kept})
+    run.trained.update(seen_hashes(group.task for group in round_.kept))
     report = await run.learn(run.learner.pack(_samples(run, round_)))
     learnt = time.monotonic()
     await run.publish(report.version)

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import StorageError
-from agentrl.types import Round
+from agentrl.types import Round, Trajectory
 
 Row = dict[str, Any]
 
@@ -61,6 +62,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/episodes_spared", "episodes", "Episodes that never began because half a group agreed, so far."),
     Metric("rollout/ungraded", "episodes", "Episodes without a score: infrastructure or the verifier failed."),
     Metric("rollout/grading_alarms", "episodes", "Submissions that broke grading twice on fresh sandboxes: score 0."),
+    Metric("rollout/episode_alarms", "episodes", "Episodes that raised an exception twice: score 0, by environment."),
+    Metric("rollout/alarm_cause", "text", "What the first of these alarms was: environment, exception and line."),
     Metric("rollout/truncated", "share", "Graded episodes that a budget ended."),
     Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
     Metric("rollout/tokens", "tokens", "Tokens sampled for the round, dropped groups included."),
@@ -231,6 +234,7 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int) -> Row:
     groups = [*round_.kept, *round_.dropped]
     episodes = [t for group in groups for t in group.trajectories]
     graded = [t for t in episodes if t.outcome.score is not None]
+    alarmed = [(group.env, t) for group in groups for t in group.trajectories if t.outcome.alarm]
     lengths = [t.sampled_tokens for t in graded]
     compared = [group.scores for group in groups if len(group.scores) > 1]
     ages = [version - t.oldest_version for group in round_.kept for t in group.trajectories if t.oldest_version >= 0]
@@ -246,7 +250,9 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int) -> Row:
         "rollout/groups_stopped": sum(group.censored for group in groups),
         "rollout/episodes": len(episodes),
         "rollout/ungraded": len(episodes) - len(graded),
-        "rollout/grading_alarms": sum(t.outcome.alarm for t in graded),
+        "rollout/grading_alarms": sum(t.verdict is not None for _, t in alarmed),
+        "rollout/episode_alarms": dict(Counter(env for env, t in alarmed if t.verdict is None)),
+        "rollout/alarm_cause": _cause(*alarmed[0]) if alarmed else "",
         "rollout/truncated": _mean([t.outcome.cut_off for t in graded]),
         "rollout/agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
         "rollout/tokens": sum(t.sampled_tokens for t in episodes),
@@ -301,6 +307,12 @@ def passes(row: Mapping[str, Any]) -> dict[str, float]:
 def families(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the family of each task of an evaluation's row that has one, over all environments."""
     return {task: name for part in by_environment(row).values() for task, name in part.get("family", {}).items()}
+
+
+def _cause(env: str, trajectory: Trajectory) -> str:
+    """Say which exception an alarm is about, and where it was raised."""
+    fault = trajectory.outcome.fault
+    return f"{env}: {fault.cause} at {fault.line}" if fault else env
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -121,8 +122,9 @@ def run(
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    levels = asyncio.run(_measure(recipe, model, tasks, samples, tell if as_json else say))
-    data = as_data(recipe, model, samples, levels)
+    key = os.urandom(32)  # fresh hidden cases, which no model can have met
+    levels = asyncio.run(_measure(recipe, model, tasks, samples, key, tell if as_json else say))
+    data = as_data(recipe, model, samples, levels) | {"key": key.hex()}
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -166,7 +168,7 @@ def _band(recipe: Recipe) -> tuple[float, float]:
 
 
 async def _measure(
-    recipe: Recipe, model: Path | None, tasks: int, samples: int, say: Callable[[str], None]
+    recipe: Recipe, model: Path | None, tasks: int, samples: int, key: bytes, say: Callable[[str], None]
 ) -> list[Level]:
     from agentrl import assembly
     from agentrl.evaluation import evaluate, problems
@@ -182,7 +184,7 @@ async def _measure(
                 tried,
                 samples=samples,
                 seed=seeds.derive(recipe.run.seed, "profile"),
-                key=seeds.derive(recipe.run.seed, "profile key").to_bytes(8, "big") * 4,
+                key=key,
                 concurrency=recipe.rollout.concurrency,
                 progress=_tenths(f"{section.name}: rollouts", say),
             )

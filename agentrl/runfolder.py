@@ -22,6 +22,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,20 @@ class RunFolder:
             with os.fdopen(handle, "wb") as file:
                 file.write(secrets.token_bytes(32))
         return path.read_bytes()
+
+    def same_sources(self, versions: Mapping[str, str]) -> None:
+        """Refuse to resume a run whose environments or verifiers have other sources or settings than when it began."""
+        path = self.path / "sources.json"
+        if not path.exists():
+            _write(path, json.dumps(dict(versions), indent=2) + "\n")
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name, version in versions.items() if before.get(name, version) != version]
+        if changed:
+            raise UserError(
+                f"{self.path}: the source of {', '.join(changed)} has changed since the run began, so its scores would "
+                f"not compare; restore it, start a new run, or delete {path} if the change does not matter"
+            )
 
     def close(self) -> None:
         """Unlock the folder."""

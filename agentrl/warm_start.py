@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from agentrl import assembly, seeds
 from agentrl.assembly import Run
+from agentrl.evaluation import seen_hashes
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Task, Trajectory
@@ -82,6 +83,7 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
         micro_tokens=recipe.learner.micro_tokens,
         say=say,
     )
+    run.trained.update(seen_hashes(t.task for t in demonstrations))
     run.learner.adopt()
     await run.publish(run.learner.version)
     row = {

@@ -46,10 +46,33 @@ def test_a_healthy_run_is_left_alone() -> None:
         ({"learn/skipped": 1}, "not finite"),
         ({"rollout/ungraded": 40}, "infrastructure"),
         ({"rollout/grading_alarms": 2}, "grading"),
+        ({"rollout/episode_alarms": {"files": 2}, "rollout/alarm_cause": "files: TypeError: x at a.py:1"}, "episode"),
     ],
 )
 def test_each_failure_has_its_alarm(change: dict[str, Any], name: str) -> None:
     assert list(alarms(rows(last=change), evals(0.3, 0.4, 0.5))) == [name]
+
+
+def test_a_run_that_learns_nothing_is_told_after_three_steps() -> None:
+    silent = [{**row, "rollout/informative": 0.0} for row in rows()[:3]]
+    assert alarms(silent[:2], []) == {}
+    assert list(alarms(silent, [])) == ["signal"]
+    assert alarms([*silent[:2], {**silent[2], "rollout/informative": 0.1}], []) == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "judged", "raised"),
+    [(1.0, 0.008, []), (1.0, 0.03, ["mismatch"]), (0.0, 0.08, []), (0.0, 0.2, ["mismatch"]), (1.0, 0.56, ["mismatch"])],
+)
+def test_a_mismatch_far_above_the_normal_is_told_long_before_it_stops_the_run(
+    own: float, judged: float, raised: list[str]
+) -> None:
+    """Normal is 0.003 nats per token, at most 0.008; tokens of older versions differ because the policy has moved."""
+    figures = {"learn/mismatch_mean": judged, "learn/mismatch_judged": judged, "learn/on_policy": own}
+    assert list(alarms(rows(last=figures), [])) == raised
+    few_own = {"learn/mismatch_mean": 1.5, "learn/mismatch_judged": 0.01, "learn/on_policy": 0.003}
+    assert alarms(rows(last=few_own), []) == {}
+    assert list(alarms(rows(last={"learn/mismatch_mean": judged, "learn/on_policy": own}), [])) == raised
 
 
 def test_a_score_that_only_training_sees_is_suspicious() -> None:

@@ -1,6 +1,10 @@
 """The doctor tries what it reports."""
 
 import json
+import sys
+from pathlib import Path
+
+import pytest
 
 from agentrl import doctor
 
@@ -25,3 +29,13 @@ def test_text_names_the_missing_part_and_the_command() -> None:
         "    - no daemon answers",
         "    fix: apt-get install docker.io",
     ]
+
+
+def test_an_interpreter_without_sglang_is_not_called_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process's environment variables let it import is no server."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("AGENTRL_SGLANG_PYTHON", sys.executable)
+    engines = {finding.name: finding for finding in doctor.engines()}
+    assert (engines["sglang"].works, engines["sglang"].missing) == (False, (f"{sys.executable} has no SGLang",))

@@ -12,14 +12,24 @@ from agentrl import assembly, envs, eval_command
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
-from agentrl.errors import UserError
-from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, compare, evaluate, overlap, problems
-from agentrl.hashing import task_hash
+from agentrl.errors import Fault, UserError
+from agentrl.evaluation import (
+    EVAL_GROUP,
+    Evaluation,
+    Problem,
+    compare,
+    evaluate,
+    overlap,
+    problems,
+    problems_of,
+    seen_hashes,
+)
+from agentrl.recipe import EvalSection
 from agentrl.rollout.player import Player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime
 from agentrl.rollout.scripted import ScriptedEngine
-from agentrl.types import Completion, Ending
+from agentrl.types import Completion, Ending, Outcome
 
 RECIPE = {
     "run": {"name": "r", "threads": 1},
@@ -86,6 +96,39 @@ def test_what_a_budget_ended_is_cut_off_and_nothing_else(found: tuple[list[Probl
     assert replace(result, trajectories=ended).summary([1])["truncated"] == 0.5
 
 
+def test_what_could_not_be_graded_counts_as_failed(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
+    """A policy that breaks its failures does not look better for it, and is not compared."""
+    result = tried(found, {0, 1}, 1)
+    fault = Fault(component="environment", blame="infra", cause="gone")
+    vanished = tuple(
+        t
+        if t.outcome.score
+        else replace(t, outcome=Outcome(ending="done", grade="infra_error", score=None, fault=fault))
+        for t in result.trajectories
+    )
+    broken = replace(result, trajectories=vanished)
+    assert [side.pass_at(1).value for side in (result, broken)] == [pytest.approx(1 / 3)] * 2
+    assert (broken.ungraded, broken.summary([1])["ungraded"], broken.summary([1])["levels"]) == (
+        4,
+        4,
+        {"1": 1 / 3, "2": 1 / 3},
+    )
+    with pytest.raises(UserError, match="4 of 6 tries of the second policy could not be graded"):
+        compare(result, broken)
+    assert compare(result, result).value == 0.0
+
+
+def test_every_environment_is_evaluated_whatever_the_number_of_tasks() -> None:
+    """Fewer tasks than environments, and tasks of two environments with the same ids."""
+    recipe = recipes.build({**RECIPE, "envs": [{"name": "countdown", "levels": [1]}, {"name": "files", "levels": [1]}]})
+    with assembly.runtimes(recipe) as runtimes:
+        chosen = problems_of(recipe, EvalSection(tasks=1), runtimes)
+        assert [problem.env for problem in chosen] == ["countdown", "files"]
+        assert len(problems_of(recipe, EvalSection(tasks=5), runtimes)) == 5
+    twins = [Problem(env, replace(chosen[0].task, id="1")) for env in ("a", "b")]
+    assert [problem.key for problem in twins] == ["a/1", "b/1"]
+
+
 def test_two_policies_are_compared_on_the_same_tasks(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
     weak, strong = tried(found, {0}, 1), tried(found, {0, 1, 2, 3, 4}, 1)
     assert compare(weak, strong).value == pytest.approx(4 / 6)
@@ -106,8 +149,10 @@ def test_intervals_draw_families(found: tuple[list[Problem], Renderer, EnvRuntim
 def test_overlap_is_found_by_content_not_by_name(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
     tasks = [problem.task for problem in found[0]]
     train = [problem.task for problem in problems(found[2], "train", [1, 2], 50)]
-    assert overlap(tasks, {task_hash(task) for task in train}) == 0
-    assert overlap(tasks, {task_hash(tasks[0].public())}) == 1
+    assert overlap(tasks, seen_hashes(train)) == (0, 0)
+    assert overlap(tasks, seen_hashes([tasks[0].public()])) == (1, 0)
+    reordered = replace(tasks[1], prompt=" ".join(reversed(tasks[1].prompt.split())))
+    assert overlap(tasks, seen_hashes([reordered])) == (0, 1)
 
 
 def test_targets_are_recognised(tmp_path: Path) -> None:

@@ -346,3 +346,35 @@ def test_a_gpu_without_memory_is_explained(
     assert train(str(write(run={"steps": 1}))) == 2
     said = capsys.readouterr().err
     assert "learner.micro_tokens" in said and "Tried to allocate 18.00 MiB." in said and "Traceback" not in said
+
+
+def test_levels_that_do_not_exist_are_refused(write: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(write())
+    for key in ("envs.0.levels", "warm_start.levels", "eval.levels"):
+        settings = ["--set", "eval={}"] if key == "eval.levels" else []
+        assert train(path, *settings, "--set", f"{key}=[9]") == 2
+        assert f"{key.replace('.0', '[]')}: files has the levels 1 to 6, not 9" in capfd.readouterr().err
+
+
+def test_a_run_is_not_resumed_with_another_environment(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(run={"steps": 1}))
+    assert train(path) == 0
+    sources = tmp_path / "runs" / "tiny" / "sources.json"
+    before = json.loads(sources.read_text())
+    assert sorted(before) == ["environment files", "verifier of files"]
+    sources.write_text(json.dumps({**before, "verifier of files": "FinalState-other"}))
+    assert train(path, "--resume", "--set", "run.steps=2") == 2
+    assert "the source of verifier of files has changed since the run began" in capfd.readouterr().err
+    sources.write_text(json.dumps(before))
+    assert train(path, "--resume", "--set", "run.steps=2") == 0
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_without_torch_one_line_says_what_to_install(write: Callable[..., Path], command: str) -> None:
+    code = f"import sys; sys.modules['torch'] = None; from agentrl.cli import main; main(['{command}', '{write()}'])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[-1] == "agentrl: this needs torch: pip install 'agentrl[train]'"
+    assert "Traceback" not in ended.stderr

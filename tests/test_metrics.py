@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from agentrl.recipe import (
     StagedCurriculum,
     UniformCurriculum,
 )
-from agentrl.types import Group, Outcome, Round, Segment, Task, Trajectory
+from agentrl.types import Group, Outcome, Round, Segment, Task, Trajectory, Verdict
 
 CURRICULA: list[Curriculum] = [
     LearnabilityCurriculum(),
@@ -59,6 +60,16 @@ def round_() -> Round:
     return Round(number=0, kept=(kept,), dropped=(dropped,), timings={"rollout": 2.0, "learner": 3.0})
 
 
+def test_alarms_are_counted_by_environment_and_name_their_cause() -> None:
+    fault = Fault(component="environment", blame="agent", cause="TypeError: x", line="tools.py:12")
+    broken = Outcome(ending="agent_error", grade="graded", score=0.0, fault=fault, alarm=True)
+    graded = replace(episode(0, 1, 0.0), outcome=broken, verdict=Verdict(score=0.0))
+    kept = group(0, replace(episode(0, 0, 0.0), outcome=broken), graded)
+    row = metrics.step_row(Round(number=0, kept=(kept,)), {}, version=5)
+    assert (row["rollout/grading_alarms"], row["rollout/episode_alarms"]) == (1, {"files": 1})
+    assert row["rollout/alarm_cause"] == "files: TypeError: x at tools.py:12"
+
+
 def test_a_round_by_hand() -> None:
     assert metrics.step_row(round_(), {"learn/loss": 0.5}, version=5) == {
         "rollout/score": 0.25,
@@ -72,6 +83,8 @@ def test_a_round_by_hand() -> None:
         "rollout/episodes": 5,
         "rollout/ungraded": 1,
         "rollout/grading_alarms": 0,
+        "rollout/episode_alarms": {},
+        "rollout/alarm_cause": "",
         "rollout/truncated": 0.25,
         "rollout/agent_errors": 0.25,
         "rollout/tokens": 12,

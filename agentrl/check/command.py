@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 
 from agentrl.check import run
-from agentrl.check.run import Result
+from agentrl.check.faults import leave
+from agentrl.check.run import Report, Result
 
 
 def check(
@@ -22,7 +25,7 @@ def check(
     options: Mapping[str, Any],
     as_json: bool,
 ) -> int:
-    """Run the checks; return 1 when any failed."""
+    """Run the checks; return 1 when any failed. The process ends here when the author's code never comes back."""
 
     def tell(result: Result) -> None:
         if as_json:
@@ -32,12 +35,41 @@ def check(
         if not result.ok:
             typer.echo(f"     fix: {result.fix}")
 
+    def show(report: Report) -> None:
+        typer.echo(report.json() if as_json else f"{name}: {conclusion(report)}")
+
+    def give_up(report: Report) -> None:
+        tell(report.results[-1])
+        show(report)
+        sys.stdout.flush()
+        os._exit(1)  # nothing can interrupt what holds the event loop or a thread
+
     report = asyncio.run(
-        run.check(name, sandbox=sandbox, levels=levels, per_level=tasks, options=options, only=only, progress=tell)
+        run.check(
+            name,
+            sandbox=sandbox,
+            levels=levels,
+            per_level=tasks,
+            options=options,
+            only=only,
+            progress=tell,
+            on_stuck=give_up,
+        )
     )
-    if as_json:
-        typer.echo(report.json())
-    else:
-        bad = sum(not result.ok for result in report.results)
-        typer.echo(f"{name}: {f'{bad} of {len(report.results)} checks failed' if bad else 'fit for training'}")
-    return 0 if report.ok else 1
+    show(report)
+    return leave(0 if report.ok else 1)
+
+
+def conclusion(report: Report) -> str:
+    """Say what the results mean: fit for training only when every check ran and held."""
+    bad = sum(not result.ok for result in report.results)
+    ran = ", ".join(result.name for result in report.results)
+    if bad:
+        rest = f"; {len(report.not_run)} were not run" if report.not_run else ""
+        return f"{bad} of {len(report.results)} checks failed{rest}"
+    if report.not_run:
+        return (
+            f"{len(report.results)} of {len(run.ALL)} checks ran and passed ({ran}); {len(report.not_run)} were not "
+            "run, so this does not tell whether it is fit for training"
+        )
+    return "fit for training"

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from agentrl import seeds
+from agentrl.check.faults import Failed, guarded, task_of, timely, verdict_of
 from agentrl.check.fingerprint import Fingerprint, expert_print
 from agentrl.check.leaks import texts
+from agentrl.check.watchdog import beat
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.gym_adapter import ActionSpace
-from agentrl.envs.play import Abandoned, Played, Stage, Stop, play
+from agentrl.envs.play import Abandoned, Played, Stage, Stop, play, scripted
 from agentrl.envs.tools import tools_of
 from agentrl.hashing import short, task_hash
+from agentrl.redteam.workspace import watched
 from agentrl.types import SPLITS, Split, Task, ToolCall
 
 T = TypeVar("T")
@@ -32,14 +35,6 @@ GENERATION_MS = 5.0
 CONCURRENT = 16
 AT_ONCE = 8
 """Episodes played at once where nothing is compared."""
-
-
-class Failed(Exception):
-    """A check that did not hold; the text is the evidence."""
-
-    def __init__(self, evidence: str, fix: str = "") -> None:
-        super().__init__(evidence)
-        self.fix = fix
 
 
 class Surveyed(NamedTuple):
@@ -67,6 +62,8 @@ class CheckContext:
     where: Stage
     prints: dict[str, Fingerprint] = field(default_factory=dict)
     """The expert's episodes played alone, by task id."""
+    stuck: Failed | None = None
+    """Set once a tool did not come back: no more episodes are played then, each would wait as long."""
     _survey: list[Surveyed] = field(default_factory=list)
 
     def make(self) -> Environment:
@@ -75,7 +72,11 @@ class CheckContext:
 
     def tasks(self, split: Split = "train", per_level: int | None = None) -> list[Task]:
         count = min(per_level or self.per_level, self.kind.size or sys.maxsize)
-        return [self.make().task(split, level, index) for level in self.levels for index in range(count)]
+        return [self.task(split, level, index) for level in self.levels for index in range(count)]
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        """Generate a task with a fresh instance; fail with the author's line when it is none."""
+        return task_of(self.make(), split, level, index)
 
     def survey(self) -> list[Surveyed]:
         """Generate tasks of every split and level, once."""
@@ -85,14 +86,42 @@ class CheckContext:
             for split in SPLITS:
                 for level in self.levels:
                     for index in range(count):
-                        task = environment.task(split, level, index)
+                        beat()
+                        task = task_of(environment, split, level, index)
                         words = " ".join([task.prompt, *texts(task.setup)]).lower().split()
                         content = task_hash(task)
                         self._survey.append(Surveyed(task.id, split, level, content, short(" ".join(sorted(words)))))
         return self._survey
 
     async def play(self, task: Task, actions: Any, **options: Any) -> Played:
-        return await play(self.make(), task, actions, self.where, seed=SEED, **options)
+        """Play one episode; fail at once when a tool call uses up its time."""
+        if self.stuck is not None:
+            raise self.stuck
+        environment = watched(self.make()) if options.get("digests") else self.make()
+        policy = guarded(actions if callable(actions) else scripted(actions), self.kind)
+        try:
+            return timely(self.kind, await play(environment, task, policy, self.where, seed=SEED, **options))
+        except Failed as failed:
+            self.stuck = failed
+            raise
+
+    async def expert_print(self, task: Task) -> Fingerprint:
+        """Play the expert's episode once more and return its fingerprint."""
+        if self.stuck is not None:
+            raise self.stuck
+        try:
+            return await expert_print(self.make(), task, self.where, seed=SEED)
+        except Failed as failed:
+            self.stuck = failed
+            raise
+
+    async def graded(self, played: Played) -> Played:
+        """Return an episode whose grading worked; otherwise fail with what is wrong with the author's verifier."""
+        outcome = played.outcome
+        if (outcome.grade != "graded" or outcome.alarm) and played.submission is not None:
+            context = self.where.context(played.submission.task.id)
+            await verdict_of(self.kind.verifier, played.submission, context)
+        return played
 
     async def at_start(self, task: Task, look: Callable[[Episode], Awaitable[T]]) -> T:
         """Start an episode, look at it before the first action, and give it up."""
@@ -109,19 +138,19 @@ class CheckContext:
         raise Failed(f"{task.id} broke before the first action: {played.outcome.fault}")
 
     async def plays(self, pairs: list[tuple[Task, list[Any]]], **options: Any) -> list[Played]:
-        """Play many episodes, some at once."""
+        """Play many episodes, some at once; fail when the verifier itself breaks on one."""
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(task: Task, actions: list[Any]) -> Played:
             async with places:
-                return await self.play(task, actions, **options)
+                return await self.graded(await self.play(task, actions, **options))
 
         return await asyncio.gather(*(one(task, actions) for task, actions in pairs))
 
     async def alone(self, task: Task) -> Fingerprint:
         """Play the expert's episode once and remember it."""
         if task.id not in self.prints:
-            self.prints[task.id] = await expert_print(self.make(), task, self.where, seed=SEED)
+            self.prints[task.id] = await self.expert_print(task)
         return self.prints[task.id]
 
     def random_actions(self, task: Task, number: int) -> list[Any]:

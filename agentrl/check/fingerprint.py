@@ -12,13 +12,16 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any
 
+from agentrl.check.faults import guarded, task_of, timely
 from agentrl.envs import load
 from agentrl.envs.base import Environment
-from agentrl.envs.play import Played, Stage, play, spoken, stage
+from agentrl.envs.play import Played, Stage, play, scripted, spoken, stage
 from agentrl.hashing import short, task_hash
+from agentrl.redteam.workspace import watched
 from agentrl.types import Task
 
 
@@ -34,19 +37,47 @@ class Fingerprint:
     end: str
     """The sandbox after the last turn."""
     score: float | None
+    messages: tuple[str, ...] = ()
+    """Who spoke and a hash of what, for each message."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """A hash of every file of the workspace after the last turn."""
+
+    def difference(self, other: Fingerprint) -> str:
+        """Say in which parts, messages and files another one differs; "" when it does not."""
+        names = [n for n in ("task", "start", "talk", "end", "score") if getattr(self, n) != getattr(other, n)]
+        if not names:
+            return ""
+        details = []
+        for at, (one, two) in enumerate(zip_longest(self.messages, other.messages), 1):
+            if one != two:
+                details.append(f"message {at} ({(one or two or '').split(':')[0]}) is the first that differs")
+                break
+        paths = [p for p in sorted({*self.files, *other.files}) if self.files.get(p) != other.files.get(p)]
+        if paths:
+            details.append(f"files that differ: {', '.join(paths[:8])}{' ...' if len(paths) > 8 else ''}")
+        if "score" in names:
+            details.append(f"scores {self.score} and {other.score}")
+        return f"{', '.join(names)} differ{f' ({chr(59).join(details)})' if details else ''}".replace(";", "; ")
 
 
 def of_play(task: Task, played: Played) -> Fingerprint:
     """Return the fingerprint of an episode that was played with `digests=True`."""
     start, end = (*played.digests, "", "")[:2]
     talk = "\n".join(f"{m.role}: {spoken(m)}" for m in played.messages)
-    return Fingerprint(task_hash(task, secret=True)[:16], start[:16], short(talk), end[:16], played.score)
+    messages = tuple(f"{m.role}:{short(spoken(m))}" for m in played.messages)
+    workspace = getattr(played.submission.state, "workspace", {}) if played.submission is not None else {}
+    files = {path: short(content) for path, content in workspace.items()}
+    return Fingerprint(
+        task_hash(task, secret=True)[:16], start[:16], short(talk), end[:16], played.score, messages, files
+    )
 
 
 async def expert_print(environment: Environment, task: Task, where: Stage, *, seed: int) -> Fingerprint:
     """Play the expert's episode and return its fingerprint."""
-    played = await play(environment, task, environment.expert(task), where, seed=seed, max_turns=64, digests=True)
-    return of_play(task, played)
+    kind = type(environment)
+    policy = guarded(scripted(environment.expert(task)), kind)
+    played = await play(watched(environment), task, policy, where, seed=seed, max_turns=64, digests=True)
+    return of_play(task, timely(kind, played))
 
 
 def _another_day() -> None:
@@ -82,7 +113,7 @@ async def _main(order: Mapping[str, Any]) -> dict[str, Any]:
     async with stage(order["sandbox"], limit=4) as where:
         for level, index in order["tasks"]:
             environment = kind(**order["options"])
-            task = environment.task("train", level, index)
+            task = task_of(environment, "train", level, index)
             prints[task.id] = asdict(await expert_print(environment, task, where, seed=order["seed"]))
     return prints
 

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentrl.check import tasks, verdicts
-from agentrl.check.context import Check, CheckContext, Failed
+from agentrl.check.context import Check, CheckContext
+from agentrl.check.faults import ENDLESS, Failed, place
+from agentrl.check.watchdog import watch
 from agentrl.envs import load
 from agentrl.envs.play import stage
 from agentrl.errors import AgentRLError, UserError
@@ -43,13 +45,21 @@ class Report:
     sandbox: str
     levels: tuple[int, ...]
     results: tuple[Result, ...] = field(default_factory=tuple)
+    not_run: tuple[str, ...] = ()
+    """Checks that were not asked for, or that did not come to their turn."""
 
     @property
     def ok(self) -> bool:
+        """Whether every check that ran holds."""
         return all(result.ok for result in self.results)
 
+    @property
+    def fit(self) -> bool:
+        """Whether every check ran and holds."""
+        return self.ok and not self.not_run
+
     def json(self) -> str:
-        return json.dumps({**asdict(self), "ok": self.ok}, indent=2)
+        return json.dumps({**asdict(self), "ok": self.ok, "fit": self.fit}, indent=2)
 
 
 async def check(
@@ -61,8 +71,12 @@ async def check(
     options: Mapping[str, Any] | None = None,
     only: Iterable[str] | None = None,
     progress: Callable[[Result], None] | None = None,
+    on_stuck: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Run the checks, or only some of them, on the first tasks of each level."""
+    """Run the checks, or only some of them, on the first tasks of each level.
+
+    `on_stuck` is called from another thread, with the report so far, once the author's code holds everything up.
+    """
     kind = load(name)
     names = tuple(only) if only is not None else tuple(ALL)
     unknown = [check_name for check_name in names if check_name not in ALL]
@@ -72,8 +86,18 @@ async def check(
     unknown_levels = [level for level in chosen if level not in kind.levels]
     if unknown_levels:
         raise UserError(f"{name} has the levels {kind.levels.start} to {kind.levels[-1]}, not {unknown_levels}")
-    results = []
-    async with stage(sandbox, limit=16) as where:
+    results: list[Result] = []
+
+    def report(last: Result | None = None) -> Report:
+        done = (*results, last) if last is not None else tuple(results)
+        rest = tuple(check_name for check_name in ALL if check_name not in {result.name for result in done})
+        return Report(env=name, sandbox=sandbox, levels=chosen, results=done, not_run=rest)
+
+    def give_up(evidence: str) -> None:
+        assert on_stuck is not None
+        on_stuck(report(Result(name=names[len(results)], ok=False, evidence=evidence, fix=ENDLESS)))
+
+    async with stage(sandbox, limit=16) as where, watch(give_up if on_stuck is not None else None):
         context = CheckContext(
             name=name,
             kind=kind,
@@ -87,7 +111,9 @@ async def check(
             results.append(await _run(ALL[check_name], context))
             if progress is not None:
                 progress(results[-1])
-    return Report(env=name, sandbox=sandbox, levels=chosen, results=tuple(results))
+            if context.stuck is not None:
+                break  # every other check would wait as long for the same tool
+    return report()
 
 
 async def _run(check: Check, context: CheckContext) -> Result:
@@ -101,16 +127,10 @@ async def _run(check: Check, context: CheckContext) -> Result:
         ok, evidence = False, "expert(task) is not written"
         fix = "write expert(task): the tool calls, then the final message, that solve the task; it may use the secret"
     except AgentRLError as error:
-        ok, evidence = False, f"{type(error).__name__}: {error}"
+        at = place(error)
+        ok, evidence = False, f"{type(error).__name__}: {error}{'' if at.strip(' ()') in str(error) else at}"
     except Exception as error:  # an author's bug is a finding, not a crash of the check
-        ok, evidence = False, f"{type(error).__name__}: {error}{_place(error)}"
+        ok, evidence = False, f"{type(error).__name__}: {error}{place(error)}"
         fix = "fix the exception; see the file and line above"
     seconds = round(time.perf_counter() - began, 3)
     return Result(name=check.name, ok=ok, evidence=evidence, fix="" if ok else fix, seconds=seconds)
-
-
-def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""

@@ -11,15 +11,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 
-from agentrl.check.context import CONCURRENT, GENERATION_MS, SEED, CheckContext, Failed, check
-from agentrl.check.fingerprint import Fingerprint, expert_print, of_play
+from agentrl.check.context import CONCURRENT, GENERATION_MS, SEED, CheckContext, check
+from agentrl.check.faults import Failed, task_of
+from agentrl.check.fingerprint import Fingerprint, of_play
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.replay import of_row, replay, to_row
 from agentrl.hashing import canonical, short, task_hash
+from agentrl.sandboxes.base import off_loop
 from agentrl.types import SPLITS, Task
+
+ELSEWHERE_S = 600.0
+"""How long the other process may take for the same episodes."""
 
 # Tasks ----------------------------------------------------------------------------------------------------------
 
@@ -30,7 +34,7 @@ async def task_contract(context: CheckContext) -> str:
     for split in SPLITS:
         for level in context.levels:
             for index in range(context.per_level):
-                task = context.make().task(split, level, index)
+                task = context.task(split, level, index)
                 ids[task.id] += 1
                 if (task.split, task.level) != (split, level):
                     raise Failed(f"task({split!r}, {level}, {index}) says split {task.split!r}, level {task.level}")
@@ -47,11 +51,11 @@ async def task_contract(context: CheckContext) -> str:
 @check("derive every random choice in task() from seeds.generator(...) or `draw`; keep no state on self or the class")
 async def task_purity(context: CheckContext) -> str:
     places = [(level, index) for level in context.levels for index in range(context.per_level + 2)]
-    first = {at: task_hash(context.make().task("train", *at), secret=True) for at in places}
+    first = {at: task_hash(context.task("train", *at), secret=True) for at in places}
     shared = context.make()
     random.seed(time.time_ns())  # a task that uses the global source instead of its seed differs from here on
     for at in sorted(places, key=lambda at: short(str(at))):
-        if task_hash(shared.task("train", *at), secret=True) != first[at]:
+        if task_hash(task_of(shared, "train", *at), secret=True) != first[at]:
             raise Failed(f"task('train', {at[0]}, {at[1]}) was different the second time, in another order")
     return f"{len(places)} tasks were the same in another order, from another instance"
 
@@ -94,23 +98,30 @@ async def seed_control(context: CheckContext) -> str:
             raise Failed(f"8 indices of level {level} gave {len(different)} tasks: the index is ignored")
     for task in context.tasks():
         first, second = [await context.at_start(task, _opening) for _ in range(2)]
-        if first != second:
-            raise Failed(f"{task.id}: two resets with seed {SEED} gave {first} and {second}")
+        parts = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
+        if parts:
+            raise Failed(f"{task.id}: two resets with seed {SEED} differ in {', '.join(parts[:8])}")
     return f"indices give different tasks; {len(context.tasks())} resets repeat to the bit, sandbox included"
 
 
-async def _opening(episode: Episode) -> tuple[str, str]:
-    """Hash the opening messages and the sandbox."""
-    return short([m.content for m in episode.transcript]), (await episode.digest())[:16]
+async def _opening(episode: Episode) -> dict[str, str]:
+    """Hash the opening messages, and each file of the sandbox; times and owners only all together."""
+    parts = {"the messages": short([m.content for m in episode.transcript])}
+    if episode.environment._box is not None:
+        tree = await off_loop(episode.environment.box.collect)
+        parts |= {path: short([entry.kind, entry.mode, entry.content]) for path, entry in tree.items()}
+        parts["the sandbox's digest (times, owners and attributes included)"] = await episode.digest()
+    return parts
 
 
-@check("find what differs with `agentrl env replay`; common causes: set order, time of day, unsorted folder listings")
+@check(
+    "the evidence names what differs; `agentrl env play NAME --index 0` shows the same task and its messages by hand. "
+    "Common causes: set order, time of day, random numbers without self.rng, unsorted folder listings"
+)
 async def episode_determinism(context: CheckContext) -> str:
     tasks = context.tasks()
     for task in tasks:
-        _same(
-            task, "alone", await context.alone(task), await expert_print(context.make(), task, context.where, seed=SEED)
-        )
+        _same(task, "alone", await context.alone(task), await context.expert_print(task))
     for task_id, fingerprint in (await _elsewhere(context, tasks)).items():
         task = next(t for t in tasks if t.id == task_id)
         _same(task, "in another process on another day", await context.alone(task), fingerprint)
@@ -126,12 +137,12 @@ async def episode_isolation(context: CheckContext) -> str:
     tasks = context.tasks()
     together = [tasks[i % len(tasks)] for i in range(CONCURRENT)]
     before = _attributes(context.kind)
-    prints = await asyncio.gather(*(expert_print(context.make(), t, context.where, seed=SEED) for t in together))
+    prints = await asyncio.gather(*(context.expert_print(t) for t in together))
     for task, fingerprint in zip(together, prints, strict=True):
         _same(task, f"with {CONCURRENT} at once", await context.alone(task), fingerprint)
     await context.plays([(task, context.random_actions(task, number)) for number, task in enumerate(tasks)])
     for task in tasks:
-        fingerprint = await expert_print(context.make(), task, context.where, seed=SEED)
+        fingerprint = await context.expert_print(task)
         _same(task, "after random episodes", await context.alone(task), fingerprint)
     if before != _attributes(context.kind):
         raise Failed("class attributes changed while episodes ran")
@@ -144,9 +155,9 @@ def _attributes(kind: type[Environment]) -> str:
 
 
 def _same(task: Task, how: str, old: Fingerprint, new: Fingerprint) -> None:
-    if old != new:
-        parts = [name for name, value in asdict(old).items() if asdict(new)[name] != value]
-        raise Failed(f"{task.id}, played {how}: {', '.join(parts)} differ ({old} against {new})")
+    difference = old.difference(new)
+    if difference:
+        raise Failed(f"{task.id}, played {how}: {difference}")
 
 
 async def _elsewhere(context: CheckContext, tasks: list[Task]) -> Mapping[str, Fingerprint]:
@@ -168,10 +179,15 @@ async def _elsewhere(context: CheckContext, tasks: list[Task]) -> Mapping[str, F
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONHASHSEED": "4711"},
     )
-    out, err = await process.communicate(json.dumps(order).encode())
+    try:
+        out, err = await asyncio.wait_for(process.communicate(json.dumps(order).encode()), ELSEWHERE_S)
+    except TimeoutError:
+        process.kill()
+        raise Failed(f"the other process, with another date and hash seed, did not end in {ELSEWHERE_S:g} s") from None
     if process.returncode:
         raise Failed(f"the other process failed: {err.decode(errors='replace').strip().splitlines()[-1:]}")
-    return {task_id: Fingerprint(**parts) for task_id, parts in json.loads(out).items()}
+    prints = json.loads(out)
+    return {task_id: Fingerprint(**{**p, "messages": tuple(p["messages"])}) for task_id, p in prints.items()}
 
 
 @check("let observations depend on the task, seed and actions alone: a replay has only the messages")
@@ -198,7 +214,7 @@ async def speed(context: CheckContext) -> str:
         for split in SPLITS:
             for index in range(min(20, context.kind.size or 20)):
                 began = time.thread_time()
-                environment.task(split, level, index)
+                task_of(environment, split, level, index)
                 times.append(1000 * (time.thread_time() - began))
         if statistics.fmean(times) > slowest:
             slowest, worst = statistics.fmean(times), level

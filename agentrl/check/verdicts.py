@@ -9,7 +9,9 @@ import statistics
 import time
 from typing import Any
 
-from agentrl.check.context import CANARIES, RANDOM_EPISODES, SEED, CheckContext, Failed, check
+from agentrl.check.context import CANARIES, RANDOM_EPISODES, SEED, CheckContext, check
+from agentrl.check.faults import Failed, verdict_of
+from agentrl.check.giveaways import TASKS, Seen, giveaways
 from agentrl.check.leaks import canaries, distinctive, find_in
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import play
@@ -24,7 +26,23 @@ from agentrl.verifiers.grade import grade
 CUT_OFF_S = 10.0
 """How long a tool with a limit of 0.3 seconds may hold an episode, on a busy machine."""
 
+GIVEN_FILES = 8
+"""Tasks of each level whose sandboxes are looked into for a solution in the open."""
+
 # Ceiling and floor ----------------------------------------------------------------------------------------------
+
+
+@check("write `async def verify(self, submission, context)` that returns Verdict(score=...) for every submission")
+async def verifier_contract(context: CheckContext) -> str:
+    """Call verify() directly: what it raises or returns is then seen as it is."""
+    verifier = context.kind.verifier
+    tasks = context.tasks(per_level=1)
+    for task in tasks:
+        for actions in (list(context.make().expert(task)), [""]):
+            played = await context.play(task, actions)
+            if played.submission is not None:
+                await verdict_of(verifier, played.submission, context.where.context(task.id))
+    return f"{type(verifier).__name__}.verify returns a Verdict for {2 * len(tasks)} submissions"
 
 
 @check("let expert(task) really solve the task, or fix the verifier that does not accept its solution")
@@ -103,6 +121,7 @@ async def oracle_containment(context: CheckContext) -> str:
 @check("keep solutions out of prompts, setup and sandboxes; beware of tools that call self.task() or read class state")
 async def no_solution_leakage(context: CheckContext) -> str:
     """Keep the true secret: values that the task itself does not give away must not be readable at the start."""
+    await _in_the_open(context)
     count = 0
     for task in context.tasks(per_level=1):
         values = distinctive(task)
@@ -111,7 +130,36 @@ async def no_solution_leakage(context: CheckContext) -> str:
             leaked = find_in(text, values)
             if leaked:
                 raise Failed(f"{task.id}: the secret value {leaked[:60]!r} can be read in {where}")
-    return f"{count} values that only the secrets hold; none can be read before the first action"
+    return f"{count} values that only the secrets hold; none can be read before the first action, none can be copied"
+
+
+async def _in_the_open(context: CheckContext) -> None:
+    """Look for a place in prompt, setup or files that gives the solution, and play what can be copied from there."""
+    for level in context.levels:
+        seen = []
+        for index in range(min(TASKS, context.kind.size or TASKS)):
+            task = context.task("train", level, index)
+            files = await context.at_start(task, _files) if index < GIVEN_FILES else {}
+            seen.append(Seen(task, tuple(context.make().expert(task)), files))
+        for giveaway in giveaways(seen):
+            scripts = giveaway.scripts[:2]
+            scores = [(await context.play(task, list(script), max_turns=64)).score for task, script in scripts]
+            if all(score is not None and score >= 1.0 for score in scores):
+                raise Failed(
+                    f"level {level}: {giveaway.path} can be copied from {giveaway.rule} in {giveaway.count} of "
+                    f"{len(giveaway.scripts)} tasks, and submitting it alone scores 1.0",
+                    f"take the solution out of {giveaway.rule}; what tools need from setup, let the verifier "
+                    "read there too (submission.task.setup), and keep it out of the secret",
+                )
+
+
+async def _files(episode: Episode) -> dict[str, str]:
+    """Return the text of every small file of the workspace."""
+    if episode.environment._box is None:
+        return {}
+    tree = await off_loop(episode.environment.box.collect)
+    small = {path: entry for path, entry in tree.items() if entry.kind == "file" and len(entry.content) < 4_000}
+    return {path: entry.content.decode("utf-8", "replace") for path, entry in small.items()}
 
 
 async def _visible(episode: Episode) -> dict[str, str]:
@@ -239,7 +287,7 @@ async def verifier_determinism(context: CheckContext) -> str:
     tasks = context.tasks(per_level=1)
     for task in tasks:
         for actions in (list(context.make().expert(task)), ["nothing was done"]):
-            played = await context.play(task, actions, max_turns=64)
+            played = await context.graded(await context.play(task, actions, max_turns=64))
             if played.submission is None:
                 raise Failed(f"{task.id} left nothing to grade: {played.outcome.fault}")
             verdicts = [(played.outcome, played.verdict)]
@@ -255,11 +303,15 @@ async def verifier_determinism(context: CheckContext) -> str:
 
 @check("run `agentrl redteam` on the environment for the transcript of each breach, and fix the verifier")
 async def red_team(context: CheckContext) -> str:
+    task = context.tasks(per_level=1)[0]
+    await context.graded(await context.play(task, list(context.make().expert(task))))
     corpus = [attack for attack in attacks().values() if not attack.slow]
     attack_target = AttackTarget.of(context.name, context.make, levels=context.levels[:1])
-    report = await run(attack_target, context.where.boxes, backend=context.sandbox, chosen=corpus)
+    report = await run(attack_target, context.where.boxes, backend=context.sandbox, chosen=corpus, coverage=True)
     breaches = [f"{f.id} scored {f.score}" for f in report.breaches]
     wrong = [f"control {c.name} scored {c.score}" for c in report.controls if not c.ok]
     if breaches or wrong:
         raise Failed("; ".join([*wrong, *breaches][:5]))
-    return f"{report.tried} attacks tried at level {context.levels[0]}, none succeeded"
+    if report.gaps:
+        raise Failed("; ".join(report.gaps), "let the red team reach what the policy can reach, as the evidence says")
+    return f"none succeeded at level {context.levels[0]}: {report.coverage}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agentrl import seeds
 from agentrl.curriculum.group_stats import Beta
-from agentrl.recipe import GroupFilterSection
+from agentrl.recipe import AlgorithmSection, GroupFilterSection
 from agentrl.types import Group, Trajectory
 
 Key = tuple[int, int]
@@ -30,28 +30,66 @@ class Decision:
 
     keep: bool
     reason: str = ""
-    """Why not: `ungraded` (fewer than two scores), `stopped` (early), `no signal` (all scores equal)."""
+    """Why not: `ungraded` (too few scores to compare), `stopped` (early), `no signal` (nothing to tell apart)."""
 
 
 class GroupFilter:
     """All decisions between rollouts and learner."""
 
-    def __init__(self, recipe: GroupFilterSection, max_tokens: int) -> None:
+    def __init__(self, recipe: GroupFilterSection, max_tokens: int, algorithm: AlgorithmSection | None = None) -> None:
         self._recipe = recipe
+        self._algorithm = algorithm or AlgorithmSection()
+        """What learns from the groups: it decides what a signal is."""
         self._max_tokens = max_tokens
         """The budget of sampled tokens per episode."""
 
     def judge(self, group: Group) -> Decision:
-        """Keep or drop a group. Fewer than two scores give no baseline, so every recipe drops such a group."""
-        if len(group.scores) < 2:
+        """Keep or drop a group. Fewer than two scores give no group baseline: whatever needs one drops such a group."""
+        if len(group.scores) < self._least:
             return Decision(False, "ungraded")
-        if group.censored and not group.informative:
+        signal = self._signal(group)
+        if group.censored and not signal:
             return Decision(False, "stopped")
         if not self._recipe.dynamic_sampling:
             return Decision(True)
-        # The penalty on length alone is no signal: where all fail, it would teach to give up sooner.
-        scores = {self._counted(t, t.outcome.score) for t in group.trajectories if t.outcome.score is not None}
-        return Decision(True) if len(scores) > 1 else Decision(False, "no signal")
+        return Decision(True) if signal else Decision(False, "no signal")
+
+    @property
+    def _least(self) -> int:
+        """How many scores a group must have to be learnt from."""
+        return 2 if self._algorithm.group_relative else 1
+
+    def _signal(self, group: Group) -> bool:
+        """Return whether the algorithm can learn from the group.
+
+        It can where its graded rollouts differ in score, or with turn credit in process rewards; always where they are
+        compared with the whole batch. The penalty on length alone is no signal: where all fail, it would teach to give
+        up sooner.
+        """
+        graded = [t for t in group.trajectories if t.outcome.score is not None]
+        if all(self._masked(t) for t in graded):
+            return False
+        return not self._algorithm.group_relative or len({(self.counted(t), self._process(t)) for t in graded}) > 1
+
+    def _process(self, trajectory: Trajectory) -> tuple[float, ...]:
+        """Return the scores per turn that the algorithm uses, without zeros at the end."""
+        if self._algorithm.credit != "turn" or trajectory.verdict is None:
+            return ()
+        scores = list(trajectory.verdict.turn_scores)
+        while scores and not scores[-1]:
+            scores.pop()
+        return tuple(scores)
+
+    def counted(self, trajectory: Trajectory) -> float | None:
+        """Return the score; 0 where a budget ended the episode and the recipe counts that as failed."""
+        score = trajectory.outcome.score
+        failed = score is not None and self._recipe.overlong == "fail" and trajectory.outcome.cut_off
+        return 0.0 if failed else score
+
+    def earned(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Return what `may_spare` and `may_stop` compare: counted scores, with process rewards where they are used."""
+        scores = [(self.counted(t), sum(self._process(t))) for t in trajectories]
+        return [score + process for score, process in scores if score is not None]
 
     def may_refill(self, wanted: int, drawn: int) -> bool:
         """Return whether a round that wants `wanted` groups and has drawn `drawn` may draw one more."""
@@ -63,6 +101,8 @@ class GroupFilter:
         probe = self._recipe.probe
         if not probe or not self._recipe.dynamic_sampling or belief is None or size < 4:
             return size
+        if not self._algorithm.group_relative:
+            return size
         no_signal = sum(all_agree(score, 0, size, belief) for score in (0.0, 1.0))
         return (size + 1) // 2 if no_signal >= probe else size
 
@@ -71,28 +111,32 @@ class GroupFilter:
 
         Everything that started has finished, so the scores are a fair sample, only smaller.
         """
+        if not self._algorithm.group_relative:
+            return False
         return _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= SPARED
 
     def may_stop(self, scores: Sequence[float], remaining: int, belief: Beta | None = None) -> bool:
         """Return whether to stop a group with these scores so far and `remaining` rollouts still running.
 
-        It stops when it will end without signal: certainly, because fewer than two rollouts can still be graded; or,
+        It stops when it will end without signal: certainly, because too few rollouts can still be graded; or,
         for `early_stop` below 1, with at least that probability, when all scores agree so far and the belief and the
         scores together predict that the others will too.
         """
         threshold = self._recipe.early_stop
         if not threshold:
             return False
-        if len(scores) + remaining < 2:
+        if len(scores) + remaining < self._least:
             return True
+        if not self._algorithm.group_relative:
+            return False
         return bool(remaining) and _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= threshold
 
     def scores(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Return shaped scores where they differ from the outcome's; the outcome itself never changes."""
         shaped_scores: dict[Key, float] = {}
         for trajectory in (t for group in groups for t in group.trajectories):
-            score = trajectory.outcome.score
-            if score is not None and (shaped := self._shaped(trajectory, score)) != score:
+            score, shaped = trajectory.outcome.score, self._shaped(trajectory)
+            if shaped is not None and shaped != score:
                 shaped_scores[trajectory.group, trajectory.index] = shaped
         return self._shuffled(groups, shaped_scores) if self._recipe.shuffle_scores else shaped_scores
 
@@ -108,27 +152,27 @@ class GroupFilter:
         seeds.generator(0, "shuffled scores", *(group.number for group in groups)).shuffle(scores)
         return dict(zip(graded, scores, strict=True))
 
-    def _counted(self, trajectory: Trajectory, score: float) -> float:
-        """Return the score, or 0 where a budget ended the episode and the recipe counts that as failed."""
-        return 0.0 if self._recipe.overlong == "fail" and trajectory.outcome.cut_off else score
-
-    def _shaped(self, trajectory: Trajectory, score: float) -> float:
-        if self._recipe.overlong != "shape":
-            return self._counted(trajectory, score)
+    def _shaped(self, trajectory: Trajectory) -> float | None:
+        score = self.counted(trajectory)
+        if self._recipe.overlong != "shape" or score is None:
+            return score
         return score + overlong_penalty(trajectory.sampled_tokens, self._max_tokens, self._recipe.overlong_buffer)
 
     def weights(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Return how much each trajectory counts in the loss, where that is not 1."""
         weights: dict[Key, float] = {}
         for group in groups:
-            scores = group.scores
+            scores = [score for score in map(self.counted, group.trajectories) if score is not None]
             group_weight = closeness(sum(scores) / len(scores), self._recipe.closeness) if scores else 1.0
             for trajectory in group.trajectories:
-                masked = self._recipe.overlong == "mask" and trajectory.outcome.ending == "max_tokens"
-                weight = 0.0 if masked else group_weight
+                weight = 0.0 if self._masked(trajectory) else group_weight
                 if weight != 1.0:
                     weights[trajectory.group, trajectory.index] = weight
         return weights
+
+    def _masked(self, trajectory: Trajectory) -> bool:
+        """Return whether the recipe leaves the episode out of the loss."""
+        return self._recipe.overlong == "mask" and trajectory.outcome.ending == "max_tokens"
 
 
 def overlong_penalty(length: int, limit: int, buffer: int) -> float:

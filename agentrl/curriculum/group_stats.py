@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.types import Group
+from agentrl.types import Group, Trajectory
 
 BINS = 10
 Beta = tuple[float, float]
 """A Beta distribution of a pass rate, as pseudo-counts of passes and failures."""
+
+
+Counted = Callable[[Trajectory], float | None]
+"""Says what a rollout scores; None where it was not graded."""
+
+
+def outcome_score(trajectory: Trajectory) -> float | None:
+    """Return the score as the verifier gave it."""
+    return trajectory.outcome.score
 
 
 def expected_rate(belief: Beta | None) -> float | None:
@@ -55,9 +64,11 @@ class GroupStats:
         return self.total / self.count
 
 
-def group_stats(group: Group, level: int, index: int, predicted: float | None) -> GroupStats:
-    """Summarise a group for the curriculum."""
-    scores = group.scores
+def group_stats(
+    group: Group, level: int, index: int, predicted: float | None, counted: Counted = outcome_score
+) -> GroupStats:
+    """Summarise a group for the curriculum, with the scores that `counted` gives."""
+    scores = [score for score in map(counted, group.trajectories) if score is not None]
     count = len(scores)
     total = float(sum(scores))
     mean = total / count if count else 0.0
@@ -69,7 +80,7 @@ def group_stats(group: Group, level: int, index: int, predicted: float | None) -
         count=count,
         total=total,
         spread=sum((score - mean) ** 2 for score in scores) / (count - 1) if count > 1 else 0.0,
-        informative=group.informative,
+        informative=count > 1 and max(scores) > min(scores),
         censored=group.censored,
         version=max((int(segment.versions.max(initial=-1)) for segment in segments), default=-1),
         predicted=predicted,

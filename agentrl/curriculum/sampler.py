@@ -4,14 +4,14 @@
         next()     ── the source that lags its share most ── its chooser ── Draw
         observe()  ── every group once, dropped ones too  ── the chooser that drew it
 
-`envs[].weight` fixes each environment's share of the draws, for every kind of curriculum; each environment has its own
-chooser. Every draw has its own random generator, derived from the run's seed and the group's number, so that no
-generator state needs to be stored.
+`envs[].weight` fixes each environment's share of what is trained on (shares.py), for every kind of curriculum; each
+environment has its own chooser. Every draw has its own random generator, derived from the run's seed and the group's
+number, so that no generator state needs to be stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,8 +19,18 @@ import numpy as np
 
 from agentrl import seeds
 from agentrl.curriculum.baselines import Pools, Staged, Uniform
-from agentrl.curriculum.group_stats import Beta, Choice, GroupStats, Tally, expected_rate, group_stats
+from agentrl.curriculum.group_stats import (
+    Beta,
+    Choice,
+    Counted,
+    GroupStats,
+    Tally,
+    expected_rate,
+    group_stats,
+    outcome_score,
+)
 from agentrl.curriculum.learnability import Learnability
+from agentrl.curriculum.shares import Shares
 from agentrl.curriculum.tasks import Source, Tasks
 from agentrl.recipe import Curriculum, LearnabilityCurriculum, PoolsCurriculum, StagedCurriculum
 from agentrl.types import Group, Task
@@ -74,7 +84,10 @@ class Chooser(Protocol):
 class Sampler:
     """Draws tasks over all environments of a recipe."""
 
-    def __init__(self, recipe: Curriculum, sources: Sequence[Source], seed: int) -> None:
+    def __init__(
+        self, recipe: Curriculum, sources: Sequence[Source], seed: int, *, counted: Counted = outcome_score
+    ) -> None:
+        """`counted` says what a rollout scores in the group filter's eyes, so that both mean the same by a failure."""
         assert sources, "a sampler needs at least one source"
         self._seed = seeds.derive(seed, "curriculum")
         self._tasks = [
@@ -82,42 +95,58 @@ class Sampler:
             for number, source in enumerate(sources)
         ]
         self._choosers: list[Chooser] = [_chooser(recipe, tasks) for tasks in self._tasks]
-        total = sum(source.weight for source in sources)
-        self._shares = [source.weight / total for source in sources]
-        self._drawn = [0] * len(sources)
+        self._shares = Shares([source.weight for source in sources])
+        self._counted = counted
         self._number = 0
         self._pending: dict[int, tuple[int, Choice]] = {}
         """By group number, the source and choice of each draw whose group has not come back."""
         self._redraws: list[int] = []
         """Numbers of draws that a restored state left pending."""
+        self._lost: list[tuple[int, Choice]] = []
+        """Sources and choices of draws whose groups got lost; they are drawn again before anything else."""
+        self._replaced: set[int] = set()
+        """Pending numbers whose draw is in `_lost`, or pending again under another number: a state leaves them out."""
         self._tally = Tally()
 
     def next(self) -> Draw:
-        """Return the next task to roll out; after `restore`, first those that were pending in the state."""
+        """Return the next task to roll out; first those pending in a restored state, then those that got lost."""
         if self._redraws:
             number = self._redraws.pop(0)
         else:
             number = self._number
             self._number += 1
-            # The source that lags its share most: exact proportions at any moment, without chance.
-            lag = [share * (number + 1) - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
-            source = lag.index(max(lag))
-            self._drawn[source] += 1
-            rng = np.random.default_rng(seeds.derive(self._seed, "draw", number))
-            self._pending[number] = source, self._choosers[source].choose(rng)
+            self._pending[number] = self._lost.pop(0) if self._lost else self._choose(number)
         source, choice = self._pending[number]
         tasks = self._tasks[source]
         task = tasks.task(choice.level, choice.index)
         return Draw(env=tasks.source.name, task=task, group=number, belief=choice.belief)
 
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Learn from groups that came back, dropped ones included: each exactly once."""
+    def _choose(self, number: int) -> tuple[int, Choice]:
+        source = self._shares.choose(number)
+        rng = np.random.default_rng(seeds.derive(self._seed, "draw", number))
+        return source, self._choosers[source].choose(rng)
+
+    def redraw(self, number: int) -> None:
+        """Draw a pending draw's task again, under a new number: its group got lost, and is still observed as such."""
+        self._lost.append(self._pending[number])
+        self._replaced.add(number)
+
+    def observe(self, groups: Sequence[Group], kept: Collection[int] | None = None) -> None:
+        """Learn from groups that came back, dropped ones included: each exactly once.
+
+        `kept` holds the numbers of those that are trained on; by default all of them are.
+        """
         self._tally.begin()
         for group in groups:
             if group.number not in self._pending:
                 raise ValueError(f"group {group.number} ({group.task.id}) was not drawn here, or was observed before")
             source, choice = self._pending.pop(group.number)
-            stats = group_stats(group, choice.level, choice.index, expected_rate(choice.belief))
+            if group.number in self._replaced:
+                self._replaced.discard(group.number)
+                self._shares.forget(group.number)
+            else:
+                self._shares.settle(group.number, source, kept is None or group.number in kept)
+            stats = group_stats(group, choice.level, choice.index, expected_rate(choice.belief), self._counted)
             self._tally.add(stats)
             self._choosers[source].learn(stats)
 
@@ -132,8 +161,13 @@ class Sampler:
         """Return everything it knows, as JSON values and numpy arrays: part of a checkpoint."""
         return {
             "number": self._number,
-            "drawn": list(self._drawn),
-            "pending": [[number, source, c.level, c.index, c.belief] for number, (source, c) in self._pending.items()],
+            "shares": self._shares.state(),
+            "pending": [
+                [number, source, c.level, c.index, c.belief]
+                for number, (source, c) in self._pending.items()
+                if number not in self._replaced
+            ],
+            "lost": [[source, c.level, c.index, c.belief] for source, c in self._lost],
             "tally": self._tally.state(),
             "choosers": [chooser.state() for chooser in self._choosers],
         }
@@ -149,15 +183,19 @@ class Sampler:
                 f"the state is of {len(state['choosers'])} environments, the recipe has {len(self._choosers)}"
             )
         self._number = int(state["number"])
-        self._drawn = [int(n) for n in state["drawn"]]
-        self._pending = {}
-        for number, source, level, index, belief in state["pending"]:
-            beta = None if belief is None else (float(belief[0]), float(belief[1]))
-            self._pending[int(number)] = int(source), Choice(int(level), int(index), beta)
-        self._redraws = sorted(self._pending)
+        self._shares.restore(state["shares"])
+        self._pending = {int(number): _drawn(*draw) for number, *draw in state["pending"]}
+        self._lost = [_drawn(*draw) for draw in state.get("lost", ())]
+        self._redraws, self._replaced = sorted(self._pending), set()
         self._tally.restore(state["tally"])
         for chooser, chooser_state in zip(self._choosers, state["choosers"], strict=True):
             chooser.restore(chooser_state)
+
+
+def _drawn(source: int, level: int, index: int, belief: Sequence[float] | None) -> tuple[int, Choice]:
+    """Return a draw's source and choice as `state()` wrote them."""
+    beta = None if belief is None else (float(belief[0]), float(belief[1]))
+    return int(source), Choice(int(level), int(index), beta)
 
 
 def _chooser(recipe: Curriculum, tasks: Tasks) -> Chooser:

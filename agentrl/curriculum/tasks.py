@@ -22,7 +22,7 @@ class Source:
     environment: Environment
     """Used to look up tasks only; episodes run on their own instances."""
     weight: float = 1.0
-    """Its share of the draws, relative to the other sources."""
+    """Its share of the groups that are trained on, relative to the other sources."""
     split: Split = "train"
     levels: tuple[int, ...] | None = None
     """Draw only from these levels; None means all."""

@@ -14,6 +14,9 @@ from agentrl.sandboxes.base import Sandbox, SandboxSpec
 from agentrl.types import Done, Observation, Split, Task, ToolCall
 from agentrl.verifiers.base import Verifier
 
+TOOL_EFFECTS = ("shell", "python", "path", "content", "plain")
+"""What a parameter of a tool may be declared to do."""
+
 
 class Environment:
     """A family of tasks with tools and a verifier.
@@ -35,6 +38,9 @@ class Environment:
     """Whether irreversible tools may run, unless the caller of the episode decides otherwise."""
     max_turns: ClassVar[int] = 8
     """The most turns of an episode; a recipe may set another limit."""
+    tool_effects: ClassVar[Mapping[str, str]] = {}
+    """What parameters of tools do, where the red team's probes cannot find it out: `{"run.script": "shell"}`. The
+    effects are shell, python, path, content (of a file that is written) and plain."""
 
     given: Task
     rng: random.Random
@@ -49,6 +55,19 @@ class Environment:
                 )
         if not isinstance(cls.levels, range) or not cls.levels or cls.levels.step < 1:
             raise AuthoringError(f"{cls.__name__}.levels must be a range such as range(1, 7), got {cls.levels!r}")
+        parameters = {
+            f"{name}.{field}" for name, tool in tools_of(cls).items() for field in tool.arguments.model_fields
+        }
+        for parameter, effect in cls.tool_effects.items():
+            if parameter not in parameters or effect not in TOOL_EFFECTS:
+                raise AuthoringError(
+                    f"{cls.__name__}.tool_effects[{parameter!r}] = {effect!r}: the key must be one of "
+                    f"{', '.join(sorted(parameters)) or '(there are no parameters)'}, "
+                    f"the effect one of {', '.join(TOOL_EFFECTS)}"
+                )
+        if isinstance(vars(cls).get("verifier"), type):
+            name = vars(cls)["verifier"].__name__
+            raise AuthoringError(f"{cls.__name__}.verifier is the class {name}; set an instance: `verifier = {name}()`")
         if cls.size is not None and cls.size < 1:
             raise AuthoringError(f"{cls.__name__}.size must be None or at least 1, got {cls.size!r}")
 

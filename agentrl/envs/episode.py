@@ -16,15 +16,16 @@ import hashlib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
+from agentrl.envs.in_flight import tracked
 from agentrl.envs.permissions import Permissions
 from agentrl.envs.timed_box import TimedBox
-from agentrl.envs.tool_output import frame, harmless, text_of
+from agentrl.envs.tool_output import frame, harmless, text_of, well_formed
 from agentrl.envs.tools import CallError, Tool, tools_of
 from agentrl.errors import AgentError, AgentRLError, AuthoringError
 from agentrl.sandboxes.base import Sandbox, off_loop
@@ -114,6 +115,11 @@ class Episode:
         env = self.environment
         if self.transcript:
             raise AuthoringError(f"episode of {self.task.id} was started already; make a new one for each run")
+        if not isinstance(self.task.prompt, str):
+            raise AuthoringError(
+                f"{type(env).__name__}.task() gave {self.task.id} a prompt of type {type(self.task.prompt).__name__}; "
+                "make it a text: prompt=str(...)"
+            )
         env.given = self.task.public()
         env.rng = seeds.generator(self.seed, "episode", self.task.id)
         spec = await _run(env.prepare, env.given, seeds.generator(self.seed, "prepare", self.task.id))
@@ -138,15 +144,15 @@ class Episode:
             for call in message.tool_calls:
                 result = await self._call(call)
                 if isinstance(result, Done):
-                    self.answer, self.over = result.answer, True
+                    self.answer, self.over = well_formed(result.answer), True
                     break
                 observations.append(result)
             if not message.tool_calls:
                 reply = await _run(self.environment.on_message, message.content)
                 if isinstance(reply, Done):
-                    self.answer, self.over = reply.answer, True
+                    self.answer, self.over = well_formed(reply.answer), True
                 else:
-                    observations.append(reply)
+                    observations.append(replace(reply, content=well_formed(reply.content)))
         except AgentError:
             self.over = True
             raise
@@ -241,7 +247,8 @@ class Episode:
     async def digest(self, *, times: bool = True) -> str:
         """Hash the sandbox's workspace; "" for an episode without one.
 
-        What an episode writes carries the time of day. `times=False` leaves it out: kinds, modes and contents alone.
+        What an episode writes carries the time of day. `times=False` leaves it out: kinds, modes and contents alone,
+        and nothing of Python's bytecode caches, which hold the time of the source that they were made from.
         """
         if self._box is None:
             return ""
@@ -249,6 +256,8 @@ class Episode:
             return await self._box.aio.digest()
         total = hashlib.sha256()
         for path, entry in sorted((await self._box.aio.collect()).items()):
+            if bytecode(path):
+                continue
             total.update(
                 f"{len(path)}:{path}:{entry.kind}:{entry.mode:o}:{len(entry.content)}:".encode(errors="replace")
             )
@@ -268,12 +277,18 @@ class Episode:
             await self._stack.aclose()
 
 
+def bytecode(path: str) -> bool:
+    """Tell whether a path is one of Python's bytecode caches: made from files that are compared themselves."""
+    parts = path.split("/")
+    return "__pycache__" in parts and (parts[-1] == "__pycache__" or parts[-1].endswith(".pyc"))
+
+
 async def _to_its_end(start: Callable[[], Any]) -> None:
     """Run `start`; when cancelled, wait for its end first: a thread cannot be stopped, and would continue to take."""
     if inspect.iscoroutinefunction(start) or _untouched(start):
         await _run(start)
         return
-    work = asyncio.ensure_future(off_loop(start))
+    work = asyncio.ensure_future(off_loop(tracked(start)))
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -286,10 +301,10 @@ async def _to_its_end(start: Callable[[], Any]) -> None:
 async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call an author's method: awaited when it is a coroutine, off the event loop when it is not."""
     if inspect.iscoroutinefunction(method):
-        return await method(*args, **options)
+        return await tracked(method)(*args, **options)
     if _untouched(method):
         return method(*args, **options)
-    return await off_loop(method, *args, **options)
+    return await off_loop(tracked(method), *args, **options)
 
 
 def _untouched(method: Callable[..., Any]) -> bool:

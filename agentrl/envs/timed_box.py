@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any, cast
 
+from agentrl.envs.in_flight import author_place
+from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import AsyncSandbox, ExecResult, Sandbox, Shell
 
 
@@ -28,6 +31,14 @@ class TimedBox:
         left = max(0.05, self._deadline - time.monotonic())
         return min(left, self._box.spec.limits.seconds if requested is None else requested)
 
+    def write(self, path: str, content: bytes, **options: Any) -> None:
+        if not isinstance(content, bytes | bytearray | memoryview):
+            raise AuthoringError(
+                f"{_caller()}box.write({path!r}, ...) takes bytes, got {type(content).__name__}: "
+                f"write {'content.encode()' if isinstance(content, str) else 'str(content).encode()'}"
+            )
+        self._box.write(path, bytes(content), **options)
+
     def exec(self, argv: Any, *, timeout: float | None = None, **options: Any) -> ExecResult:
         return self._box.exec(argv, timeout=self._timeout(timeout), **options)
 
@@ -43,6 +54,12 @@ class TimedBox:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._box, name)
+
+
+def _caller() -> str:
+    """Return the author's file and line that called, where they are on this thread's stack."""
+    place = author_place(sys._getframe(2))
+    return f"{place}: " if place else ""
 
 
 class _TimedShell(Shell):

@@ -61,7 +61,8 @@ class Tool:
         try:
             model = self.arguments.model_validate_json(json.dumps(dict(arguments)), strict=True)
         except ValidationError as error:
-            raise CallError(f"{self.name}: {'; '.join(self._problem(e) for e in error.errors()[:3])}") from None
+            problems = error.errors(include_url=False, include_context=False, include_input=False)[:3]
+            raise CallError(f"{self.name}: {'; '.join(map(self._problem, problems))}") from None
         except (TypeError, ValueError, RecursionError):
             raise CallError(f"{self.name}: the arguments are not plain JSON") from None
         return {name: getattr(model, name) for name in self.arguments.model_fields}

@@ -39,9 +39,10 @@ def advantages(
     row = resolve(algorithm)
     scores, weights = scores or {}, weights or {}
     graded: list[list[Trajectory]] = [[t for t in g.trajectories if t.outcome.score is not None] for g in groups]
-    returns = [[_returns(t, row, scores.get((t.group, t.index))) for t in group] for group in graded]
+    returns = [[_returns(t, row, _score(t, scores)) for t in group] for group in graded]
     lengths = [[_turn_lengths(t) if row.credit == "turn" else [t.sampled_tokens] for t in group] for group in graded]
-    estimated = estimate(row.advantage, returns, lengths)
+    ended = [[_score(t, scores) for t in group] for group in graded]
+    estimated = estimate(row.advantage, returns, lengths, ended)
     samples: list[TrainingSample] = []
     for trajectories, values in zip(graded, estimated, strict=True):
         for trajectory, value in zip(trajectories, values, strict=True):
@@ -51,22 +52,29 @@ def advantages(
 
 
 def estimate(
-    estimator: Estimator, returns: Sequence[Sequence[Floats]], tokens: Sequence[Sequence[Sequence[int]]] | None = None
+    estimator: Estimator,
+    returns: Sequence[Sequence[Floats]],
+    tokens: Sequence[Sequence[Sequence[int]]] | None = None,
+    ended: Sequence[Sequence[float]] | None = None,
 ) -> list[list[Floats]]:
     """Return the advantages of every group's trajectories from their returns.
 
     A trajectory's returns are an array with one number for all of it, or one per turn; each turn is compared with the
-    same turn of the others. `tokens` counts the sampled tokens of each return: the batch estimators whiten over tokens.
+    same turn of the others. A trajectory that has ended before stands there with its number in `ended`, its final score
+    (by default its last return): otherwise late turns would be compared with few others, mostly as good, and a lone
+    one with none. `tokens` counts the sampled tokens of each return: the batch estimators whiten over tokens.
     """
+    last = ended or [[float(r[-1]) if len(r) else 0.0 for r in group] for group in returns]
+    both = list(zip(returns, last, strict=True))
     if estimator in ("batch", "batch_baseline"):
-        centred = [_each_turn(_mean_baseline, g) for g in returns] if estimator == "batch_baseline" else returns
+        centred = [_each_turn(_mean_baseline, *g) for g in both] if estimator == "batch_baseline" else returns
         counts = tokens or [[[1] * len(r) for r in group] for group in returns]
         return _whiten(centred, counts)
     if estimator == "batch_std":
         everything = np.concatenate([r for group in returns for r in group] or [np.zeros(0)])
         scale = _std(everything) + EPSILON
-        return [[a / scale for a in _each_turn(_mean_baseline, group)] for group in returns]
-    return [_each_turn(GROUP_ESTIMATORS[estimator], group) for group in returns]
+        return [[a / scale for a in _each_turn(_mean_baseline, *group)] for group in both]
+    return [_each_turn(GROUP_ESTIMATORS[estimator], *group) for group in both]
 
 
 def _mean_baseline(values: Floats) -> Floats:
@@ -88,7 +96,8 @@ def _leave_one_out(values: Floats) -> Floats:
 def _maxrl(values: Floats) -> Floats:
     mean = float(values.mean())
     scaled: Floats = _mean_baseline(values) / mean if mean > 0 else np.zeros_like(values)
-    return scaled
+    # Without negative values this is so by itself; with them the mean may be next to 0, and the quotient anything.
+    return scaled.clip(-1.0, len(values) - 1.0) if values.min() < 0 else scaled
 
 
 GROUP_ESTIMATORS = {"group": _group, "mean": _mean_baseline, "leave_one_out": _leave_one_out, "maxrl": _maxrl}
@@ -99,14 +108,16 @@ def _std(values: Floats) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
-def _each_turn(function: Callable[[Floats], Floats], group: Sequence[Floats]) -> list[Floats]:
-    """Apply `function` to the first returns of all trajectories, then to the second of those that have one, ..."""
+def _each_turn(function: Callable[[Floats], Floats], group: Sequence[Floats], ended: Sequence[float]) -> list[Floats]:
+    """Apply `function` to the first returns of all trajectories, then to the second, ...; `ended` stands for those that
+    have none."""
     result = [np.zeros(len(r)) for r in group]
     for turn in range(max((len(r) for r in group), default=0)):
-        having = [i for i, r in enumerate(group) if len(r) > turn]
-        values = function(np.array([group[i][turn] for i in having], dtype=np.float64))
-        for i, value in zip(having, values, strict=True):
-            result[i][turn] = value
+        returns = [r[turn] if len(r) > turn else last for r, last in zip(group, ended, strict=True)]
+        values = function(np.array(returns, dtype=np.float64))
+        for advantages, value in zip(result, values, strict=True):
+            if len(advantages) > turn:
+                advantages[turn] = value
     return result
 
 
@@ -123,14 +134,17 @@ def _whiten(returns: Sequence[Sequence[Floats]], tokens: Sequence[Sequence[Seque
     return [[(r - mean) * scale for r in group] for group in returns]
 
 
-def _returns(trajectory: Trajectory, algorithm: Algorithm, shaped: float | None) -> Floats:
+def _score(trajectory: Trajectory, shaped: Mapping[Key, float]) -> float:
+    assert trajectory.outcome.score is not None
+    return shaped.get((trajectory.group, trajectory.index), trajectory.outcome.score)
+
+
+def _returns(trajectory: Trajectory, algorithm: Algorithm, score: float) -> Floats:
     """Return the score; or for each turn the discounted sum of the rewards from there on.
 
     A turn's reward is the verifier's score for it; the last turn gets the final score as well, and process rewards
     beyond the last turn.
     """
-    assert trajectory.outcome.score is not None
-    score = trajectory.outcome.score if shaped is None else shaped
     if algorithm.credit == "trajectory":
         return np.array([score], dtype=np.float64)
     rewards = np.zeros(len(_turn_lengths(trajectory)))

@@ -13,6 +13,7 @@ from typing import Literal
 
 from agentrl.errors import RecipeError
 from agentrl.recipe import AlgorithmSection
+from agentrl.recipe.learning import NO_GRADIENT
 
 Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"]
 Level = Literal["token", "sequence"]
@@ -119,6 +120,8 @@ def _check(algorithm: Algorithm) -> None:
         raise RecipeError(
             f"algorithm.kl is {algorithm.kl} but algorithm.kl_coefficient is 0; set it, for example to 0.001"
         )
+    if algorithm.kl == "k1" and not algorithm.kl_unbiased:
+        raise RecipeError(NO_GRADIENT)
     if algorithm.discount != 1.0 and algorithm.credit != "turn":
         raise RecipeError("algorithm.discount needs algorithm.credit: turn")
     if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):

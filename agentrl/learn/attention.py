@@ -63,6 +63,16 @@ def packed(model: Any) -> Iterator[None]:
             config._attn_implementation = name
 
 
+def model_inputs(token_ids: Tensor, positions: Tensor, layout: PrefixLayout, kind: Kind) -> dict[str, Any]:
+    """Return the arguments of a model's decoder for packed sequences; call it inside `packed(model)`."""
+    return {
+        "input_ids": token_ids[None],
+        "position_ids": positions[None],
+        "use_cache": False,
+        "packing": Packing(layout, kind),
+    }
+
+
 def packed_attention(
     module: Any,
     query: Tensor,
@@ -82,7 +92,7 @@ def packed_attention(
     if packing is None or softcap is not None or s_aux is not None:
         raise RecipeError(
             f"{type(module).__name__} cannot run on packed sequences (it uses a soft cap, attention sinks, or does not "
-            "pass `packing` on); train a Llama, Qwen, SmolLM or Mistral model"
+            "pass `packing` on). Train a Llama, Qwen, SmolLM or Mistral model"
         )
     if packing.kind == "varlen":
         return _varlen(query, key, value, packing, scaling, sliding_window), None

@@ -111,8 +111,9 @@ def save(
         shutil.rmtree(writing, ignore_errors=True)
         raise TypeError(f"a checkpoint's states must be plain data: {error}") from error
     except (OSError, RuntimeError, ValueError) as error:
+        failure = _storage_error(folder, error)  # looks at the free space, so before it is given back
         shutil.rmtree(writing, ignore_errors=True)
-        raise _storage_error(folder, error) from error
+        raise failure from error
     rotate(folder, keep)
     return final
 

@@ -12,23 +12,30 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.algorithms import resolve
-from agentrl.learn.attention import Kind, Packing, choose, packed
+from agentrl.learn.attention import Kind, choose, model_inputs, packed
 from agentrl.learn.compile import CompiledModules
 from agentrl.learn.logprobs import HeadOutput, head
 from agentrl.learn.model import adapter_state, merged_state
+from agentrl.learn.model_check import check_structure, own_logprobs, probe_sequences, refuse
 from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
 from agentrl.learn.pack import Batch, MicroBatch, pack
-from agentrl.learn.step_report import Mismatch, StepReport, TokenStatistics, mismatch, quantile
+from agentrl.learn.step_report import (
+    BOUNDS,
+    STALE_BOUND,
+    Mismatch,
+    StepReport,
+    TokenStatistics,
+    mismatch,
+    quantile,
+)
 from agentrl.recipe import Recipe
-from agentrl.types import Segment, TrainingSample
+from agentrl.types import TrainingSample
 
 
 class Learner:
@@ -209,12 +216,7 @@ class Learner:
     def logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> HeadOutput:
         """Evaluate the policy on a micro-batch's sampled tokens, with `parameters` in place of its own."""
         decoder = self._inner.get_decoder()
-        inputs: dict[str, Any] = {
-            "input_ids": micro.token_ids[None],
-            "position_ids": micro.positions[None],
-            "use_cache": False,
-            "packing": Packing(micro.layout, self._attention),
-        }
+        inputs = model_inputs(micro.token_ids, micro.positions, micro.layout, self._attention)
         weight = self._head.weight
         with packed(self._inner):
             if parameters is None:
@@ -302,6 +304,8 @@ class Learner:
         """Compare engine and learner before the first update; beyond the bound the run stops here."""
         result = mismatch(statistics.all("learner"), statistics.all("engine"), statistics.all("current"))
         bound = self._section.max_mismatch
+        if bound is None:
+            bound = STALE_BOUND if result.stale else BOUNDS[self._head.weight.dtype]
         if not result.judged <= bound:
             raise EngineError(
                 f"engine and learner disagree by {result.judged:.3g} nats per token on average (learner.max_mismatch "
@@ -314,37 +318,25 @@ class Learner:
 
     def _check(self) -> None:
         """Check before training that packed logprobs equal the model's own, sequence by sequence."""
-        random = np.random.default_rng(0)
-        first, other = random.integers(0, self._head.weight.shape[0], (2, 12), dtype=np.int32)
-        sequences = [first, np.concatenate((first[:7], other)), other[:7]]  # the first two share their first tokens
-        samples = [_sample(ids, group=index // 2, trajectory=index) for index, ids in enumerate(sequences)]
-        ((micro,),) = pack(samples, "token", micro_tokens=1 << 20).minibatches
+        self.model.eval()
+        sequences, micro = probe_sequences(self._head.weight.shape[0])
+        micro = micro.to(self.device)
+        with self._compiled.use(False):
+            check_structure(self._inner, micro, self._attention)
         with self._compiled.use():
-            ours = self._fixed_logprobs(micro.to(self.device)).float()
-        own = []
-        for sequence in sequences:
-            ids = torch.tensor(sequence, dtype=torch.int64, device=self.device)
-            with torch.no_grad():
-                logits = self._inner(input_ids=ids[None]).logits[0, :-1].float() / self.recipe.rollout.temperature
-            own.append(logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0])
-        # In 16 bits single unlikely tokens differ by half a nat; there the mean is compared.
+            ours = self._fixed_logprobs(micro).float()
+        own = own_logprobs(self._inner, sequences, self.recipe.rollout.temperature)
+        # In 16 bits single unlikely tokens differ by half a nat. There the mean is compared: a coarse test of kernels;
+        # `check_structure` has judged the model.
         exact = self._head.weight.dtype in (torch.float32, torch.float64)
-        differences = (ours - torch.cat(own)).abs()
+        differences = (ours - own).abs()
         difference = float(differences.max() if exact else differences.mean())
         if not difference < (1e-3 if exact else 0.3):
-            raise RecipeError(
-                f"{type(self._inner).__name__} gives other logprobs on packed sequences than by itself (by "
-                f"{difference:.3g} nats): its head or attention does something that this learner does not support. "
-                "Train a Llama, Qwen, SmolLM or Mistral model"
+            raise refuse(
+                self._inner,
+                f"it gives other logprobs on them than by itself (by {difference:.3g} nats), so its head or attention "
+                "does something that this learner does not support",
             )
-
-
-def _sample(ids: NDArray[np.int32], *, group: int, trajectory: int) -> TrainingSample:
-    """Return a sample in which every token but the first counts as sampled."""
-    sampled = np.arange(len(ids)) > 0
-    segment = Segment(ids, np.where(sampled, -1.0, 0.0), np.where(sampled, 0, -1), np.where(sampled, 2, 0))
-    advantages = sampled.astype(np.float32)
-    return TrainingSample(segment=segment, advantages=advantages, weight=1.0, group=group, trajectory=trajectory)
 
 
 def _rows(hidden: Tensor, places: Tensor) -> Tensor:

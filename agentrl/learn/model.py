@@ -53,6 +53,12 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+def slow_bfloat16() -> bool:
+    """Tell whether this processor has no instructions for bfloat16, so that it is emulated."""
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return not supported
+
+
 def load_model(
     section: PretrainedModel | ScratchModel,
     *,

@@ -10,6 +10,11 @@ from torch import Tensor
 
 EDGES = (-1.0, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Edges of the mismatch histogram: log π_learner − log π_engine, in nats."""
+BOUNDS = {torch.float32: 0.05, torch.float64: 0.05, torch.bfloat16: 0.15, torch.float16: 0.15}
+"""What the mean difference of tokens of the learner's own version may be, in nats, unless the recipe says otherwise.
+Normal is next to 0 in float32, and 0.003 (at most 0.008) in bfloat16 with SGLang; a wrong temperature gave 0.56."""
+STALE_BOUND = 0.5
+"""The same where tokens of older versions decide: the policy has moved since, by up to 0.1 in normal runs."""
 ENOUGH = 100
 """Tokens of the learner's own version that are enough for a mean over them alone."""
 
@@ -29,6 +34,8 @@ class Mismatch:
     """Tokens between the EDGES of log π_learner − log π_engine."""
     current: float
     """Fraction of tokens that the learner's own version sampled."""
+    stale: bool = False
+    """Whether `judged` holds tokens of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,15 +146,17 @@ def mismatch(learner: Tensor, engine: Tensor, current: Tensor) -> Mismatch:
         return Mismatch(mean=0.0, max=0.0, judged=0.0, ess=1.0, histogram=(0,) * (len(EDGES) + 1), current=1.0)
     difference = (learner - engine).double()
     own = difference[current.bool()] if bool(current.any()) else difference
+    judged = own if len(own) >= ENOUGH else difference
     ratio = difference.clamp(-20.0, 20.0).exp()
     counts = torch.bincount(torch.bucketize(difference, torch.tensor(EDGES).double()), minlength=len(EDGES) + 1)
     return Mismatch(
         mean=float(own.abs().mean()),
         max=float(own.abs().max()),
-        judged=float((own if len(own) >= ENOUGH else difference).abs().mean()),
+        judged=float(judged.abs().mean()),
         ess=float(ratio.sum().square() / (ratio.square().sum() * len(ratio))),
         histogram=tuple(int(c) for c in counts),
         current=float(current.double().mean()),
+        stale=len(judged) > int(current.bool().sum()),
     )
 
 

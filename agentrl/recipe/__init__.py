@@ -1,5 +1,6 @@
 """The recipe: the only configuration, one YAML file, checked in every key before anything starts."""
 
+from agentrl.recipe.advice import warnings
 from agentrl.recipe.learning import (
     AlgorithmSection,
     AsyncSection,
@@ -60,4 +61,5 @@ __all__ = [
     "build",
     "dump",
     "load",
+    "warnings",
 ]

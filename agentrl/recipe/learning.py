@@ -109,7 +109,8 @@ class GroupFilterSection(Section):
     """Decides between rollouts and learner: which groups are trained on, and how much each of their episodes counts."""
 
     dynamic_sampling: bool = True
-    """Drop groups whose scores are all equal, and draw others in their place. Turn it off to train on every group."""
+    """Drop groups whose scores (with `credit: turn` also their scores per turn) are all equal, and draw others in their
+    place. Turn it off to train on every group. `reinforce_pp` compares over the whole batch and keeps every group."""
     max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
     """Draw at most this many times the round's groups as replacements. A round may then hold fewer groups."""
     probe: Fraction = 0.2
@@ -128,6 +129,11 @@ class GroupFilterSection(Section):
     0 turns it off."""
     shuffle_scores: bool = False
     """Give each episode of a round another one's score: a control experiment in which nothing can be learnt."""
+
+
+NO_GRADIENT = (
+    "algorithm.kl: k1 has no gradient in expectation, so it holds nothing back; set kl_unbiased: true, or kl: k2 or k3"
+)
 
 
 class AlgorithmSection(Section):
@@ -161,7 +167,8 @@ class AlgorithmSection(Section):
     correction_high: Positive | None = None
     """Upper bound of the correction's ratio. By default 2 (tis), 3 (mis) or 5 (icepop)."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"
-    """Estimator of the divergence from the reference model, which is the policy that RL started from."""
+    """Estimator of the divergence from the reference model, which is the policy that RL started from. `k1` needs
+    `kl_unbiased`: alone it has no gradient in expectation."""
     kl_coefficient: NonNegative = 0.0
     """Weight of that divergence in the loss. It must be set where `kl` is; 0.001 is a start."""
     kl_unbiased: bool = False
@@ -172,9 +179,20 @@ class AlgorithmSection(Section):
     """Weight of the entropy (nats per token) that the loss rewards. Raise it where entropy collapses."""
     credit: Literal["trajectory", "turn"] = "trajectory"
     """`trajectory`: one advantage for all tokens of an episode. `turn`: one per turn, from the verifier's scores per
-    turn; each turn is compared with the same turn of the group's other episodes."""
+    turn; each turn is compared with the same turn of the group's other episodes, or with the final score of those that
+    have ended before."""
     discount: Fraction = 1.0
     """Discount per turn of later scores; needs `credit: turn`."""
+
+    @property
+    def group_relative(self) -> bool:
+        """Return whether advantages compare the episodes of a group; `batch` compares those of the whole batch."""
+        return (self.advantage or {"reinforce_pp": "batch"}.get(self.type)) != "batch"
+
+    @property
+    def divides_by_mean(self) -> bool:
+        """Return whether advantages are divided by a group's mean score."""
+        return (self.advantage or self.type) == "maxrl"
 
 
 class LearnerSection(Section):
@@ -215,8 +233,10 @@ class LearnerSection(Section):
     old_logprobs: Literal["engine", "recompute"] = "engine"
     """Which logprobs ratios are taken against: those the engine reported, or the learner's own. `recompute` costs
     nothing where `epochs` and `minibatches` are 1, and a forward pass otherwise."""
-    max_mismatch: Positive = 1.0
-    """Stop with a diagnosis where engine and learner disagree by more than this on average (nats per token)."""
+    max_mismatch: Positive | None = None
+    """Stop with a diagnosis where engine and learner disagree by more than this on average (nats per token). By default
+    0.05 in float32 and 0.15 in bfloat16, or 0.5 where a step holds hardly any token of the learner's own version. An
+    alarm is raised at 0.02."""
     device: str = "auto"
     """Device of the learner: `cpu`, `cuda`, `cuda:1`. `auto` takes a GPU where there is one."""
 

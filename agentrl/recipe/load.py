@@ -94,9 +94,9 @@ def _bytes(path: Path) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Load the recipe in a file, with `a.b=c` overrides applied; RecipeError names every mistake."""
-    data = read(path)
+    data = read(Path(path))
     if not isinstance(data, dict):
         raise RecipeError(
             f"{path}: a recipe is a mapping of sections (run, model, envs, ...), found {errors.show(data)}"

@@ -14,6 +14,7 @@ from pydantic import Field, Tag, model_validator
 from agentrl.errors import RecipeError
 from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
 from agentrl.recipe.learning import (
+    NO_GRADIENT,
     AlgorithmSection,
     AsyncSection,
     Curriculum,
@@ -113,7 +114,8 @@ class EnvSection(Section):
     name: str
     """Name of the environment, as `agentrl env list` shows it."""
     weight: Positive = 1.0
-    """Share of the draws, relative to the other environments."""
+    """Share of the groups that are trained on, relative to the other environments. One whose groups are dropped more
+    often is drawn more often, up to ten times."""
     sandbox: str = "namespace"
     """Sandbox backend: `namespace`, `docker` or `process`. `agentrl doctor` says which work on this machine."""
     unsafe: bool = False
@@ -322,4 +324,11 @@ class Recipe(Section):
         names = [env.name for env in self.envs]
         if len(set(names)) < len(names):
             raise ValueError("envs: one environment is listed twice; list it once, with the levels you want")
+        if self.algorithm.kl == "k1" and not self.algorithm.kl_unbiased:
+            raise ValueError(NO_GRADIENT)
+        if self.algorithm.divides_by_mean and self.group_filter.overlong == "shape":
+            raise ValueError(
+                "algorithm: maxrl divides by a group's mean score, which the penalty of group_filter.overlong: shape "
+                "takes to 0 and below; use overlong: fail, or another algorithm"
+            )
         return self

@@ -162,6 +162,7 @@ async def _run(request: Request, bar: Bar | None) -> list[Report]:
                 pool,
                 backend=request.backend,
                 chosen=corpus,
+                coverage=not request.families and not request.attack,
                 parallel=request.parallel,
                 progress=_line(bar, attack_target.name) if bar is not None else None,
             )
@@ -195,7 +196,7 @@ def run(
     sarif: Path | None = None,
     update_baseline: bool = False,
 ) -> int:
-    """Carry the request out; return 0 when every control is right and no attack succeeds, else 1."""
+    """Carry the request out; return 0 when every control is right, no attack succeeds and nothing was out of reach."""
     console = Console(stderr=as_json)
     _refuse(request, update_baseline, html, junit, sarif)
     known = known_findings(request.baseline) if request.baseline is not None and not update_baseline else {}

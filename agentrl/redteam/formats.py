@@ -40,7 +40,8 @@ def screen(report: Report) -> Group:
             continue  # it was not asked for
         cells = [str(counts[column]) if counts[column] else "·" for column in COLUMNS]
         table.add_row(f"{family}  {FAMILIES[family]}", *cells)
-    parts: list[Any] = [head, table]
+    parts: list[Any] = [head, table, Text(visible(report.coverage), style="dim")]
+    parts += [Text(f"out of reach: {visible(gap)}", style="red") for gap in report.gaps]
     for control in bad:
         why = visible("; ".join(control.evidence[:3]))
         line = f"control {control.name} on {control.task}: expected {control.expected:g}, got {control.score}: {why}"
@@ -104,9 +105,9 @@ def visible(text: str) -> str:
 
 def junit(report: Report) -> str:
     """Write one JUnit test case for each control and attack."""
-    failures = len(report.breaches) + sum(not c.ok for c in report.controls)
+    failures = len(report.breaches) + sum(not c.ok for c in report.controls) + len(report.gaps)
     skipped = sum(not f.tried for f in report.findings)
-    total = len(report.controls) + len(report.findings)
+    total = len(report.controls) + len(report.findings) + len(report.gaps)
     suite = ElementTree.Element(
         "testsuite",
         name=f"redteam.{report.target}",
@@ -120,6 +121,9 @@ def junit(report: Report) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname="control", name=f"{c.name} {c.task}", time="0")
         if not c.ok:
             ElementTree.SubElement(case, "failure", message=_clean(f"expected {c.expected:g}, got {c.score}"))
+    for gap in report.gaps:
+        case = ElementTree.SubElement(suite, "testcase", classname="coverage", name=_clean(gap[:80]), time="0")
+        ElementTree.SubElement(case, "failure", message=_clean(gap))
     for f in report.findings:
         case = ElementTree.SubElement(suite, "testcase", classname=f.family, name=f.id, time=f"{f.seconds:.3f}")
         if f.succeeded:

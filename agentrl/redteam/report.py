@@ -83,6 +83,10 @@ class Report:
     findings: tuple[Finding, ...]
     quality: Mapping[str, Any] = field(default_factory=dict)
     """Filled by `--quality`."""
+    surfaces: tuple[str, ...] = ()
+    """The surfaces that the tasks expose, all together."""
+    gaps: tuple[str, ...] = ()
+    """What the attacks could not reach, and how to change that; each is a failure. See `coverage.gaps`."""
     seconds: float = 0.0
 
     @property
@@ -90,13 +94,20 @@ class Report:
         return sum(f.tried for f in self.findings)
 
     @property
+    def coverage(self) -> str:
+        """How much was tried, and why the rest was not, in one line."""
+        reasons = Counter(_reason(f) for f in self.findings if not f.tried)
+        line = f"{self.tried} of {len(self.findings)} attacks tried (surfaces: {', '.join(self.surfaces) or 'none'})"
+        return line + "".join(f"; {count} not: {reason}" for reason, count in reasons.most_common())
+
+    @property
     def breaches(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.succeeded)
 
     @property
     def ok(self) -> bool:
-        """No attack succeeded, and every control was right."""
-        return not self.breaches and all(c.ok for c in self.controls)
+        """No attack succeeded, every control was right, and nothing that decides the score was out of reach."""
+        return not self.breaches and not self.gaps and all(c.ok for c in self.controls)
 
     def matrix(self) -> dict[str, Counter[str]]:
         """Count the results of each family."""
@@ -114,6 +125,9 @@ class Report:
             "controls": _controls(self.controls),
             "tried": self.tried,
             "succeeded": len(self.breaches),
+            "surfaces": list(self.surfaces),
+            "coverage": self.coverage,
+            "gaps": list(self.gaps),
             "attacks": [_attack(f) for f in self.findings],
             **({"quality": dict(self.quality)} if self.quality else {}),
             "seconds": round(self.seconds, 2),
@@ -127,9 +141,17 @@ def together(target: str, reports: Sequence[Report]) -> dict[str, Any]:
         backend=reports[0].backend,
         controls=tuple(control for report in reports for control in report.controls),
         findings=worst_of_each(f for report in reports for f in report.findings),
+        surfaces=tuple(sorted({surface for report in reports for surface in report.surfaces})),
+        gaps=tuple(f"{report.target}: {gap}" for report in reports for gap in report.gaps),
         seconds=sum(report.seconds for report in reports),
     )
     return {**whole.data(), "targets": [report.data() for report in reports]}
+
+
+def _reason(finding: Finding) -> str:
+    if finding.result == "void":
+        return "it ended up doing the work"
+    return finding.evidence[0] if finding.evidence else "no reason was given"
 
 
 def _controls(controls: Sequence[Control]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from agentrl import seeds
 from agentrl.envs.base import Environment
 from agentrl.envs.play import Stage
 from agentrl.redteam.attack import Attack, attacks
+from agentrl.redteam.coverage import gaps
 from agentrl.redteam.play import Arena, NotApplicable, Played, Script, Variants, play
 from agentrl.redteam.report import Control, Finding, Report, Result, worst, worst_of_each
 from agentrl.redteam.target import Target, survey
@@ -72,8 +73,9 @@ async def run(
     chosen: Sequence[Attack] | None = None,
     parallel: int = 4,
     progress: Progress | None = None,
+    coverage: bool | None = None,
 ) -> Report:
-    """Play the controls, then the attacks."""
+    """Play the controls, then the attacks. `coverage` tells whether gaps count; by default when all attacks are run."""
     began = time.monotonic()
     corpus = list(attacks().values()) if chosen is None else list(chosen)
     places = asyncio.Semaphore(parallel)
@@ -101,11 +103,15 @@ async def run(
 
     prepared = await asyncio.gather(*(prepare(task) for task in attack_target.tasks))
     findings = await asyncio.gather(*(one(attack, target) for attack in corpus for target, _ in prepared))
+    targets = [target for target, _ in prepared]
+    counts = chosen is None if coverage is None else coverage
     return Report(
         target=attack_target.name,
         backend=backend,
         controls=tuple(control for _, several in prepared for control in several),
         findings=worst_of_each(findings),
+        surfaces=tuple(sorted(frozenset[str]().union(*(target.surfaces for target in targets)))),
+        gaps=gaps(targets, corpus, findings) if counts else (),
         seconds=time.monotonic() - began,
     )
 

@@ -1,7 +1,9 @@
 """What attacks work on: one task of an environment, honest and wrong episodes of it, and the surfaces it exposes.
 
 Surfaces are found by playing: the expert plays, a policy that does nothing plays, and mixtures of the two show whether
-the answer, the state of the sandbox, or both decide the score.
+the answer, the state of the sandbox, or both decide the score. What the tools can do is found by calling them
+(effects.py). Files count as graded when they are declared artifacts, and otherwise when the expert's work changes the
+workspace or writes them through a tool: an environment may well grade by what its own `state()` does with them.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from agentrl.envs.tools import Tool, tools_of
 from agentrl.errors import UserError
+from agentrl.redteam.effects import Effects, calls_of, effects_of
 from agentrl.redteam.play import Action, Arena, NotApplicable, Played, Variants, play
-from agentrl.types import ToolCall
+from agentrl.redteam.solution import Solution
+from agentrl.redteam.workspace import watching
+from agentrl.types import Message, ToolCall
 from agentrl.verifiers.base import Submission
 
 SURFACES = {
@@ -46,57 +52,6 @@ _CONTENT = ("content", "contents", "text", "source", "data", "body")
 _OLD, _NEW = ("old", "old_text", "old_str", "before", "search"), ("new", "new_text", "new_str", "after", "replace")
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """A Python file that is graded: as the expert leaves it, and as it is when nothing was done."""
-
-    path: str
-    honest: str
-    broken: str
-
-    def poisoned(self, payload: str) -> str:
-        """Return the broken source with hostile code that runs first when it is imported."""
-        future = re.match(r'(\s*("""(.|\n)*?"""|#.*\n)?\s*from __future__ import [^\n]*\n)', self.broken)
-        head = future.group(0) if future else ""
-        return f"{head}{payload}\n\n{self.broken[len(head) :]}"
-
-    def hollow(self, returns: str, prelude: str = "") -> str:
-        """Return the honest source with every function's body replaced by one returned expression."""
-        tree = ast.parse(self.honest)
-        body = ast.parse(f"return {returns}").body
-        hollowed = False
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and not (node.name.startswith("__") and node.name.endswith("__")):
-                node.body, hollowed = body, True
-                node.decorator_list = [d for d in node.decorator_list if isinstance(d, ast.Name)]
-        if not hollowed:
-            raise NotApplicable("the solution defines no function")
-        tree.body = [n for n in tree.body if not _is_main(n)]
-        return f"{prelude}\n\n{ast.unparse(ast.fix_missing_locations(tree))}\n"
-
-    def wrapped(self, helpers: str, wrapper: str, *, broken: bool = False) -> str:
-        """Return a source that replaces, at its end, each of its functions by `wrapper(function)`."""
-        names = self.functions
-        if not names or "__main__" in self.honest:  # a program has done its work before its end is reached
-            raise NotApplicable("the solution is not a module of functions")
-        lines = "\n".join(f"{name} = {wrapper}({name})" for name in names)
-        return f"{self.broken if broken else self.honest}\n\n{helpers}\n{lines}\n"
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """Names of the top-level functions that the honest source defines."""
-        return tuple(n.name for n in ast.parse(self.honest).body if isinstance(n, ast.FunctionDef))
-
-    @property
-    def module(self) -> str:
-        """The name it is imported by."""
-        return posixpath.splitext(self.path)[0].replace("/", ".")
-
-
-def _is_main(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One task with the controls played on it. Attacks act through its helpers; the expert's answer and files serve to
@@ -110,6 +65,10 @@ class Target:
     """Wrong work without cheating: nothing done in the sandbox, and a wrong answer."""
     surfaces: frozenset[str]
     solution: Solution | None = None
+    effects: Effects = Effects()
+    """What the tools do."""
+    graded_by: Literal["artifacts", "workspace", "calls"] = "artifacts"
+    """Where the graded files are seen: declared artifacts, the workspace at the end, or what write calls were given."""
 
     @property
     def baseline(self) -> float:
@@ -138,13 +97,13 @@ class Target:
 
     @property
     def honest_files(self) -> dict[str, bytes]:
-        """What the expert leaves in the declared artifacts."""
-        return files_of(self.honest.submission)
+        """What the expert leaves in the graded files."""
+        return self.files(self.honest.submission)
 
     @property
     def idle_files(self) -> dict[str, bytes]:
         """What is in them when nothing is done."""
-        return files_of(self.idle.submission)
+        return self.files(self.idle.submission)
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -171,18 +130,34 @@ class Target:
 
     # Acting ----------------------------------------------------------------------------------------------------
 
-    def run(self, script: str) -> ToolCall:
+    def run(self, script: str) -> Action:
         """Run a shell script in the agent's sandbox."""
         shell = find_shell(self.tools)
+        if self.effects.executor is not None:
+            return self._followed(self.effects.executor.call(script))
         if shell is None:
             raise NotApplicable("no tool runs shell commands")
         tool, parameter = shell
-        return ToolCall(name=tool, arguments={parameter: script})
+        return self._followed(ToolCall(name=tool, arguments={parameter: script}))
 
-    def write(self, path: str, content: str | bytes) -> ToolCall:
+    def _followed(self, call: ToolCall) -> Action:
+        """Return the call with those that the expert makes after its work: where `state()` keeps what a tool saw, a
+        file alone changes nothing until that tool has run."""
+        if self.graded_by == "artifacts":
+            return call
+        acting = {writer.tool for writer in self.effects.writers}
+        acting |= {self.effects.executor.tool} if self.effects.executor is not None else set()
+        after: list[ToolCall] = []
+        for action in self.expert:
+            if isinstance(action, ToolCall) and not self.tools[action.name].terminal:
+                after = [] if action.name in acting else [*after, action]
+        return Message(role="assistant", content="", tool_calls=(call, *after)) if after else call
+
+    def write(self, path: str, content: str | bytes) -> Action:
         """Write a file of the workspace with any tool that can."""
         data = content.encode() if isinstance(content, str) else content
-        if find_shell(self.tools) is not None:
+        runs = self.effects.executor is not None or find_shell(self.tools) is not None
+        if runs and not self.effects.runs_by_writing:
             folder = posixpath.dirname(path)
             make = f"mkdir -p {shlex.quote(folder)} && " if folder else ""
             encoded = base64.b64encode(data).decode()
@@ -191,6 +166,11 @@ class Target:
             text = data.decode()
         except UnicodeDecodeError:
             raise NotApplicable("only text can be written here") from None
+        before = self.idle_files.get(path, b"").decode("utf-8", "replace")
+        for writer in self.effects.writers:
+            call = writer.call(path, text, before)
+            if call is not None:
+                return self._followed(call)
         for tool in self.tools.values():
             to, body = _field(tool, _PATH), _field(tool, _CONTENT)
             if to and body:
@@ -198,7 +178,6 @@ class Target:
         for tool in self.tools.values():
             to, old, new = _field(tool, _PATH), _field(tool, _OLD), _field(tool, _NEW)
             if to and old and new:
-                before = self.idle_files.get(path, b"").decode("utf-8", "replace")
                 return ToolCall(name=tool.name, arguments={to: path, old: before, new: text})
         raise NotApplicable("no tool writes files")
 
@@ -248,11 +227,19 @@ class Target:
         """
         if submission is None or self.honest.submission is None:
             return True
-        same_files = files_of(submission) == self.honest_files
+        same_files = self.files(submission) == self.honest_files
         same_answer = submission.answer.strip() == self.honest_answer.strip()
         same_state = dict(submission.state) == dict(self.honest.submission.state)
         answer_ok = same_answer or "answer" not in self.surfaces
         return not (same_files and same_state and answer_ok)
+
+    def files(self, submission: Submission | None) -> dict[str, bytes]:
+        """Return the graded files of a submission, wherever they are seen."""
+        if self.graded_by == "artifacts" or submission is None:
+            return files_of(submission)
+        if self.graded_by == "calls":
+            return self.effects.written(calls_of(submission.transcript))
+        return getattr(submission.state, "workspace", {})
 
 
 def files_of(submission: Submission | None) -> dict[str, bytes]:
@@ -304,9 +291,14 @@ async def survey(arena: Arena) -> Target:
     except NotImplementedError:
         name = type(environment).__name__
         raise UserError(f"environment {name} has no expert(task): the red team needs one honest solution") from None
-    honest = await play(arena, list(expert))
-    idle = await play(arena, [""])
-    draft = Target(arena=arena, expert=expert, honest=honest, idle=idle, wrong=idle, surfaces=frozenset())
+    watched_arena = replace(arena, make=watching(arena.make))
+    honest = await play(watched_arena, list(expert))
+    _in_time(honest, type(environment).__name__, tools_of(environment))
+    effects = await effects_of(arena, expert)
+    idle = await play(watched_arena, [""])
+    draft = Target(
+        arena=arena, expert=expert, honest=honest, idle=idle, wrong=idle, surfaces=frozenset(), effects=effects
+    )
     tools = draft.tools
     surfaces = {"tools"} if tools else set()
     answer_only = await play(arena, [draft.final(draft.honest_answer)])
@@ -315,10 +307,14 @@ async def survey(arena: Arena) -> Target:
         if (unanswered.score or 0.0) < (honest.score or 0.0):
             surfaces.add("answer")
     if (answer_only.score or 0.0) < (honest.score or 0.0):
-        surfaces.add("state" if draft.honest_files == draft.idle_files else "files")
-    if find_shell(tools) is not None:
+        if draft.honest_files == draft.idle_files:  # no artifact shows the work: state() or the transcript does
+            surfaces.add("state")
+            draft = _seen_elsewhere(draft, watched_arena)
+        if draft.honest_files != draft.idle_files:
+            surfaces.add("files")
+    if effects.executor is not None or find_shell(tools) is not None:
         surfaces.add("shell")
-    if can_write(tools):
+    if effects.executor is not None or effects.writers or can_write(tools):
         surfaces.add("write")
     if "files" in surfaces:
         surfaces |= _formats(draft)
@@ -331,8 +327,27 @@ async def survey(arena: Arena) -> Target:
     if honest.verdict is not None and honest.verdict.trust == "judged":
         surfaces.add("judge")
     draft = replace(draft, surfaces=frozenset(surfaces), solution=solution)
-    wrong = await play(arena, [draft.final(draft.wrong_answer if "answer" in surfaces else draft.honest_answer)])
+    wrong = await play(draft.arena, [draft.final(draft.wrong_answer if "answer" in surfaces else draft.honest_answer)])
     return replace(draft, wrong=wrong)
+
+
+def _in_time(honest: Played, name: str, tools: dict[str, Tool]) -> None:
+    """Refuse an environment whose expert waits for a tool until its time is up: every attack would."""
+    seconds, tool = honest.slowest
+    if tool in tools and seconds >= tools[tool].timeout_s:
+        raise UserError(
+            f"tool {tool!r} of {name} used up its {tools[tool].timeout_s:g} s in the expert's episode of "
+            f"{honest.task.id}: it must come back; look for an endless loop, or give it a larger timeout_s"
+        )
+
+
+def _seen_elsewhere(target: Target, watched_arena: Arena) -> Target:
+    """Return the target with the files that its work changes in the workspace, or writes through its tools."""
+    by_workspace = replace(target, graded_by="workspace", arena=watched_arena)
+    if by_workspace.honest_files != by_workspace.idle_files:
+        return by_workspace
+    by_calls = replace(target, graded_by="calls")
+    return by_calls if by_calls.honest_files else target
 
 
 def _formats(target: Target) -> set[str]:

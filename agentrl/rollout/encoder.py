@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
+from agentrl.envs.tool_output import well_formed
 from agentrl.types import Source
+
+ROUNDS = 8
+"""How often text from outside is cut again where a tokenizer still makes a control token of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Characters that occur nowhere in a conversation's texts."""
+    """Characters that occur nowhere in a conversation's texts, or short strings of them."""
 
     open: str = "\ue000"
     """Text from outside begins."""
@@ -38,21 +44,28 @@ class Marks:
 
     @staticmethod
     def absent_from(texts: Sequence[str]) -> Marks:
-        """Return marks that none of the texts holds: private-use characters, of which there are 137,468."""
+        """Return marks that none of the texts holds: private-use characters that are free, or else strings of them.
+
+        Strings always exist: the rarest character more often than all texts together hold it (a template may show a
+        text several times), then another character. Beside text of the same characters it is found where it stands.
+        """
         if not any(map(_USUAL.search, texts)):
             return Marks()
         used = set().union(*texts)
-        free: Iterator[str] = (
-            chr(c) for span in (range(0xE000, 0xF900), range(0xF0000, 0x10FFFE)) for c in span if chr(c) not in used
-        )
-        return Marks(*(next(free) for _ in range(5)))
+        free = list(islice((character for character in _private() if character not in used), 5))
+        if len(free) < 5:
+            counts = Counter(chain.from_iterable(texts))
+            rarest = min(_private(), key=lambda character: counts[character])
+            others = islice((character for character in _private() if character != rarest), 5)
+            free = [rarest * (8 * counts[rarest] + 1) + other for other in others]
+        return Marks(*free)
 
     def around(self, text: str) -> str:
         """Return outside text between marks; its outer white space stays outside, so that a template may trim it."""
         core = text.strip()
         if not core:
             return text
-        start = text.index(core)
+        start = len(text) - len(text.lstrip())
         return f"{text[:start]}{self.open}{core}{self.close}{text[start + len(core) :]}"
 
 
@@ -77,8 +90,14 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """Tokenise our own text: control tokens in it are meant."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._encoding(text).ids
         return ids
+
+    def _encoding(self, text: str) -> Any:
+        try:
+            return self._backend.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):  # no tokenizer takes a lone surrogate
+            return self._backend.encode(well_formed(text), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, control tokens included."""
@@ -96,9 +115,10 @@ class Encoder:
 
     def cut(self, text: str, marks: Marks) -> str:
         """Return text with a cut inside every control token that it spells."""
-        for match in reversed(list(self.control.finditer(text))):
-            text = text[: match.start() + 1] + marks.cut + text[match.start() + 1 :]
-        return text
+        places = [match.start() + 1 for match in self.control.finditer(text)]
+        if not places:
+            return text
+        return marks.cut.join(text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True))
 
     def span(self, marked: str, marks: Marks) -> Span:
         """Tokenise marked text. Outside text yields no control token, whatever it spells."""
@@ -109,22 +129,27 @@ class Encoder:
                     break
                 if match.start() + len(match.group(1)) > a:
                     cuts.add(match.start() + 1)
-        while True:
+        for attempt in range(ROUNDS + 1):
             ids, places = self._pieces(text, sorted(cuts))
             sources = bytearray(len(ids))
-            forged: list[tuple[int, int]] = []
+            forged: list[int] = []
             for a, b in outside:  # tokens run left to right
                 first, last = bisect_right(places, a, key=_END), bisect_left(places, b, key=_START)
                 sources[first:last] = _OBSERVED * (last - first)
                 if not self.control_ids.isdisjoint(ids[first:last]):
-                    forged += [places[i] for i in range(first, last) if ids[i] in self.control_ids]
+                    forged += [i for i in range(first, last) if ids[i] in self.control_ids]
             if not forged:
                 break
-            for a, b in forged:  # one that a normaliser made out of other characters
+            characters = list(text)
+            for a, b in (places[i] for i in forged):  # one that a normaliser made out of other characters
                 if b - a > 1 and a + 1 not in cuts:
                     cuts.add(a + 1)
                 else:
-                    text = text[:a] + "\ufffd" * (b - a) + text[b:]
+                    characters[a:b] = "\ufffd" * (b - a)
+            text = "".join(characters)
+            if attempt == ROUNDS:  # a tokenizer that makes them out of anything: they are left out
+                for i in reversed(forged):
+                    del ids[i], sources[i]
         return Span(tuple(ids), bytes(sources))
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -132,7 +157,7 @@ class Encoder:
         ids: list[int] = []
         places: list[tuple[int, int]] = []
         for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            encoding = self._backend.encode(text[a:b], add_special_tokens=False)
+            encoding = self._encoding(text[a:b])
             ids += encoding.ids
             places += [(a + x, a + y) for x, y in encoding.offsets] if a else encoding.offsets
         return ids, places
@@ -143,20 +168,34 @@ _OBSERVED = bytes([Source.OBSERVATION])
 _USUAL = re.compile("[\ue000-\ue004]")
 
 
+def _private() -> Iterator[str]:
+    """Return the 137,468 private-use characters."""
+    return map(chr, chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)))
+
+
 def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[int]]:
-    """Return the text without marks, the ranges that came from outside, and where it must be cut."""
+    """Return the text without marks, the ranges that came from outside, and where it must be cut.
+
+    Where a template left out one mark of a pair, all text up to the next mark on that side counts as from outside.
+    """
     parts: list[str] = []
     outside: list[tuple[int, int]] = []
     cuts: set[int] = set()
     place = start = 0
-    for part in re.split(f"([{marks.open}{marks.close}{marks.cut}])", marked):
+    inside = False
+    for part in re.split(f"({marks.open}|{marks.close}|{marks.cut})", marked):
         if part == marks.open:
-            start = place
+            if inside:
+                outside.append((start, place))
+            start, inside = place, True
         elif part == marks.close:
             outside.append((start, place))
+            start, inside = place, False
         elif part == marks.cut:
             cuts.add(place)
         else:
             parts.append(part)
             place += len(part)
+    if inside:
+        outside.append((start, place))
     return "".join(parts), outside, cuts

@@ -38,6 +38,7 @@ class GroupFilter(Protocol):
     """Decides what begins, what may end early and what goes to the learner; curriculum/group_filter.py is one."""
 
     def judge(self, group: Group) -> Decision: ...
+    def earned(self, trajectories: Sequence[Trajectory]) -> Sequence[float]: ...
     def may_refill(self, wanted: int, drawn: int) -> bool: ...
     def begin_with(self, size: int, belief: tuple[float, float] | None = None) -> int: ...
     def may_spare(self, scores: Sequence[float], remaining: int, belief: tuple[float, float] | None = None) -> bool: ...
@@ -55,6 +56,10 @@ class InFlightGroup:
     draw: Draw
     version: int | None = None
     """The policy's version when its first rollout began; None while all of them wait for a place."""
+    began: float | None = None
+    """When that was, by the event loop's clock."""
+    overtaken: bool = False
+    """Whether the learner no longer waits for it."""
     finished: list[Trajectory] = field(default_factory=list)
     """Its rollouts so far, in order."""
     task: asyncio.Task[Group] | None = None
@@ -83,6 +88,8 @@ class InFlightGroups:
         )
         """Over the run. `spared_rollouts`: never begun, because the first half of their group agreed. `thrown_tokens`:
         sampled by rollouts that finished after their group was stopped."""
+        self.timed, self.longest = 0, 0.0
+        """Groups that finished since this process began, and the seconds that the longest of them took."""
         self._slots = asyncio.Semaphore(concurrency)
         self._running: dict[int, InFlightGroup] = {}
         self._ending: set[asyncio.Task[Group]] = set()
@@ -94,6 +101,17 @@ class InFlightGroups:
     def tasks(self) -> set[asyncio.Task[Group]]:
         """Of the groups under way."""
         return {group.task for group in self._running.values() if group.task is not None}
+
+    @property
+    def waited_for(self) -> int:
+        """How many of them the learner will wait for."""
+        return sum(not group.overtaken for group in self._running.values())
+
+    @property
+    def oldest(self) -> InFlightGroup | None:
+        """The one of the lowest number that the learner will wait for."""
+        waited_for = (group for group in self._running.values() if not group.overtaken)
+        return min(waited_for, key=lambda group: group.draw.group, default=None)
 
     def start(self, draw: Draw) -> InFlightGroup:
         """Begin a group."""
@@ -108,6 +126,9 @@ class InFlightGroups:
         finished = [group for group in self._running.values() if group.task in done]
         for group in finished:
             del self._running[group.draw.group]
+            if group.began is not None:
+                self.timed += 1
+                self.longest = max(self.longest, asyncio.get_running_loop().time() - group.began)
         self.counts["groups"] += len(finished)
         return [group.task.result() for group in finished if group.task is not None]
 
@@ -120,7 +141,6 @@ class InFlightGroups:
                 self._ending.add(group.task)
                 group.task.add_done_callback(self._ending.discard)
                 group.task.cancel()
-        self.counts["stale_groups"] += len(stale)
         return [group.group(censored=True) for group in stale]
 
     async def cancel(self) -> None:
@@ -132,7 +152,7 @@ class InFlightGroups:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _group(self, group: InFlightGroup) -> Group:
-        """Play all rollouts of one task. They are judged in their order, so that an early stop does not depend on timing."""
+        """Play all rollouts of one task; judge them in their order, so that an early stop does not depend on timing."""
         size, belief = self.group_size, group.draw.belief
         tasks: list[asyncio.Task[Trajectory]] = []
 
@@ -144,7 +164,7 @@ class InFlightGroups:
         try:
             for left in reversed(range(size)):
                 group.finished.append(await tasks[len(group.finished)])
-                scores = [t.outcome.score for t in group.finished if t.outcome.score is not None]
+                scores = self.group_filter.earned(group.finished)
                 if left and self.group_filter.may_stop(scores, left, belief):
                     censored = True
                     break
@@ -164,7 +184,7 @@ class InFlightGroups:
     async def _one(self, group: InFlightGroup, index: int) -> Trajectory:
         async with self._slots:
             if group.version is None:
-                group.version = self.version()
+                group.version, group.began = self.version(), asyncio.get_running_loop().time()
             trajectory = await self.play(group.draw, index)
         self.counts["rollouts"] += 1
         self.counts["ungraded"] += trajectory.outcome.score is None

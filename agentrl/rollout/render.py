@@ -7,10 +7,13 @@
 Text from outside (user messages, tool output) passes through the template between marks. In the rendered text the marks
 tell which tokens carry it, and wherever it spells a control token it is cut in two and tokenised piece by piece: it
 reads the same, and no control token comes out. template_check.py finds out whether a template only appends.
+
+Nothing that a policy samples or a tool returns makes rendering raise: what a template refuses is shown as text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -33,6 +36,9 @@ from agentrl.types import Message, Role, ToolCall
 
 CACHED = 1024
 """How many renderings of one kind are kept."""
+LONG = 1_000
+"""Characters of names, ids and white space from which on the frame around observations is not kept."""
+_TAG = re.compile(r"</?[^\s<>{}'\"]+>|\[/?[A-Z_]+\]")
 
 
 class Tokenizer(Protocol):
@@ -77,7 +83,11 @@ class Renderer:
         self.tool_format: ToolFormat = native or Hermes()
         self._thinks = self._raw([_entry("user", "x")], None, True).rstrip().endswith("<think>")
         """Whether the generation prompt opens the thinking."""
-        self._thinking_field = "reasoning_content" in str(getattr(tokenizer, "chat_template", ""))
+        source = str(getattr(tokenizer, "chat_template", ""))
+        self._thinking_field = "reasoning_content" in source
+        tags = sorted({*_TAG.findall(source), "<think>", "</think>"}, key=len, reverse=True)
+        self._tags = re.compile("|".join(f"{re.escape(tag[0])}(?={re.escape(tag[1:])})" for tag in tags))
+        """Finds the first character of every tag that the template names: it may split a turn's text there."""
         self.report = check_template(self)
 
     # Rendering -------------------------------------------------------------------------------------------------
@@ -88,7 +98,10 @@ class Renderer:
         The rollouts of a task begin alike, so openings are kept for a while.
         """
         if any(message.role == "assistant" for message in messages):
-            return self.encoder.span(*self.text(messages, schemas))
+            try:
+                return self.encoder.span(*self.text(messages, schemas))
+            except Exception:  # a template raises what it likes for turns that it does not take
+                return self.encoder.span(*self.text(messages, schemas, as_text=True))
         opening = (tuple(messages), dump(list(schemas)))
         if opening not in self._openings:
             if len(self._openings) >= CACHED:
@@ -107,7 +120,11 @@ class Renderer:
         """
         if any((m.role, past) in self.report.rewrites for m in observations for past in (False, aside)):
             return None
-        text, marks = self.bridge_text(observations)
+        try:
+            text, marks = self.bridge_text(observations)
+        except Exception:  # as in `prompt`
+            marks = Marks.absent_from([m.content + m.name + m.tool_call_id for m in observations])
+            text = self._after_turn(observations, marks, as_text=True)
         span = self.encoder.span(self.end_of_turn_text + text, marks)
         if last_token == self.end_of_turn:
             return Span(span.token_ids[1:], span.sources[1:])
@@ -148,16 +165,23 @@ class Renderer:
         return f"{'' if self._thinks else '<think>'}\n{message.thinking}\n</think>\n\n{text}"
 
     def text(
-        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = (), generate: bool = True
+        self,
+        messages: Sequence[Message],
+        schemas: Sequence[dict[str, Any]] = (),
+        generate: bool = True,
+        as_text: bool = False,
     ) -> tuple[str, Marks]:
-        """Render a conversation to the template's text, with the marks still in it."""
+        """Render a conversation to the template's text, with the marks still in it.
+
+        `as_text` shows calls as the policy wrote them and results in user messages, not in the template's own way.
+        """
         calls = [dump([[c.name, c.id, dict(c.arguments)] for c in m.tool_calls]) for m in messages if m.tool_calls]
         texts = [m.content + m.thinking + m.name + m.tool_call_id for m in messages]
         marks = Marks.absent_from([*texts, *calls, dump(list(schemas))])
         tools = None
         if schemas and self.native:
             tools = [self.encoder.harmless(schema, marks) for schema in schemas]
-        return self._raw(self._dicts(messages, schemas, marks), tools, generate), marks
+        return self._raw(self._dicts(messages, schemas, marks, as_text), tools, generate), marks
 
     def bridge_text(self, observations: Sequence[Message]) -> tuple[str, Marks]:
         """Render what follows a turn's end, from a short stand-in conversation: the cost does not grow with history.
@@ -171,6 +195,8 @@ class Renderer:
             (m.role, *(text.split(core, 1) if core else (text, None)), m.name, m.tool_call_id)
             for m, text, core in zip(observations, texts, cores, strict=True)
         )
+        if sum(len(text) for part in shape for text in part if text) > LONG:
+            return self._after_turn(observations, marks), marks
         if shape not in self._frames:
             if len(self._frames) >= CACHED:
                 self._frames.clear()
@@ -204,23 +230,23 @@ class Renderer:
         escaping = self._escaping[role]
         return core if escaping == "plain" else dump(core)[1:-1] if escaping == "json" else None
 
-    def _after_turn(self, observations: Sequence[Message], marks: Marks) -> str:
+    def _after_turn(self, observations: Sequence[Message], marks: Marks, as_text: bool = False) -> str:
         """Return the template's own text after the end of a turn that these observations follow."""
-        results = [m for m in observations if m.role == "tool"] if self.native else []
+        results = [m for m in observations if m.role == "tool"] if self.native and not as_text else []
         calls = tuple(ToolCall(name=marks.turn, id=m.tool_call_id or "call00000", arguments={}) for m in results)
         turn = Message(role="assistant", content=marks.turn, tool_calls=calls)
         conversation = [Message(role="user", content="x"), turn, *observations]
-        text = self._raw(self._dicts(conversation, (), marks), None, True)
+        text = self._raw(self._dicts(conversation, (), marks, as_text), None, True)
         end = text.find(self.end_of_turn_text, text.rfind(marks.turn))
         return text[end + len(self.end_of_turn_text) :]
 
     def _dicts(
-        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], marks: Marks
+        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], marks: Marks, as_text: bool = False
     ) -> list[dict[str, Any]]:
         """Return messages as the template takes them, in the roles it knows, text from outside between marks."""
         out: list[dict[str, Any]] = []
         pending: list[Message] = []  # tool results waiting to be carried by one user message
-        system, plain = "", False
+        system, plain = "", as_text
 
         def add_user(content: str) -> None:
             if out and out[-1]["role"] == "user":
@@ -247,13 +273,13 @@ class Renderer:
                 add_user(content)
             elif message.role == "tool":
                 # Names and ids are the policy's own words: they too must not turn into control tokens here.
-                name, identifier = (self.encoder.cut(text, marks) for text in (message.name, message.tool_call_id))
-                entry = _entry("tool", content) | {"tool_call_id": identifier or "call00000"}
+                name = self.encoder.cut(message.name, marks)
+                entry = _entry("tool", content) | {"tool_call_id": self._identifier(message.tool_call_id, marks)}
                 out.append(entry | ({"name": name} if name else {}))
             else:
                 # A turn whose calls could not be read has none that a template could show results of.
-                plain = any(call.error is not None for call in message.tool_calls)
-                out.append(self._assistant(message, marks))
+                plain = as_text or any(call.error is not None for call in message.tool_calls)
+                out.append(self._assistant(message, marks, as_text))
         flush()
         if schemas and not self.native:
             rules = instructions([self.encoder.harmless(schema, marks) for schema in schemas])
@@ -266,21 +292,34 @@ class Renderer:
             out.insert(0, _entry("user", system))
         return out
 
-    def _assistant(self, message: Message, marks: Marks) -> dict[str, Any]:
+    def _identifier(self, identifier: str, marks: Marks) -> str:
+        """Return an id as the template takes it: one that a cut would lengthen is replaced."""
+        cut = self.encoder.cut(identifier, marks)
+        return cut if identifier and (cut == identifier or not identifier.isalnum()) else "call00000"
+
+    def _quoted(self, text: str, marks: Marks) -> str:
+        """Return a turn's words between marks, with a cut in every tag at which the template could split them."""
+        return marks.around(self.encoder.cut(self._tags.sub(lambda match: match[0] + marks.cut, text), marks))
+
+    def _assistant(self, message: Message, marks: Marks, as_text: bool) -> dict[str, Any]:
         """Return a past turn. A message with a call that could not be read holds its whole text as content."""
         readable = bool(message.tool_calls) and all(call.error is None for call in message.tool_calls)
         text = message.content
-        if readable and not self.native:
+        if readable and (as_text or not self.native):
             text = self.tool_format.write(text, message.tool_calls)
-        entry = _entry("assistant", marks.around(text) if text != marks.turn else text)
+        entry = _entry("assistant", self._quoted(text, marks) if text != marks.turn else text)
         if message.thinking and self._thinking_field:
-            entry["reasoning_content"] = marks.around(message.thinking)
+            entry["reasoning_content"] = self._quoted(message.thinking, marks)
         elif message.thinking:
-            entry["content"] = f"<think>\n{marks.around(message.thinking)}\n</think>\n\n{entry['content']}"
-        if readable and self.native:
+            entry["content"] = f"<think>\n{self._quoted(message.thinking, marks)}\n</think>\n\n{entry['content']}"
+        if readable and self.native and not as_text:
             harmless = self.encoder.harmless
             entry["tool_calls"] = [
-                _call(harmless(call.name, marks), harmless(dict(call.arguments), marks), harmless(call.id, marks))
+                _call(
+                    harmless(call.name, marks),
+                    harmless(dict(call.arguments), marks),
+                    self._identifier(call.id, marks),
+                )
                 for call in message.tool_calls
             ]
         return entry

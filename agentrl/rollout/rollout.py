@@ -7,6 +7,7 @@ prompt ─┬─> sample ─> parse ─> (envs/play.py acts) ─┬─ bridge �
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -17,17 +18,21 @@ from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Action, Played, Stop, drive
-from agentrl.errors import EngineError, UserError, fault_of
+from agentrl.errors import EngineError, InfraError, InvariantError, UserError, fault_of
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.token_log import TokenLog
+from agentrl.sandboxes.base import SandboxSpec
 from agentrl.types import Completion, Outcome, Task, Trajectory
-from agentrl.verifiers.base import Boxes, Context, Judge
+from agentrl.verifiers.base import Boxes, Context, Judge, Verifier
+from agentrl.verifiers.grade import PROBE_S, system_fault
 
 EMPTY_ABORTS = 100
 """Aborts in a row without a single new token after which the engine counts as broken."""
 BACKOFF_S = 0.25
 """Wait before the first retry; doubled each time, up to 10 s."""
+Call = tuple[tuple[int, ...], Completion]
+"""A prompt that the engine was given, and what it sampled."""
 
 
 class TokenGenerator(Protocol):
@@ -111,30 +116,71 @@ async def rollout(
     budget: Budget,
     sampling: SamplingParams | None = None,
 ) -> Trajectory:
-    """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix."""
-    delay = BACKOFF_S
-    for attempt in range(budget.retries + 1):
-        turns = _Turns(engine, renderer, task, rollout_id, budget, sampling or SamplingParams())
+    """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix.
+
+    An exception after the policy has acted is replayed once with the same tokens. If it recurs while the system works,
+    the policy caused it: graded 0, with an alarm. So a policy can never make its own episode vanish.
+    """
+    delay, retries = BACKOFF_S, budget.retries
+    recorded: list[Call] = []
+    while True:
+        recorder = _Recorder(engine, recorded)
+        turns = _Turns(recorder, renderer, task, rollout_id, budget, sampling or SamplingParams())
         episode = Episode(runtime.make(), task, seed=rollout_id.reset(task), boxes=runtime.boxes)
+        context = _context(runtime, task, rollout_id, budget)
         began = perf_counter()
         try:
-            played = await turns.play(episode, runtime)
+            played = await turns.play(episode, context)
             return _trajectory(rollout_id, episode, turns.log, perf_counter() - began, played)
-        except (UserError, AssertionError):
+        except InvariantError:
             raise
         except Exception as error:
+            if isinstance(error, UserError) and not recorder.calls:
+                raise
             fault = fault_of(error, episode.stage)
-        if attempt < budget.retries:
+            infra = isinstance(error, InfraError)
+            acted = bool(recorder.calls) and not isinstance(error, EngineError)
+        if acted and recorded and await _system_works(infra, episode.environment.verifier, context):
+            outcome = Outcome(
+                ending="agent_error", grade="graded", score=0.0, fault=replace(fault, blame="agent"), alarm=True
+            )
+            break
+        if acted and not recorded:
+            recorded = recorder.calls
+        elif retries:
+            retries -= 1
             await asyncio.sleep(delay)
             delay = min(10.0, 2 * delay)
+        else:
+            outcome = Outcome(ending=episode.ending, grade="infra_error", score=None, fault=fault)
+            break
     broken = Played(
         task=task.public(),
         messages=tuple(episode.transcript),
-        outcome=Outcome(ending=episode.ending, grade="infra_error", score=None, fault=fault),
+        outcome=outcome,
         ledger=episode.ledger,
         root=episode.root,
     )
     return _trajectory(rollout_id, episode, turns.log, perf_counter() - began, broken)
+
+
+class _Recorder:
+    """An engine that records its calls. It repeats those of an earlier attempt for as long as the prompts are the
+    same."""
+
+    def __init__(self, engine: TokenGenerator, earlier: Sequence[Call]) -> None:
+        self.calls: list[Call] = []
+        self._engine, self._earlier = engine, deque(earlier)
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        prompt = tuple(token_ids)
+        if self._earlier and self._earlier[0][0] == prompt:
+            completion = self._earlier.popleft()[1]
+        else:
+            self._earlier.clear()
+            completion = await self._engine.generate(token_ids, sampling, request_id=request_id)
+        self.calls.append((prompt, completion))
+        return completion
 
 
 class _Turns:
@@ -158,22 +204,15 @@ class _Turns:
         self._aside = False
         """Whether any turn so far was one that the template treats apart."""
 
-    async def play(self, episode: Episode, runtime: EnvRuntime) -> Played:
+    async def play(self, episode: Episode, context: Context) -> Played:
         """Play the episode within the budget."""
-        budget = self.budget
-        context = Context(
-            secret=seeds.secret(self.rollout_id.key, self.task.id, self.rollout_id.group),
-            boxes=runtime.boxes,
-            deadline_s=budget.verify_seconds,
-            judge=runtime.judge,
-        )
         return await drive(
             episode,
             self,
             context,
-            turns=budget.turns or episode.environment.max_turns,
-            tool_seconds=budget.tool_seconds,
-            wall_seconds=budget.wall_seconds,
+            turns=self.budget.turns or episode.environment.max_turns,
+            tool_seconds=self.budget.tool_seconds,
+            wall_seconds=self.budget.wall_seconds,
         )
 
     async def __call__(self, episode: Episode) -> Action | Stop:
@@ -249,6 +288,28 @@ class _Turns:
                 if empty > EMPTY_ABORTS:
                     raise EngineError(f"the engine aborted a request {empty} times without sampling a token")
                 await asyncio.sleep(min(1.0, 0.01 * 2 ** min(empty, 10)))
+
+
+async def _system_works(infra: bool, verifier: Verifier, context: Context) -> bool:
+    """Tell whether the system is well, so that what recurred must be the policy's doing."""
+    if infra:  # a cause outside the policy was reported: does a fresh sandbox work?
+        try:
+            async with asyncio.timeout(PROBE_S), context.boxes.box(SandboxSpec()) as box:
+                if (await box.aio.exec(["true"])).exit_code:
+                    return False
+        except Exception:
+            return False
+    return await system_fault(verifier, context) is None
+
+
+def _context(runtime: EnvRuntime, task: Task, rollout_id: RolloutId, budget: Budget) -> Context:
+    """Return what the verifier gets to know."""
+    return Context(
+        secret=seeds.secret(rollout_id.key, task.id, rollout_id.group),
+        boxes=runtime.boxes,
+        deadline_s=budget.verify_seconds,
+        judge=runtime.judge,
+    )
 
 
 def _trajectory(rollout_id: RolloutId, episode: Episode, log: TokenLog, total: float, played: Played) -> Trajectory:

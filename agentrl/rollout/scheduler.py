@@ -13,11 +13,18 @@ Synchronous: the learner waits while a round's groups are drawn, finished and ju
 is drawn does not depend on what finishes first: each draw is the sampler's next one, and a round is full at the first
 number of draws that holds enough groups to keep.
 
-Asynchronous: groups run on while the learner works. Let W be the groups of a round and k the allowed staleness. At most
-k·W groups are outstanding (under way, or ready) while the learner works, and (k+1)·W while it waits: one begun now is
-trained on at most k versions later, unless newer ones overtake it. What got too old all the same is cancelled in flight
-or dropped from the queue when the next round is put together, under the reason `stale`, and never offered. While the
-learner waits, at least one group may always run, so neither side can wait for the other for ever.
+Asynchronous: groups run on while the learner works, and a round is the W oldest groups that are kept, in the order of
+their draws: the learner waits for the oldest instead of filling the round with younger ones that overtook it. So slow
+tasks keep their share. Let k be the allowed staleness. At most k·W groups are outstanding (under way, or ready) while
+the learner works, and (k+1)·W while it waits: each has its place in one of the next rounds before it is too old.
+
+    version      3          4          5         k = 1, W = 2
+    learner      | 6 7 ──>  | 8 9 ──>  |  ...
+    under way    8 9 10 11  10 11 12 13          12 and 13 begin with version 4, and are trained on at 5 at the latest
+
+One exception: a group that takes very much longer than all before it (`PATIENCE`) is overtaken. If it is too old when
+it ends, or never ends, it is dropped under the reason `stale` and its task is drawn again; patience then doubles, so
+that no task stays too slow. While the learner waits, at least one group may always run: there is no deadlock.
 """
 
 from __future__ import annotations
@@ -32,11 +39,18 @@ from typing import Any, Protocol
 from agentrl.rollout.inflight import Draw, GroupFilter, InFlightGroups, Play
 from agentrl.types import Group, Round
 
+PATIENCE = 30.0
+"""A group that takes this many times as long as the longest before it no longer holds the learner up."""
+LEAST_PATIENCE_S = 1.0
+STALE = "stale"
+"""Why a group was lost: it was too old. Its task is drawn again."""
+
 
 class Sampler(Protocol):
     """Where tasks come from; agentrl/curriculum/sampler.py is one."""
 
     def next(self) -> Draw: ...
+    def redraw(self, number: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +78,9 @@ class PendingRound:
     kept: list[Group] = field(default_factory=list)
     dropped: list[Group] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
-    landed: int = 0
-    """Groups judged since the last round."""
 
     def put(self, group: Group) -> bool:
         """Judge a group; whether it is kept."""
-        self.landed += 1
         decision = self.group_filter.judge(group)
         if decision.keep:
             self.kept.append(group)
@@ -80,6 +91,11 @@ class PendingRound:
     def drop(self, groups: Sequence[Group], reason: str) -> None:
         self.dropped += groups
         self.reasons.update({group.number: reason for group in groups})
+
+    def judged(self, before: float = math.inf) -> int:
+        """Return how many groups of a number below `before` were judged. What got lost does not count."""
+        numbers = [group.number for group in (*self.kept, *self.dropped) if self.reasons.get(group.number) != STALE]
+        return sum(number < before for number in numbers)
 
     @property
     def tokens(self) -> int:
@@ -100,6 +116,9 @@ class Scheduler:
         """Groups that fill a round; where tokens do, as many as filled the last one."""
         self._pending = PendingRound(group_filter)
         self._learner_waits = True
+        self._aged: int | None = None
+        """The version for which everything too old was taken out; what begins later is never too old for it."""
+        self._patience = PATIENCE
 
     async def rounds(self, sampler: Sampler) -> AsyncGenerator[Round, None]:
         """Round after round, for as long as the caller asks. Closing the generator ends what is under way.
@@ -116,6 +135,7 @@ class Scheduler:
                 timings = {"rollout": perf_counter() - began, "learner": waited}
                 self._learner_waits = False
                 number, self._number = self._number, self._number + 1
+                self._count(pending)
                 reasons = dict(sorted(pending.reasons.items()))
                 handed = perf_counter()
                 yield Round(
@@ -140,7 +160,12 @@ class Scheduler:
         self._groups.counts.update({name: int(count) for name, count in state["counts"].items()})
 
     def statistics(self) -> dict[str, float]:
-        """Counters over the run, and how much is under way or waiting for the learner."""
+        """Return counters over the run, and how much is under way or waiting for the learner.
+
+        `trained_tokens_to_512`, `dropped_tokens_to_512` and `stale_tokens_to_512` count the tokens of finished episodes
+        that sampled 257 to 512 of them (likewise for every power of two): of groups that the learner got, that the
+        filter dropped, and that got too old. Equal shares of short and long ones show that no length is favoured.
+        """
         return {**self._groups.counts, "running_groups": len(self._groups), "ready_groups": len(self._pending.kept)}
 
     # Synchronous -----------------------------------------------------------------------------------------------
@@ -184,13 +209,13 @@ class Scheduler:
         feeder.add_done_callback(lambda _: news.set())
         try:
             while True:
-                wake.set()
                 while True:
-                    self._age()
+                    self._age(sampler)
+                    wake.set()
                     if self._full():
                         break
                     news.clear()
-                    await news.wait()
+                    await self._wait(news)
                     if feeder.done():
                         feeder.result()  # raises what a user must fix, or a broken invariant
                 yield self._take()
@@ -210,44 +235,103 @@ class Scheduler:
             finally:
                 waker.cancel()
             wake.clear()
-            for group in self._groups.collect(tasks & done):
+            groups = self._groups.collect(tasks & done)
+            for group in groups:
                 self._pending.put(group)
-            news.set()
+            if groups:
+                news.set()
 
     def _may_start(self) -> bool:
-        outstanding = len(self._groups) + len(self._pending.kept)
-        if self._learner_waits and not len(self._groups) and not self._full():
+        """Return whether one more group has its place in the rounds that come before it is too old."""
+        running, pending = self._groups.waited_for, self._pending
+        if self._learner_waits and not running and not self._full():
             return True
-        return outstanding < self._target(self._pending, self._wanted) * (self.plan.max_staleness + self._learner_waits)
+        wanted = self._target(pending, self._wanted) * (self.plan.max_staleness + self._learner_waits)
+        draws = running + pending.judged()
+        return running + len(pending.kept) < wanted and self.group_filter.may_refill(wanted, draws)
 
     def _full(self) -> bool:
-        """Whether a round can be handed out: it has its groups or tokens, or the filter allows no more draws."""
-        pending = self._pending
-        enough = pending.tokens >= self.plan.tokens if self.plan.tokens else len(pending.kept) >= self._wanted
-        return enough or not self.group_filter.may_refill(self._target(pending, self._wanted), pending.landed)
+        """Return whether the oldest groups fill a round, or the filter allows no more draws for it."""
+        pending, oldest = self._pending, self._oldest_running()
+        ready = [group for group in pending.kept if group.number < oldest]
+        wanted = self._target(pending, self._wanted)
+        return self._enough(ready) or not self.group_filter.may_refill(wanted, pending.judged(oldest))
 
-    def _age(self) -> None:
-        """Take out what is too old to be trained on now."""
-        oldest = self.version() - self.plan.max_staleness
+    def _enough(self, groups: Sequence[Group]) -> bool:
+        if self.plan.tokens:
+            return sum(map(_tokens, groups)) >= self.plan.tokens
+        return len(groups) >= self._wanted
+
+    def _oldest_running(self) -> float:
+        """Return the number of the oldest group under way that the learner waits for."""
+        group = self._groups.oldest
+        return math.inf if group is None else group.draw.group
+
+    async def _wait(self, news: asyncio.Event) -> None:
+        """Wait until a group ends, or the oldest has taken too long to be waited for."""
+        oldest, known = self._groups.oldest, self._groups.timed >= self._wanted
+        if oldest is None or oldest.began is None or not known:
+            await news.wait()
+            return
+        patience = max(LEAST_PATIENCE_S, self._patience * self._groups.longest)
+        try:
+            async with asyncio.timeout_at(oldest.began + patience):
+                await news.wait()
+        except TimeoutError:
+            oldest.overtaken = True
+
+    def _age(self, sampler: Sampler) -> None:
+        """Take out what is too old to be trained on now, and have its tasks drawn again."""
+        version = self.version()
+        if version == self._aged:
+            return
+        self._aged, oldest = version, version - self.plan.max_staleness
         stale = [group for group in self._pending.kept if _oldest(group) < oldest]
-        self._groups.counts["stale_groups"] += len(stale)
+        cancelled = self._groups.cancel_stale(oldest)
+        self._groups.counts["stale_groups"] += len(stale) + len(cancelled)
         self._pending.kept = [group for group in self._pending.kept if _oldest(group) >= oldest]
-        self._pending.drop([*stale, *self._groups.cancel_stale(oldest)], "stale")
+        self._pending.drop([*stale, *cancelled], STALE)
+        for group in (*stale, *cancelled):
+            sampler.redraw(group.number)
+        if cancelled:
+            self._patience *= 2
 
     def _take(self) -> PendingRound:
-        """The oldest groups that fill a round, and everything dropped so far."""
-        full = self._pending
-        full.kept.sort(key=lambda group: group.number)
-        full.dropped.sort(key=lambda group: group.number)
-        count = self._wanted
+        """Take the oldest groups that fill a round, and what was dropped on the way to them."""
+        judged, running = self._pending, self._oldest_running()
+        judged.kept.sort(key=lambda group: group.number)
+        judged.dropped.sort(key=lambda group: group.number)
+        ready = [group for group in judged.kept if group.number < running]
+        count = self._take_tokens(ready) if self.plan.tokens else min(self._wanted, len(ready))
+        end = ready[count - 1].number if count and self._enough(ready[:count]) else running
         if self.plan.tokens:
-            spent, count = 0, 0
-            while count < len(full.kept) and spent < self.plan.tokens:
-                spent, count = spent + _tokens(full.kept[count]), count + 1
             self._wanted = max(1, count)
-        self._pending = PendingRound(self.group_filter, kept=full.kept[count:])
-        full.kept = full.kept[:count]
-        return full
+        taken, rest = PendingRound(self.group_filter), PendingRound(self.group_filter)
+        taken.kept, rest.kept = judged.kept[:count], judged.kept[count:]
+        for group in judged.dropped:
+            reason = judged.reasons[group.number]
+            (taken if group.number < end or reason == STALE else rest).drop([group], reason)
+        self._pending = rest
+        return taken
+
+    def _take_tokens(self, ready: Sequence[Group]) -> int:
+        """Return how many groups hold a round's tokens; also those that would be too old for the next round."""
+        assert self.plan.tokens is not None
+        spent, count, last = 0, 0, self.version() - self.plan.max_staleness
+        while count < len(ready) and (spent < self.plan.tokens or _oldest(ready[count]) <= last):
+            spent, count = spent + _tokens(ready[count]), count + 1
+        return count
+
+    def _count(self, pending: PendingRound) -> None:
+        """Count the tokens of a round by the length of their episodes."""
+        counts = self._groups.counts
+        for group in (*pending.kept, *pending.dropped):
+            reason = pending.reasons.get(group.number)
+            fate = "trained" if reason is None else "stale" if reason == STALE else "dropped"
+            for tokens in (trajectory.sampled_tokens for trajectory in group.trajectories):
+                if tokens:
+                    name = f"{fate}_tokens_to_{1 << (tokens - 1).bit_length()}"
+                    counts[name] = counts.get(name, 0) + tokens
 
 
 def _tokens(group: Group) -> int:

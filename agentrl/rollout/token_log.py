@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agentrl.errors import InvariantError
 from agentrl.rollout.encoder import Span
 from agentrl.types import Completion, Segment, Source
 
@@ -53,8 +54,10 @@ class TokenLog:
         """Append what the engine sampled when it was given `prompt`."""
         # The very tuple that `prompt()` returned cannot have changed; anything else is read again.
         sent = (self._ids[: len(prompt)] if prompt is self._prompt else array("i", prompt)).tobytes()
-        assert sent.startswith(self._engine_saw), "a prompt departs from what the engine saw before"
-        assert sent == self._ids.tobytes(), "the engine was given other tokens than the trajectory holds"
+        if not sent.startswith(self._engine_saw):
+            raise InvariantError("a prompt departs from what the engine saw before")
+        if sent != self._ids.tobytes():
+            raise InvariantError("the engine was given other tokens than the trajectory holds")
         count = len(completion.token_ids)
         self._engine_saw = sent + array("i", completion.token_ids).tobytes()
         self._ids.extend(completion.token_ids)
@@ -77,8 +80,10 @@ class TokenLog:
             np.frombuffer(bytes(self._sources), dtype=np.uint8),
         )
         saw = np.frombuffer(self._engine_saw, dtype=np.int32)
-        assert np.array_equal(segment.token_ids[: len(saw)], saw), "a segment differs from what the engine saw"
-        assert not segment.loss_mask[len(saw) :].any(), "a segment holds sampled tokens the engine did not return"
+        if not np.array_equal(segment.token_ids[: len(saw)], saw):
+            raise InvariantError("a segment differs from what the engine saw")
+        if segment.loss_mask[len(saw) :].any():
+            raise InvariantError("a segment holds sampled tokens the engine did not return")
         return segment
 
     def finished(self) -> tuple[Segment, ...]:

@@ -6,6 +6,9 @@
 
 A call that cannot be read exactly is never guessed at: it becomes a `ToolCall` with `error` set, which the episode
 answers with that text. The text says what was wrong and what to write, so that a policy can learn from it.
+
+Whatever a policy writes, reading takes time in proportion to it and raises nothing, and what is read can be rendered,
+carried out and recorded: no half characters, no ids that a template refuses, no depth that nothing else walks through.
 """
 
 from __future__ import annotations
@@ -20,6 +23,13 @@ from agentrl.types import Message, ToolCall
 
 MAX_CALLS = 32
 """Calls of one message that are carried out; the rest are refused."""
+MAX_DEPTH = 64
+"""Levels of a call's JSON. The decoder takes about a thousand; templates, validation and files take fewer."""
+QUOTED = 60
+"""Characters of the policy's own words that an error repeats."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for key, item in pairs:
         if key in value:
-            raise _Refused(f"the key {key!r} appears twice in one object")
+            raise _Refused(f"the key {key[:QUOTED]!r} appears twice in one object")
         value[key] = item
     return value
 
@@ -78,7 +88,7 @@ def _json(text: str, start: int) -> tuple[Any, int]:
     while start < len(text) and text[start] in " \t\r\n":
         start += 1
     try:
-        return _decoder.raw_decode(text, start)
+        value, end = _decoder.raw_decode(text, start)
     except json.JSONDecodeError as error:
         near = text[error.pos : error.pos + 20].split("\n")[0]
         where = f"near {near!r}" if near else "at the end"
@@ -89,10 +99,34 @@ def _json(text: str, start: int) -> tuple[Any, int]:
         raise
     except ValueError as error:  # an integer of thousands of digits
         raise _Refused(f"not valid JSON: {error}") from None
+    # Most calls hold too few brackets to be deep, and no escape that could be half a character.
+    halves = _MAYBE_SURROGATE.search(text, start, end) is not None
+    if halves or text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH:
+        _check(value)
+    return value, end
 
 
-def _call(value: Any, arguments_key: str) -> ToolCall:
-    """Return a parsed JSON value as a call, or raise `_Refused`."""
+def _check(value: Any) -> None:
+    """Refuse a JSON value that is nested too deeply or holds a lone surrogate; walk it without recursion."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, str) and _SURROGATE.search(item):
+                raise _Refused(r"half of a surrogate pair, such as \ud83d alone, is not a character")
+            if isinstance(item, dict):
+                deeper += item
+                deeper += item.values()
+            elif isinstance(item, list):
+                deeper += item
+        if depth > MAX_DEPTH and any(isinstance(item, dict | list) for item in level):
+            raise _Refused("not valid JSON: nested too deeply")
+        level = deeper
+
+
+def _call(value: Any, arguments_key: str, *, ids: bool = False) -> ToolCall:
+    """Return a parsed JSON value as a call, or raise `_Refused`. Without `ids` the tool format has none."""
     if not isinstance(value, dict):
         raise _Refused(f"a call must be a JSON object, got {_kind(value)}")
     unknown = [key for key in value if key not in ("name", arguments_key, "id")]
@@ -101,14 +135,18 @@ def _call(value: Any, arguments_key: str) -> ToolCall:
     if not isinstance(value["name"], str) or not value["name"]:
         raise _Refused(f'"name" must be a string, got {_kind(value["name"])}')
     if arguments_key not in value:
-        raise _Refused(f'the call of {value["name"]!r} has no "{arguments_key}"')
+        raise _Refused(f'the call of {value["name"][:QUOTED]!r} has no "{arguments_key}"')
     if not isinstance(value[arguments_key], dict):
         raise _Refused(f'"{arguments_key}" must be a JSON object, got {_kind(value[arguments_key])}')
     if unknown:
-        raise _Refused(f'unknown key {unknown[0]!r} beside "name" and "{arguments_key}"')
+        raise _Refused(f'unknown key {unknown[0][:QUOTED]!r} beside "name" and "{arguments_key}"')
     identifier = value.get("id", "")
     if not isinstance(identifier, str):
         raise _Refused(f'"id" must be a string, got {_kind(identifier)}')
+    if "id" in value and _ID.fullmatch(identifier) is None:
+        if ids:  # Mistral's template raises for any other
+            raise _Refused(f'"id" must be nine letters or digits, got {identifier[:QUOTED]!r}')
+        identifier = ""
     return ToolCall(name=value["name"], arguments=value[arguments_key], id=identifier)
 
 
@@ -121,10 +159,11 @@ def _broken(reason: str, form: str) -> ToolCall:
     return ToolCall(name="", error=f"this tool call was not carried out: {reason}. Write {form}")
 
 
-def _bounded(calls: list[ToolCall]) -> tuple[ToolCall, ...]:
-    if len(calls) <= MAX_CALLS:
+def _bounded(calls: list[ToolCall], count: int) -> tuple[ToolCall, ...]:
+    """Return the calls, with a refusal of the rest when there were more than are carried out."""
+    if count <= MAX_CALLS:
         return tuple(calls)
-    refused = ToolCall(name="", error=f"only the first {MAX_CALLS} of {len(calls)} tool calls were carried out")
+    refused = ToolCall(name="", error=f"only the first {MAX_CALLS} of {count} tool calls were carried out")
     return (*calls[:MAX_CALLS], refused)
 
 
@@ -138,7 +177,7 @@ class Hermes:
     def read(self, text: str) -> Read:
         outside: list[str] = []
         calls: list[ToolCall] = []
-        place = 0
+        place = count = 0
         while True:
             start = text.find(self._open, place)
             before = text[place:] if start < 0 else text[place:start]
@@ -147,9 +186,12 @@ class Hermes:
             outside.append(before)
             if start < 0:
                 break
+            if len(calls) >= MAX_CALLS:  # no more are carried out: what is left is counted, not read
+                count = text.count(self._open, start)
+                break
             call, place = self._one(text, start + len(self._open))
             calls.append(call)
-        return Read("".join(outside).strip(), _bounded(calls))
+        return Read("".join(outside).strip(), _bounded(calls, len(calls) + count))
 
     def _one(self, text: str, start: int) -> tuple[ToolCall, int]:
         """Return the call whose opening tag ends at `start`, and where the text after it begins."""
@@ -197,12 +239,12 @@ class Mistral:
         except _Refused as error:
             return Read(content, (_broken(str(error), self.form),))
         calls = []
-        for item in value:
+        for item in value[:MAX_CALLS]:
             try:
-                calls.append(_call(item, "arguments"))
+                calls.append(_call(item, "arguments", ids=True))
             except _Refused as error:
                 calls.append(_broken(str(error), self.form))
-        return Read(content, _bounded(calls))
+        return Read(content, _bounded(calls, len(value)))
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         if not calls:
@@ -264,7 +306,7 @@ def instructions(schemas: Sequence[dict[str, Any]]) -> str:
     )
 
 
-_FRAME = re.compile(r"<(?=\s*/?\s*(?:tool_response|tool_call)\b)", re.IGNORECASE)
+_FRAME = re.compile(r"<(?=\s*+(?:/\s*+)?(?:tool_response|tool_call)\b)", re.IGNORECASE)  # linear in any white space
 
 
 def escape_tags(text: str) -> str:

@@ -49,6 +49,10 @@ def pump(
     A process that holds an output open after the command has ended is not waited for: its output so far is kept. Input
     descriptors are closed here; the others belong to the caller.
     """
+    if any(isinstance(data, str) for data in inputs.values()):
+        for descriptor in inputs:
+            os.close(descriptor)
+        raise TypeError("what is written to a sandbox or a command must be bytes, got str: use text.encode()")
     start = time.monotonic()
     deadline, timed_out, finished = start + timeout, False, False
     left = {descriptor: memoryview(data) for descriptor, data in inputs.items() if data}

@@ -13,6 +13,7 @@ The breakdown holds every part's score under its name; the trust is the weakest 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,7 +146,7 @@ class OverLength:
     limit: int
     buffer: int
     measure: Callable[[Submission], int] | None = None
-    """What counts as length; by default the characters of the assistant's messages."""
+    """What counts as length; by default `assistant_characters`: all that the assistant wrote."""
     name: str = "over_length"
 
     def __post_init__(self) -> None:
@@ -191,8 +192,19 @@ def shaped(outcome: Verifier, *terms: Term, weight: float = 0.5) -> Verifier:
 
 
 def assistant_characters(submission: Submission) -> int:
-    """Return how many characters the policy wrote."""
-    return sum(len(message.content) for message in submission.transcript if message.role == "assistant")
+    """Return how many characters the policy wrote: what it said and thought, and the names and arguments of its calls.
+
+    A call that could not be read is not part of the transcript, so its text does not count.
+    """
+    total = 0
+    for message in submission.transcript:
+        if message.role == "assistant":
+            total += len(message.content) + len(message.thinking)
+            for call in message.tool_calls:
+                total += len(call.name)
+                if call.arguments:
+                    total += len(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))
+    return total
 
 
 def weakest(trusts: Iterable[Trust]) -> Trust:

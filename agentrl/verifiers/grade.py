@@ -9,12 +9,12 @@
                                    └─ fails ─────────────────> infra_error or verifier_error: no score
 
 So an agent can never obtain a retry: the one retry happens here, and what breaks twice while the system works scores 0.
-Grading that was late while no processor was free may only have waited for one: the retry then has a longer deadline.
+Deadlines do not run while the event loop stands still. Grading that was late while no processor was free, or while this
+process itself was at work all the time, may only have waited: the retry then has a longer deadline.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from time import perf_counter
@@ -22,7 +22,7 @@ from time import perf_counter
 from agentrl.errors import AgentError, Fault, InfraError, VerifierError, fault_of
 from agentrl.types import Grade, Outcome, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
-from agentrl.verifiers.busy import ProcessorWatch
+from agentrl.verifiers.busy import ProcessorWatch, loop_timeout
 
 PROBE_S = 30.0
 """How long the probe may take before the system counts as broken."""
@@ -38,7 +38,7 @@ async def grade(verifier: Verifier, submission: Submission, context: Context) ->
     for _ in range(2):
         machine = ProcessorWatch()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with loop_timeout(deadline_s):
                 verdict = checked(await verifier.verify(submission, context))
         except AgentError as error:
             return _zero(verifier, submission, fault_of(error, "verifier"), start, alarm=False)
@@ -50,7 +50,7 @@ async def grade(verifier: Verifier, submission: Submission, context: Context) ->
         else:
             verdict = replace(verdict, cost_s=perf_counter() - start, verifier=verdict.verifier or _version(verifier))
             return Outcome(ending=submission.ending, grade="graded", score=verdict.score), verdict
-    fault = await _system_fault(verifier, context)
+    fault = await system_fault(verifier, context)
     if fault is None:
         return _zero(verifier, submission, faults[-1], start, alarm=True)
     kind: Grade = "infra_error" if fault.blame == "infra" else "verifier_error"
@@ -71,10 +71,10 @@ def checked(verdict: object) -> Verdict:
     return verdict
 
 
-async def _system_fault(verifier: Verifier, context: Context) -> Fault | None:
+async def system_fault(verifier: Verifier, context: Context) -> Fault | None:
     """Return what is wrong with the system, if anything."""
     try:
-        async with asyncio.timeout(PROBE_S):
+        async with loop_timeout(PROBE_S):
             await verifier.probe(context)
     except TimeoutError:
         return Fault("verifier", "infra", f"the verifier's probe took longer than {PROBE_S:g} s")

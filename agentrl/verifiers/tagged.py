@@ -19,6 +19,7 @@ therefore needs the standard library alone, and holds nothing that candidate cod
 from __future__ import annotations
 
 import base64
+from itertools import groupby
 
 TYPE_CHECKING = False  # importing typing takes too long in a sandbox
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ MAX_NODES = 200_000
 MAX_DIGITS = 4_000
 MAX_BITS = 13_000
 """An int of fewer bits has fewer than MAX_DIGITS digits."""
+MAX_COLLISIONS = 2_000_000
+"""Comparisons that members of equal hash may cost in one message: Python's hashes of numbers are no secret, and a set
+of n members that hash alike takes n * n of them."""
+MODULUS_DIGITS = 19
+"""Shorter ints hash to themselves, apart from -1: a number that hashes like others has at least so many digits."""
 KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}
 TAGS: dict[type, str] = {kind: tag for tag, kind in KINDS.items()}
 
@@ -82,14 +88,50 @@ def decode(form: Any, other: Other = unknown_tag, *, trusted: bool = False, max_
     `other` gives the value of a form with other tags. `trusted` is for forms that come from the trusted side: they have
     no limits, and equal members of a set or dict are merged.
     """
-    return _decode(form, other, None if trusted else [MAX_NODES], max_depth)
+    if trusted:
+        return _decode(form, other, None, max_depth)
+    budget = Budget()
+    value = _decode(form, other, budget, max_depth)
+    budget.spend_on_numbers()
+    return value
 
 
-def _decode(form: Any, other: Other, left: list[int] | None, levels: int) -> Any:
-    """Decode with at most `levels` more levels and `left` more nodes; a `left` of None stands for no limits."""
-    if left is not None:
-        left[0] -= 1
-        if left[0] < 0 or levels < 0:
+class Budget:
+    """What decoding one message may still cost, so that it takes time in proportion to the message's length."""
+
+    def __init__(self) -> None:
+        self.nodes = MAX_NODES
+        self.collisions = MAX_COLLISIONS
+        self.long_numbers: list[int] = []
+
+    def spend_on(self, members: list[Any], sizes: list[int]) -> None:
+        """Count what hashing the members of a set or dict costs. `sizes` are the numbers of their nodes.
+
+        Comparing two frozensets of s nodes takes up to s * s steps, since their members may hash alike too.
+        """
+        hashes = sorted((hash(member), sizes[at]) for at, member in enumerate(members))
+        for _, group in groupby(hashes, key=lambda pair: pair[0]):
+            alike = [size for _, size in group]
+            if len(alike) > 1:
+                self.collisions -= (len(alike) * max(alike)) ** 2
+        self.check()
+
+    def spend_on_numbers(self) -> None:
+        """Count what a set of all long numbers of the message would cost: whoever checks them may build one."""
+        if len(self.long_numbers) > 1:
+            distinct = [number for number, _ in groupby(sorted(self.long_numbers))]
+            self.spend_on(distinct, [1] * len(distinct))
+
+    def check(self) -> None:
+        if self.collisions < 0:
+            raise Malformed("too many different values that hash alike")
+
+
+def _decode(form: Any, other: Other, budget: Budget | None, levels: int) -> Any:
+    """Decode with at most `levels` more levels, within a budget; None stands for no limits."""
+    if budget is not None:
+        budget.nodes -= 1
+        if budget.nodes < 0 or levels < 0:
             raise Malformed("a value with too many or too deeply nested parts")
     if form is None or type(form) is bool or type(form) is str:
         return form
@@ -99,26 +141,43 @@ def _decode(form: Any, other: Other, left: list[int] | None, levels: int) -> Any
         return other(form)
     ((tag, content),) = form.items()
     if tag in ("i", "f", "b") and type(content) is str:
-        return _scalar(tag, content, left is not None)
+        return _scalar(tag, content, budget)
     if tag in KINDS and type(content) is list:
-        items = [_decode(item, other, left, levels - 1) for item in content]
-        return items if tag == "l" else _container(KINDS[tag], items, left is not None)
+        if budget is None or tag in "lt":
+            items = [_decode(item, other, budget, levels - 1) for item in content]
+            return items if tag == "l" else KINDS[tag](items)
+        return _container(KINDS[tag], *_members(content, other, budget, levels - 1), budget)
     if tag == "d" and type(content) is list:
-        pairs = []
-        for pair in content:
-            if type(pair) is not list or len(pair) != 2:
-                raise Malformed("a dict entry that is not a pair")
-            pairs.append((_decode(pair[0], other, left, levels - 1), _decode(pair[1], other, left, levels - 1)))
-        return _container(dict, pairs, left is not None)
+        if any(type(pair) is not list or len(pair) != 2 for pair in content):
+            raise Malformed("a dict entry that is not a pair")
+        if budget is None:
+            return {_decode(k, other, None, levels - 1): _decode(v, other, None, levels - 1) for k, v in content}
+        keys, sizes = _members([key for key, _ in content], other, budget, levels - 1)
+        values = [_decode(value, other, budget, levels - 1) for _, value in content]
+        unique = _container(dict.fromkeys, keys, sizes, budget)
+        return {key: values[at] for at, key in enumerate(unique)}
     return other(form)
 
 
-def _scalar(tag: str, text: str, bounded: bool) -> int | float | bytes:
+def _members(forms: list[Any], other: Other, budget: Budget, levels: int) -> tuple[list[Any], list[int]]:
+    """Return the members of a set, or the keys of a dict, and the number of nodes of each."""
+    members, sizes = [], []
+    for form in forms:
+        before = budget.nodes
+        members.append(_decode(form, other, budget, levels))
+        sizes.append(before - budget.nodes)
+    return members, sizes
+
+
+def _scalar(tag: str, text: str, budget: Budget | None) -> int | float | bytes:
     try:
         if tag == "i":
-            if (bounded and len(text) > MAX_DIGITS) or not text.isascii() or not text.lstrip("-").isdigit():
+            if (budget and len(text) > MAX_DIGITS) or not text.isascii() or not text.lstrip("-").isdigit():
                 raise Malformed("not an integer")
-            return int(text)
+            number = int(text)
+            if budget and len(text) >= MODULUS_DIGITS:
+                budget.long_numbers.append(number)
+            return number
         if tag == "f":
             if len(text) > 40:
                 raise Malformed("not a float")
@@ -128,13 +187,14 @@ def _scalar(tag: str, text: str, bounded: bool) -> int | float | bytes:
         raise Malformed(f"an invalid number or byte string: {str(error)[:80]}") from None
 
 
-def _container(kind: Any, items: list[Any], strict: bool) -> Any:
-    if not strict:
-        return kind(items)
+def _container(kind: Any, members: list[Any], sizes: list[int], budget: Budget) -> Any:
+    """Build a set, or a dict of keys, whose members must all differ."""
+    name = "dict" if kind == dict.fromkeys else kind.__name__
     try:
-        container = kind(items)
+        budget.spend_on(members, sizes)
+        container = kind(members)
     except TypeError:
-        raise Malformed(f"a {kind.__name__} with a member that cannot be hashed") from None
-    if len(container) != len(items):
-        raise Malformed(f"a {kind.__name__} with equal members")
+        raise Malformed(f"a {name} with a member that cannot be hashed") from None
+    if len(container) != len(members):
+        raise Malformed(f"a {name} with equal members")
     return container

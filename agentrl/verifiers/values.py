@@ -20,6 +20,8 @@ from agentrl.verifiers.tagged import Malformed as Malformed
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string, or the rest of the text if it is never closed: otherwise each of its quotes would be tried in turn."""
 _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
+MAX_PASSED_OVER = 200
+"""How far from its place in the sorted order an item of a list without order is looked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,15 +170,39 @@ class Compare:
         return abs(a - b) <= max(self.tolerance, self.relative * abs(a))
 
     def _same_multiset(self, expected: Any, actual: Any) -> bool:
+        """Match the items in sorted order: each expected one with the first that is left and the same.
+
+        In that order equal items meet at once. Where many must be passed over, they are made so that comparing takes
+        long, and are not the same.
+        """
         if len(expected) != len(actual) or len(expected) > 5_000:
             return False
-        left = list(actual)
-        for item in expected:
-            at = next((i for i, other in enumerate(left) if self._same(item, other)), None)
+        left = sorted(actual, key=self._sort_key)
+        passed_over = 0
+        for item in sorted(expected, key=self._sort_key):
+            at = next((i for i, other in enumerate(left[:MAX_PASSED_OVER]) if self._same(item, other)), None)
             if at is None:
+                return False
+            passed_over += at
+            if passed_over > 2 * MAX_PASSED_OVER + 10 * len(expected):
                 return False
             left.pop(at)
         return True
+
+    def _sort_key(self, item: Any) -> tuple[str, Any]:
+        """Return a key by which any two plain values can be sorted, and by which equal ones are neighbours."""
+        kind = type(item)
+        if kind in (int, float):
+            if item != item:
+                return "nan", 0
+            return "number" if self.numbers else kind.__name__, item
+        if kind in (list, tuple):
+            return "sequence" if self.sequences else kind.__name__, tuple(self._sort_key(part) for part in item)
+        if kind in (set, frozenset):
+            return kind.__name__, sorted(self._sort_key(part) for part in item)
+        if kind is dict:
+            return "dict", sorted((self._sort_key(key), self._sort_key(value)) for key, value in item.items())
+        return kind.__name__, item if kind in (bool, str, bytes) else 0
 
 
 def _typed(item: Any) -> tuple[str, Any]:

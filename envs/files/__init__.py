@@ -98,7 +98,12 @@ class Files(Environment):
 
     levels = range(1, 7)
     size = 10_000
-    verifier = FinalState(lambda task: task.secret["tree"], modes=True, final_newline="any")
+    verifier = FinalState(
+        lambda task: task.secret["tree"],
+        before=lambda task: task.setup["files"],
+        modes=True,
+        final_newline="any",
+    )
     system = "Do the task with the shell, then say done."
     max_turns = 6
 

@@ -20,6 +20,8 @@ from .tasks import LEVELS, repository
 
 HIDDEN = 24
 """The number of hidden probes of each module that are drawn for each group, besides the program's edges."""
+MAX_FILE = 500_000
+"""Bytes of the longest file that can be edited: the modules have a few thousand."""
 PER_SANDBOX = 12
 """The number of probes that run in one sandbox."""
 
@@ -105,7 +107,7 @@ class Repair(Environment):
             old: a text that stands in it exactly once
             new: what to put in its place
         """
-        text = self.box.read(_inside(path)).decode("utf-8", "replace")
+        text = self._text(_inside(path))
         count = text.count(old) if old else 0
         if count != 1:
             raise ValueError(f"the old text stands {count} times in {path}; it must stand there exactly once")
@@ -113,6 +115,14 @@ class Repair(Environment):
             raise ValueError("the old text and the new one are the same; nothing would change")
         self.box.write(path, text.replace(old, new).encode("utf-8", "replace"))
         return "edited"
+
+    def _text(self, path: str) -> str:
+        """Return a file that may be edited. Its size is asked for in the sandbox: what is too long never gets here."""
+        done = self.box.exec(["head", "-c", str(MAX_FILE + 1), f"./{path}"])
+        if len(done.stdout) > MAX_FILE or done.truncated:
+            raise ValueError(f"{path} is longer than {MAX_FILE} bytes; only shorter files can be edited")
+        content = done.stdout if done.ok else self.box.read(path)  # which says why it cannot be read
+        return content.decode("utf-8", "replace")
 
     @tool(output_limit=3_000)
     def run_tests(self) -> str:

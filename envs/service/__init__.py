@@ -21,6 +21,8 @@ from .policy import apply
 Number = Annotated[int, Field(ge=1, le=9_999_999)]
 Amount = Annotated[int, Field(ge=1, le=100_000)]
 _ROWS = ("refunds", "vouchers", "declined")
+WRONG_POSTCODES = 2
+"""After this many the policy says: decline."""
 
 
 class Desk(Verifier):
@@ -63,13 +65,25 @@ def _form(name: str, tables: Mapping[str, Any]) -> Any:
 
 
 def _violations(secret: Mapping[str, Any], log: Sequence[Sequence[Any]]) -> list[str]:
-    """Return actions that the case does not call for, or that came before the customer's postcode was checked."""
+    """Return what the policy forbids on the way.
+
+    That is: actions that the case does not call for, or that came before the customer's postcode was checked, and a
+    third postcode for a customer for whom two did not fit. To check one of them again is no further try.
+    """
     allowed = Counter(secret["actions"])
     unchecked = set(secret["codes"])
+    tried: dict[str, list[str]] = {}
     violations = []
     for name, *rest in log:
         if name == "verify":
-            unchecked -= {rest[1]} if rest[0] == CALLER else set()
+            customer, code = rest
+            unchecked -= {code} if customer == CALLER else set()
+            codes = tried.setdefault(customer, [])
+            if secret["codes"] and code not in codes:
+                right = secret["tables"]["customers"][customer]["postcode"]
+                if right not in codes and len(codes) >= WRONG_POSTCODES:
+                    violations.append(f"one more postcode after two wrong ones: {name}")
+                codes.append(code)
             continue
         key = json.dumps([name, *rest])
         if not allowed[key]:

@@ -50,13 +50,31 @@ def hidden(task: Task, secret: bytes) -> list[Data]:
     return [task.setup["data"], small, *large]
 
 
+def copies(task: Task) -> tuple[bytes, ...]:
+    """Return the databases that are right after a change: one, except where a column "refers to" a new table.
+
+    Such a column may be declared as a foreign key or not.
+    """
+    statements, variants = list(task.secret["sql"]), [""]
+    if "normalise" in task.tags:
+        (target,) = [words[2] for words in map(str.split, statements) if words[:2] == ["CREATE", "TABLE"]]
+        variants += [f" REFERENCES {target} (id)", f" REFERENCES {target}"]
+    added = [sql for sql in statements if " ADD COLUMN " in sql] if variants[1:] else []
+    return tuple(
+        file_of(
+            task.setup["creates"],
+            task.setup["data"],
+            [sql + variant if sql in added else sql for sql in statements],
+        )
+        for variant in variants
+    )
+
+
 class SqlVerifier(Verifier):
     """A query must give the reference's rows on every database; a change must leave the reference's database."""
 
     def __init__(self) -> None:
-        self.state = DatabaseState(
-            lambda task: file_of(task.setup["creates"], task.setup["data"], task.secret["sql"]), path="data.db"
-        )
+        self.state = DatabaseState(copies, path="data.db")
         self.artifacts = self.state.artifacts
         self.spec = SandboxSpec(limits=Limits(memory_mb=256, seconds=20.0, processes=8))
 

@@ -23,8 +23,21 @@ from typing import Any
 from agentrl.errors import AuthoringError
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
-HIDDEN = ("kcore", "keys", "key-users", "kallsyms", "sched_debug", "timer_list", "kmsg", "sysrq-trigger")
-"""Files of /proc that reveal the host or act on it."""
+SHOWN = {
+    *("self", "thread-self", "mounts", "net", "sys", "sysvipc", "cmdline", "config.gz", "consoles", "device-tree"),
+    *("devices", "execdomains", "filesystems", "iomem", "ioports", "misc", "tty", "version"),
+}
+"""What stays of /proc besides the sandbox's own processes: constants, and what belongs to a namespace. All else
+counts what the whole machine does, so two sandboxes could talk through it; some reveals the host or acts on it."""
+_SYSCTLS = """
+crypto/fips_enabled fs/file-max fs/inotify/max_queued_events fs/inotify/max_user_instances fs/inotify/max_user_watches
+fs/nr_open fs/pipe-max-size kernel/cap_last_cap kernel/msgmax kernel/msgmnb kernel/msgmni kernel/ngroups_max
+kernel/osrelease kernel/ostype kernel/overflowgid kernel/overflowuid kernel/pid_max kernel/randomize_va_space kernel/sem
+kernel/shmall kernel/shmmax kernel/shmmni kernel/threads-max kernel/version net/core/somaxconn
+net/ipv4/ip_local_port_range vm/max_map_count vm/mmap_min_addr vm/overcommit_memory vm/overcommit_ratio
+"""
+SYSCTLS = tuple(_SYSCTLS.split())
+"""The settings of the kernel that programs ask for; a sandbox gets a copy of these, and sees no others."""
 MASKED_NAMES = ("site-packages", "dist-packages")
 SYSTEM_PYTHON = "/usr/bin/python3"
 STAGES = ("/sys/kernel", "/mnt", "/srv", "/media", "/tmp")
@@ -140,9 +153,46 @@ def _find(image: str, user: int) -> Root:
 
 
 def _common() -> dict[str, Any]:
-    """Return what every plan holds: where to build the root, and what to hide of /proc."""
+    """Return what every plan holds: where to build the root, and what it shows and hides of /proc."""
     stage = next(folder for folder in STAGES if os.path.isdir(folder))
-    return {"stage": stage, "hidden": [f"proc/{name}" for name in HIDDEN if os.path.exists(f"/proc/{name}")]}
+    files: list[str] = []
+    folders: list[str] = []
+    for name in sorted(set(os.listdir("/proc")) - SHOWN):
+        if not name.isdigit() and not os.path.islink(f"/proc/{name}"):
+            (folders if os.path.isdir(f"/proc/{name}") else files).append(name)
+    texts = {name: text for name, text in _proc_texts().items() if name in files or name.startswith("sys/")}
+    return {"stage": stage, "proc_files": files, "proc_folders": folders, "proc_texts": texts}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=1)
+def _proc_texts() -> dict[str, str]:
+    """Return what sandboxes read in files of /proc that programs need: the machine's constants, and idle counters."""
+    lines = _read("/proc/meminfo").splitlines()
+    total = next((line for line in lines if line.startswith("MemTotal:")), "MemTotal: 0 kB")
+    free = total.partition(":")[2]
+    empty = ("Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree", "Shmem", "Slab", "SReclaimable")
+    memory = [total, f"MemFree:{free}", f"MemAvailable:{free}", *(f"{name}:{0:>15} kB" for name in empty)]
+    cores = ["cpu", *(f"cpu{number}" for number in range(os.cpu_count() or 1))]
+    idle = [f"{core} {'0 ' * 9}0" for core in cores]
+    texts = {
+        "cpuinfo": _read("/proc/cpuinfo"),
+        "loadavg": "0.00 0.00 0.00 1/1 1\n",
+        "meminfo": "".join(f"{line}\n" for line in memory),
+        "stat": "".join(f"{line}\n" for line in (*idle, "ctxt 0", "btime 946684800", "processes 1", "procs_running 1")),
+        "swaps": "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n",
+        "uptime": "1000.00 1000.00\n",
+        "sys/kernel/hostname": "box\n",
+        "sys/kernel/domainname": "(none)\n",
+    }
+    return texts | {f"sys/{name}": text for name in SYSCTLS if (text := _read(f"/proc/sys/{name}"))}
 
 
 @functools.lru_cache(maxsize=1)

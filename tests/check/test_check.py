@@ -81,6 +81,7 @@ FAULTS = {
         "        type(self).count = getattr(type(self), 'count', 0) + 1\n        return str(type(self).count)",
     ),
     "replayability": ('self.given.setup["word"][place]', "os.urandom(8).hex()"),
+    "verifier_contract": ("return Verdict(score=score)", "return score"),
     "oracle_max": ('"place": 0}), task.secret["word"]]', '"place": 0}), "no"]'),
     "floor_gap": ("submission.answer == right", 'submission.answer == right or submission.ending == "max_turns"'),
     "canary_floor": ("submission.answer == right", 'submission.answer in (right, "yes")'),

@@ -92,6 +92,24 @@ def test_draws_under_way_are_handed_out_again(ladder: Environment, group_of: Mak
     assert [resumed.next() for _ in range(6)] == [sampler.next() for _ in range(6)]
 
 
+def test_a_lost_draw_is_drawn_again_once_also_after_a_resume(ladder: Environment, group_of: MakeGroup) -> None:
+    """Draw 1 is lost: its task comes back under a new number, whether or not the lost group was observed before."""
+    sources = [Source(name="ladder", environment=ladder), Source(name="other", environment=ladder, weight=3.0)]
+    sampler = Sampler(UniformCurriculum(type="uniform"), sources, 0)
+    draws = [sampler.next() for _ in range(4)]
+    sampler.redraw(1)
+    resumed = Sampler(UniformCurriculum(type="uniform"), sources, 0)
+    resumed.restore(sampler.state())
+    again = sampler.next()
+    assert (again.env, again.task, again.group) == (draws[1].env, draws[1].task, 4)
+    assert [resumed.next() for _ in range(4)] == [draws[0], draws[2], draws[3], again]
+    resumed.restore(sampler.state())
+    assert [resumed.next().group for _ in range(4)] == [0, 2, 3, 4]
+    sampler.observe([group_of(draws[1], [0, 1])])
+    later = [again, *(sampler.next() for _ in range(8))]
+    assert [draw.env for draw in [draws[0], *draws[2:], *later]].count("ladder") == 12 // 4
+
+
 def test_a_group_is_observed_once(ladder: Environment, group_of: MakeGroup) -> None:
     sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     group = group_of(sampler.next(), [0, 1])

@@ -80,6 +80,21 @@ def test_side_effects_and_half_work_score_nothing(where: Stage) -> None:
     assert score(where, task, run(f"printf x > {b}; rm {a}"), "done") == 0.0
 
 
+def test_newlines_that_nobody_asked_for_score_nothing(where: Stage) -> None:
+    """The last newline of what the task writes may be missing; other newlines, and other files, count."""
+    environment = Files()
+    task = next(t for t in environment.tasks("train", 1) if t.tags == ("write",))
+    (command,) = task.secret["commands"]
+    _, word, _, path = command.split()
+    alone = next(name for name in task.setup["files"] if name != path)
+    assert score(where, task, run(f"echo {word} > {path}"), "done") == 1.0
+    assert score(where, task, run(f"printf {word} > {path}"), "done") == 1.0
+    assert score(where, task, run(f"echo {word} > {path}; echo >> {path}"), "done") == 0.0
+    assert score(where, task, run(f"echo {word} > {path}; yes '' | head -n 100000 >> {path}"), "done") == 0.0
+    assert score(where, task, run(f"{command}; echo >> {alone}"), "done") == 0.0
+    assert score(where, task, run(f'{command}; printf %s "$(cat {alone})" > {alone}'), "done") == 0.0
+
+
 def test_permissions_are_graded(where: Stage) -> None:
     environment = Files()
     task = next(t for t in environment.tasks("train", 3) if "permit" in t.tags)

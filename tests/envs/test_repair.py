@@ -17,6 +17,7 @@ from agentrl.envs.repair.programs import PROGRAMS
 from agentrl.envs.repair.table import mutants
 from agentrl.envs.repair.tasks import LEVELS, Choices, candidates, repository
 from agentrl.redteam import mutate as redteam
+from agentrl.sandboxes.base import ExecResult
 from agentrl.types import SPLITS, Task, ToolCall
 
 KINDS = {"algorithms", "text", "parsers", "structures", "dates", "money", "graphs"}
@@ -283,3 +284,21 @@ def test_a_task_is_made_in_under_five_milliseconds() -> None:
                 environment.task(split, level, index)
                 took.append(time.thread_time() - began)
         assert sum(took) / len(took) < 0.005
+
+
+class HugeFile:
+    """A sandbox with one file that is far too long to be read whole."""
+
+    def exec(self, argv: list[str], **options: Any) -> ExecResult:
+        assert argv[:2] == ["head", "-c"]
+        return ExecResult(exit_code=0, stdout=b"x" * int(argv[2]))
+
+    def read(self, path: str) -> bytes:
+        raise AssertionError("the whole file was read")
+
+
+def test_a_file_that_is_too_long_is_not_read_to_be_edited() -> None:
+    repair = Repair()
+    repair._box = HugeFile()
+    with pytest.raises(ValueError, match=r"lib/big.py is longer than 500000 bytes; only shorter files can be edited"):
+        repair.edit("lib/big.py", "x", "y")

@@ -177,6 +177,46 @@ def test_changes_are_compared_with_types_and_without_side_effects(where: Stage) 
     assert score(where, task, sql) == 0.0, "saying it is not doing it"
 
 
+def test_what_nobody_asked_for_scores_nothing_in_the_schema_too(where: Stage) -> None:
+    """A right set of rows under another definition, or beside statistics, an index or a trigger, is not the task."""
+    task = first(1, "insert", "change")
+    (sql,) = task.secret["sql"]
+    (create,) = task.setup["creates"]
+    table = next(iter(task.setup["data"]))
+    rebuild = [
+        create.replace(f"CREATE TABLE {table}", "CREATE TABLE fresh"),
+        f"INSERT INTO fresh SELECT * FROM {table}",
+        f"DROP TABLE {table}",
+        f"ALTER TABLE fresh RENAME TO {table}",
+    ]
+    careless = [rebuild[0].replace(" PRIMARY KEY", ""), *rebuild[1:]]
+    strict = [rebuild[0].replace("name TEXT", "name TEXT NOT NULL"), *rebuild[1:]]
+    ways = {
+        "rebuilt as it was": rebuild,
+        "key removed": careless,
+        "constraint added": strict,
+        "statistics": ["ANALYZE"],
+        "index": [f"CREATE INDEX mine ON {table} (name)"],
+        "trigger": [f"CREATE TRIGGER mine AFTER DELETE ON {table} BEGIN SELECT 1; END"],
+    }
+    scores = {name: score(where, task, run(sql), *map(run, way), "done") for name, way in ways.items()}
+    assert scores == {**dict.fromkeys(ways, 0.0), "rebuilt as it was": 1.0}
+
+
+def test_a_column_that_refers_may_be_a_foreign_key(where: Stage) -> None:
+    """The prompt of a normalisation says that the new column refers to the new table: both readings are right."""
+    task = first(6, "normalise", "change")
+    target = task.secret["sql"][0].split()[2]
+    for clause, expected in (
+        (f' REFERENCES "{target}"("id")', 1.0),
+        (f" REFERENCES {target}", 1.0),
+        (" NOT NULL DEFAULT 0", 0.0),
+        (f" REFERENCES {target} (name)", 0.0),
+    ):
+        calls = [run(sql + clause if "ADD COLUMN" in sql else sql) for sql in task.secret["sql"]]
+        assert score(where, task, *calls, "done") == expected, clause
+
+
 def test_half_a_migration_scores_nothing(where: Stage) -> None:
     task = first(6, "normalise", "change")
     statements = list(map(run, task.secret["sql"]))

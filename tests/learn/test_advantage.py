@@ -103,6 +103,34 @@ def test_turn_credit_compares_each_turn_with_the_same_turn_of_the_others(make_gr
     assert found == near([[0, 0.5, 0, 0.5], [0, -0.5, 0, -0.5], [0, 0]])
 
 
+@pytest.mark.parametrize("row", ["grpo", "dr_grpo", "rloo", "maxrl"])
+def test_without_process_rewards_turn_credit_is_trajectory_credit(make_group: MakeGroup, row: str) -> None:
+    """One episode of four succeeds, and takes three turns: its last turn counts as much as its first."""
+    shapes = [[[0, 2, 1, 2, 1, 2]], [[0, 2]], [[0, 2]], [[0, 2, 1, 2]]]
+    group = make_group([1, 0, 0, 0], sources=shapes)
+    by_turn = per_rollout([group], type=row, credit="turn")
+    assert by_turn == near(per_rollout([group], type=row))
+    right = {"grpo": 1.5, "dr_grpo": 0.75, "rloo": 1.0, "maxrl": 3.0}[row]  # mean 1/4, standard deviation 1/2
+    wrong = -right / 3
+    assert by_turn == near([
+        [0, right, 0, right, 0, right], [0, wrong], [0, wrong], [0, wrong, 0, wrong]
+    ])  # fmt: skip
+
+
+def test_an_episode_that_has_ended_stands_with_its_final_score(make_group: MakeGroup) -> None:
+    # first turns: 1 + .5 + .25 against 0 + .1, mean .925; second turns: 1 + .25 against the ended one's 0, mean .625
+    group = make_group([1, 0], sources=[[[0, 2, 1, 2]], [[0, 2]]], turn_scores=[[0.5, 0.25], [0.1]])
+    found = per_rollout([group], type="dr_grpo", credit="turn")
+    assert found == near([[0, 0.825, 0, 0.625], [0, -0.825]])
+
+
+def test_maxrl_is_bounded_where_returns_are_negative(make_group: MakeGroup) -> None:
+    """The mean is 0.001 / 4; divided by it, one episode would count 8,000 times."""
+    group = make_group([1, 0, 0, 0], turn_scores=[[1], [-1], [-0.999], [0]])
+    found = per_rollout([group], type="maxrl", credit="turn")
+    assert found == near([[0, 3, 3], [0, -1, -1], [0, -1, -1], [0, -1, -1]])
+
+
 def test_turn_credit_runs_over_segments(make_group: MakeGroup) -> None:
     split, whole = [[0, 2], [0, 0, 2]], [[0, 2, 1, 2]]
     scores, turns = [1, 0], [[0.5, 0.25], [0, 0]]
@@ -138,11 +166,20 @@ def test_a_permutation_of_rollouts_permutes_the_advantages(scores: list[list[flo
         ({"correction": "icepop", "correction_low": 9.0}, "above correction_high"),
         ({"type": "sapo", "dual_clip": 3.0}, "means nothing to sapo"),
         ({"clip_low": 1.5}, "at most 1"),
+        ({"kl": "k1", "kl_coefficient": 0.1}, "kl: k1 has no gradient in expectation"),
     ],
 )
 def test_values_that_make_no_sense_together_are_refused(section: dict[str, object], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         resolve(AlgorithmSection.model_validate(section))
+
+
+@pytest.mark.parametrize("row", sorted(ROWS))
+@pytest.mark.parametrize("advantage", [None, "group", "batch", "maxrl", "batch_baseline"])
+def test_a_section_knows_what_its_row_compares(row: str, advantage: str | None) -> None:
+    section = AlgorithmSection.model_validate({"type": row, "advantage": advantage})
+    assert section.group_relative == (resolve(section).advantage != "batch")
+    assert section.divides_by_mean == (resolve(section).advantage == "maxrl")
 
 
 def test_a_recipes_own_values_lie_over_the_row() -> None:

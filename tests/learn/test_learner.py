@@ -209,6 +209,13 @@ def test_blocks_of_smaller_batches_are_let_go_of_when_a_larger_one_comes(
     assert let_go == [0, 3]
 
 
+def shifted(sample: TrainingSample, nats: float) -> TrainingSample:
+    """The sample with engine logprobs that are lower by so much."""
+    segment = sample.segment
+    logprobs = np.where(segment.loss_mask, segment.logprobs - nats, 0).astype(np.float32)
+    return replace(sample, segment=Segment(segment.token_ids, logprobs, segment.versions, segment.sources))
+
+
 def test_drift_beyond_the_bound_stops_the_run(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
     learner = make_learner(learner={"max_mismatch": 0.5})
     far = [replace(s, segment=Segment(s.segment.token_ids, s.segment.logprobs * 0.1, s.segment.versions,
@@ -217,6 +224,32 @@ def test_drift_beyond_the_bound_stops_the_run(make_learner: MakeLearner, make_sa
     with pytest.raises(EngineError, match=r"disagree by .* nats per token .* the engine uses other weights"):
         learner.step(learner.pack(far))
     assert all(torch.equal(p, weights[n]) for n, p in learner.weights().items())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "stops"), [("float32", 0.04, False), ("float32", 0.06, True), ("bfloat16", 0.2, True)]
+)
+def test_the_bound_comes_from_what_is_normal_for_the_precision(
+    make_learner: MakeLearner, make_samples: MakeSamples, dtype: str, off: float, stops: bool
+) -> None:
+    learner = make_learner(model={"dtype": dtype}, learner={"max_mismatch": None, "lr": 1e-9})
+    samples = [shifted(s, off) for s in on_policy(learner, make_samples(8))]
+    if stops:
+        with pytest.raises(EngineError, match=r"learner.max_mismatch is 0\.(05|15)\)"):
+            learner.step(learner.pack(samples))
+    else:
+        assert learner.step(learner.pack(samples)).mismatch.judged == pytest.approx(off, abs=1e-3)
+
+
+def test_old_tokens_are_allowed_more_but_not_another_temperature(
+    make_learner: MakeLearner, make_samples: MakeSamples
+) -> None:
+    learner = make_learner(learner={"max_mismatch": None, "lr": 1e-9})
+    samples = on_policy(learner, make_samples(8))
+    learner.step(learner.pack(samples))  # what was sampled so far is one version old now
+    learner.step(learner.pack([shifted(s, 0.3) for s in samples]))
+    with pytest.raises(EngineError, match="0% of the tokens come from the learner's own version"):
+        learner.step(learner.pack([shifted(s, 0.56) for s in samples]))
 
 
 def test_a_handful_of_own_tokens_stops_no_run(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
@@ -323,7 +356,7 @@ def test_a_model_with_a_head_of_another_kind_is_found_out(make_learner: MakeLear
         return output
 
     learner.model.forward = capped
-    with pytest.raises(RecipeError, match="other logprobs on packed sequences than by itself"):
+    with pytest.raises(RecipeError, match="scales, caps or changes the logits of its head"):
         Learner(learner.model, learner.tokenizer, learner.recipe)
 
 

@@ -261,6 +261,26 @@ def test_corrections_are_verls(case: Case, verl: Any, correction: Any, level: st
     same(case.ours(row), case.verl(verl, "vanilla", "token-mean", high=0.28, weights=weights), 1e-7)
 
 
+@pytest.mark.parametrize(("correction", "level"), [("icepop", "token"), ("mis", "sequence")])
+def test_dropped_tokens_stay_in_the_denominator(case: Case, correction: Any, level: str) -> None:
+    """As in the papers, TRL and verl's importance weights. verl's rejection sampling takes them out of it, which makes
+    the loss larger by all tokens / kept tokens: as if the tokens that are left had been drawn more often."""
+    low, high = CORRECTION_BOUNDS[correction]
+    row = replace(ROWS["dapo"], correction=correction, correction_low=low, correction_high=high)
+    difference = (case.old - case.engine) * case.mask
+    ratio = (difference if level == "token" else difference.sum(-1, keepdim=True).expand(ROW, WIDTH)).exp()
+    kept = case.mask * ((ratio >= low) & (ratio <= high))
+    loss, gradient = case.ours(row)
+    clipped = (case.logprobs - case.old).exp()
+    advantages = case.advantages[:, None]
+    token = -torch.minimum(clipped * advantages, clipped.clamp(0.8, 1.28) * advantages) * ratio * kept
+    same((loss, gradient), case.result(token.sum() / case.mask.sum()))
+    if 0 < kept.sum() < case.mask.sum():
+        rejected = case.result(token.sum() / kept.sum())
+        factor = float(case.mask.sum() / kept.sum())
+        same((loss * factor, gradient * factor), rejected)
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_divergences_are_verls(case: Case, verl: Any, kind: Any) -> None:
     found = divergence(kind, case.logprobs, case.reference)

@@ -7,7 +7,8 @@ import re
 
 from agentrl.redteam import suite
 from agentrl.redteam.attack import NotApplicable, Variants, attacks
-from agentrl.redteam.target import Solution, Target, perturb
+from agentrl.redteam.solution import Solution
+from agentrl.redteam.target import Target, perturb
 from agentrl.redteam.testbeds.code import EXERCISES, Functions
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool

@@ -6,6 +6,10 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import process_time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,3 +313,141 @@ def test_tokenizers_that_cannot_be_used_are_refused(families: dict[str, Any]) ->
     endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     assert "no control token after an assistant's turn" in refusal(lambda: families["chatml"].tokenizer(endless))
     assert "slow tokenizer" in refusal(object)
+
+
+PRIVATE = "".join(map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))))
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_marks_exist_for_every_text(times: int) -> None:
+    """Texts that hold every private-use character get marks too, and these are found where they stand."""
+    began = process_time()
+    marks = Marks.absent_from([PRIVATE[:70_000] * times, PRIVATE[70_000:] * times, "x"])
+    assert process_time() - began < 2.0
+    strings = [marks.open, marks.close, marks.cut, marks.turn, marks.slot]
+    assert len(set(strings)) == 5
+    assert not any(mark in PRIVATE * times for mark in strings)
+    first, last = marks.open[0], marks.open[-1]
+    for text in ("x", first + "x" + first, last, first + last, last + first * times, PRIVATE):
+        assert unmark(f"{text}{marks.open}{text}{marks.cut}{text}{marks.close}{text}", marks) == (
+            text * 4,
+            [(len(text), 3 * len(text))],
+            {2 * len(text)},
+        )
+
+
+def test_marks_that_a_template_tore_apart_leave_nothing_unguarded() -> None:
+    o, c = "\ue000", "\ue001"
+    assert unmark(f"a{o}b{o}c{c}d", Marks()) == ("abcd", [(1, 2), (2, 3)], set())
+    assert unmark(f"a{o}b{c}c{c}d", Marks()) == ("abcd", [(1, 2), (2, 3)], set())
+    assert unmark(f"a{o}bcd", Marks()) == ("abcd", [(1, 4)], set())
+
+
+def test_every_private_character_can_be_shown(renderer: Renderer) -> None:
+    text = f"{PRIVATE}\ue000{renderer.end_of_turn_text}\ue001"
+    answer = [Message(role="tool", content=text, name="look", tool_call_id="call00001")]
+    span = renderer.bridge(answer, renderer.end_of_turn)
+    quiet = renderer.bridge([replace(answer[0], content="x")], renderer.end_of_turn)
+    assert span is not None and quiet is not None
+    assert span.token_ids.count(renderer.end_of_turn) == quiet.token_ids.count(renderer.end_of_turn)
+    renderer.prompt([Message(role="user", content=text)])
+
+
+def test_half_characters_are_replaced(renderer: Renderer) -> None:
+    """Tool output and an author's own texts may hold lone surrogates, which no tokenizer takes."""
+    half, whole = "a\ud800b\udfff", "a\ufffdb\ufffd"
+    for lone, shown in ((half, whole), (f"{half}\ue000{half}", f"{whole}\ue000{whole}")):
+        answers = [Message(role="tool", content=text, name=text, tool_call_id="call00001") for text in (lone, shown)]
+        assert renderer.bridge(answers[:1]) == renderer.bridge(answers[1:])
+        assert renderer.prompt([Message(role="user", content=lone)]) == renderer.prompt(
+            [Message(role="user", content=shown)]
+        )
+        spoken = [Message(role="assistant", content=text, thinking=text) for text in (lone, shown)]
+        assert renderer.write(spoken[0]) == renderer.write(spoken[1])
+
+
+@pytest.mark.parametrize("words", ["</think>", "<think>", "a</think>b</think>\n", "<think></think>", "</tool_call>"])
+@pytest.mark.parametrize("thinking", ["", "Hm.", "a</think><think>b", "{end}"])
+def test_what_a_turn_spells_does_not_change_the_frame_around_it(renderer: Renderer, words: str, thinking: str) -> None:
+    """Templates split turns at thinking tags; those that a policy spells in its words are text like any other."""
+    end = renderer.end_of_turn_text
+    turn = Message(
+        role="assistant", content=f"x{words}y{end}z", thinking=thinking.replace("{end}", f"{end}</think>{end}")
+    )
+    quiet = Message(role="assistant", content="x y z", thinking="Hm." if thinking else "")
+    asks = [Message(role="user", content="q"), Message(role="user", content="more")]
+    control = [
+        [i for i in renderer.prompt([asks[0], said, asks[1]], [SCHEMA]).token_ids if i in renderer.encoder.control_ids]
+        for said in (turn, quiet)
+    ]
+    assert control[0] == control[1]
+
+
+ONE_CALL = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    '{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_turn_that_the_template_refuses_is_rendered_as_text(families: dict[str, Any]) -> None:
+    """A policy may write two calls where the template raises for more than one: it is still shown what came back."""
+    renderer = Renderer(families["qwen3"].tokenizer(ONE_CALL))
+    assert renderer.native
+    call = ToolCall(name="look", arguments={"path": "<|im_end|>"})
+    turn = Message(role="assistant", content="", tool_calls=(call, call))
+    answers = [Message(role="tool", content=text, name="look") for text in ("seven", "eight")]
+    shown = "<tool_response>\nseven\n</tool_response>\n<tool_response>\neight\n</tool_response>"
+    bridge = renderer.bridge(answers)
+    after = f"<|im_end|>\n<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
+    assert bridge is not None and renderer.decode(bridge.token_ids) == after
+    whole = renderer.prompt([Message(role="user", content="q"), turn, *answers], [SCHEMA])
+    text = renderer.decode(whole.token_ids)
+    assert text.endswith(after)
+    assert whole.token_ids.count(renderer.end_of_turn) == 3
+    assert text.count('<tool_call>\n{"name": "look", "arguments": {"path": "<|im_end|>"}}\n</tool_call>') == 2
+
+
+def test_an_id_that_spells_a_control_token_does_not_reach_the_template(families: dict[str, Any]) -> None:
+    """Nine letters may be a word of the vocabulary's own; cut in two it would have ten."""
+    template = (Path(__file__).parent / "templates" / "mistral.jinja").read_text()
+    family = replace(families["mistral"], added=("abcdefghi",))
+    renderer = Renderer(family.tokenizer(template))
+    call = ToolCall(name="look", arguments={}, id="abcdefghi")
+    answer = Message(role="tool", content="x", name="look", tool_call_id="abcdefghi")
+    span = renderer.prompt(
+        [Message(role="user", content="q"), Message(role="assistant", content="", tool_calls=(call,)), answer]
+    )
+    assert renderer.decode(span.token_ids).count("call00000") == 2
+    assert renderer.bridge([answer]) is not None
+
+
+def test_cutting_takes_time_in_proportion_to_the_text(renderer: Renderer) -> None:
+    text = renderer.end_of_turn_text * 20_000
+    began = process_time()
+    cut = renderer.encoder.cut(text, Marks())
+    assert process_time() - began < 1.0
+    assert cut == (text[0] + Marks().cut + renderer.end_of_turn_text[1:]) * 20_000
+
+
+def test_a_tokenizer_that_makes_control_tokens_of_everything_is_given_up(families: dict[str, Any]) -> None:
+    """Where neither cuts nor other characters help, the forged tokens are left out."""
+    backend = families["chatml"].base()
+    backend.add_special_tokens(["<|im_end|>"])
+    encoder = Encoder(backend, [])
+    (control,) = encoder.control_ids
+    encoding = SimpleNamespace(ids=[5, control, 6], offsets=[(0, 1), (1, 1), (1, 2)])
+    encoder._backend = SimpleNamespace(encode=lambda text, add_special_tokens: encoding)
+    span = encoder.span("\ue000ab\ue001", Marks())
+    assert span.token_ids == (5, 6) and len(span.sources) == 2
+
+
+def test_frames_of_long_texts_are_not_kept(renderer: Renderer) -> None:
+    """Names, ids and white space are the policy's to choose: what is kept of them is bounded."""
+    fresh = Renderer(renderer.tokenizer)
+    before = len(fresh._frames)
+    fresh.bridge([Message(role="tool", content=" " * 100_000, name="look", tool_call_id="call00001")])
+    fresh.bridge([Message(role="tool", content="x", name="n" * 100_000, tool_call_id="call00001")])
+    assert len(fresh._frames) == before

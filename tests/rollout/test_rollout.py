@@ -277,9 +277,12 @@ class Trouble(Environment):
     ("where", "error", "times", "expected", "starts"),
     [
         ("look", SandboxDied("out of memory"), 99, ("agent_error", "graded", 0.0, "agent"), 1),
-        ("look", SandboxError("the daemon is gone"), 99, ("done", "infra_error", None, "infra"), 3),
+        ("look", SandboxError("the daemon is gone"), 99, ("done", "infra_error", None, "infra"), 4),
         ("look", SandboxError("the daemon is gone"), 1, ("done", "graded", 1.0, None), 2),
-        ("look", AttributeError("a bug"), 99, ("done", "infra_error", None, "infra"), 3),
+        ("look", AttributeError("a bug"), 99, ("agent_error", "graded", 0.0, "agent"), 2),
+        ("look", AttributeError("a bug"), 1, ("done", "graded", 1.0, None), 2),
+        ("look", AssertionError("of the author's"), 99, ("agent_error", "graded", 0.0, "agent"), 2),
+        ("look", AuthoringError("not a path"), 99, ("agent_error", "graded", 0.0, "agent"), 2),
         ("look", ValueError("no such path"), 99, ("done", "graded", 1.0, None), 1),
         ("start", SandboxError("no box"), 2, ("done", "graded", 1.0, None), 3),
     ],
@@ -312,10 +315,24 @@ def test_failures_by_whose_doing_they_are(
     assert all(len(found) == 1 for found in by_turn.values())
 
 
-def test_what_a_user_must_mend_is_not_swallowed(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
-    world = replace(echo, make=lambda: Trouble(echo, "look", AuthoringError("declare the tool")))
+def test_what_a_user_must_fix_is_not_swallowed(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
+    world = replace(echo, make=lambda: Trouble(echo, "start", AuthoringError("declare the tool")))
     with pytest.raises(AuthoringError, match="declare the tool"):
         play(script(puppet, chat, LOOK), chat, world)
+
+
+def test_what_recurs_with_the_same_tokens_is_the_policys_failure(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:
+    """The engine is asked once for each turn; the second attempt repeats its tokens, and the alarm names the line."""
+    Trouble.starts = 0
+    world = replace(echo, make=lambda: Trouble(echo, "look", TypeError("x")))
+    engine = script(puppet, chat, LOOK)
+    trajectory = play(engine, chat, world, replace(BUDGET, retries=0))
+    assert (trajectory.outcome.score, trajectory.outcome.alarm, Trouble.starts) == (0.0, True, 2)
+    assert len(engine.calls) == 1
+    assert trajectory.sampled_tokens == len(chat.write(LOOK))
+    assert trajectory.outcome.fault is not None
+    assert trajectory.outcome.fault.cause == "TypeError: x"
+    assert trajectory.outcome.fault.line.startswith("test_rollout.py:")
 
 
 def test_a_box_that_cannot_be_had_is_infra(puppet: Any, chat: Renderer, echo: EnvRuntime) -> None:

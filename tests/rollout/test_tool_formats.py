@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.envs.tool_output import harmless
 from agentrl.rollout.tool_formats import (
     MAX_CALLS,
+    MAX_DEPTH,
     PROBE,
     Hermes,
     Llama,
     Mistral,
     Read,
+    ToolFormat,
     escape_tags,
     instructions,
     recognise,
@@ -184,3 +188,111 @@ def test_the_frame_of_results_is_escaped_and_nothing_else() -> None:
 def test_instructions_hold_each_schema_on_a_line() -> None:
     text = instructions([{"type": "function", "function": {"name": "look"}}, {"name": "bare"}])
     assert '<tools>\n{"name": "look"}\n{"name": "bare"}\n</tools>' in text
+
+
+def hermes_call(text: str) -> str:
+    return f"<tool_call>{text}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        '"name": "look\\ud800", "%s": {"path": "a"}',
+        '"name": "look", "%s": {"path": "a\\udfffb"}',
+        '"name": "look", "%s": {"a\\uDC00": 1}',
+        '"name": "look", "%s": {"path": [{"x": ["\\ude00\\ud83d"]}]}',
+        '"name": "look", "%s": {"path": "\ud800"}',
+    ],
+)
+def test_half_a_character_is_refused_wherever_it_stands(inside: str) -> None:
+    """No tokenizer and no file takes a lone surrogate: the call is refused, and its error spells none."""
+    said: list[tuple[ToolFormat, str]] = [
+        (hermes, hermes_call("{" + inside % "arguments" + "}")),
+        (mistral, "[TOOL_CALLS] [{" + inside % "arguments" + "}]"),
+        (llama, "{" + inside % "parameters" + "}"),
+    ]
+    for tool_format, text in said:
+        (call,) = tool_format.read(text).calls
+        assert (call.name, call.arguments) == ("", {})
+        assert call.error is not None and "half of a surrogate pair" in call.error
+        call.error.encode()
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    (call,) = hermes.read(hermes_call('{"name": "look", "arguments": {"path": "\\ud83d\\ude42"}}')).calls
+    assert call == ToolCall(name="look", arguments={"path": "🙂"})
+
+
+@pytest.mark.parametrize(
+    "identifier",
+    ["x", "", "abcdefgh", "abcdefghij", "ééééééééé", "abcdefgh\\n", "[INST]abc", "\\u0000bcdefghi", "x" * 10**5],
+)
+def test_an_id_that_a_template_would_not_take_is_refused(identifier: str) -> None:
+    """Mistral's template raises for any other than nine letters and digits; the other formats have no ids."""
+    text = f'{{"name": "look", "arguments": {{"path": "a"}}, "id": "{identifier}"}}'
+    (call,) = mistral.read(f"[TOOL_CALLS] [{text}]").calls
+    assert call.error is not None and '"id" must be nine letters or digits' in call.error and len(call.error) < 300
+    assert hermes.read(hermes_call(text)).calls == (CALL,)
+    assert llama.read(text.replace("arguments", "parameters")).calls == (CALL,)
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH, 100, 400, 900, 1_100, 100_000])
+def test_deep_arguments_are_refused(levels: int) -> None:
+    """The decoder takes nearly a thousand levels, which nothing that comes after it can walk through."""
+    for value in ("[" * levels + "]" * levels, '{"a":' * levels + "1" + "}" * levels):
+        (error,) = errors(hermes_call(f'{{"name": "look", "arguments": {{"path": {value}}}}}'))
+        assert error is not None and "nested too deeply" in error
+    shallow = "[" * (MAX_DEPTH - 2) + '"' + "[" * 200 + '"' + "]" * (MAX_DEPTH - 2)
+    assert errors(hermes_call(f'{{"name": "look", "arguments": {{"path": {shallow}}}}}')) == [None]
+
+
+def test_errors_stay_short() -> None:
+    """A name or a key of 100,000 characters is not repeated in the error."""
+    long = "k" * 100_000
+    for inside in (
+        f'{{"name": "{long}"}}',
+        f'{{"name": "look", "arguments": {{}}, "{long}": 1}}',
+        f'{{"{long}": 1, "{long}": 2}}',
+        f'{{"name": "look", "arguments": {{"x": {"9" * 100_000}e999}}}}',
+        f'{{"name": "look", "arguments": {{"x": {"9" * 100_000}}}}}',
+    ):
+        (error,) = errors(hermes_call(inside))
+        assert error is not None and len(error) < 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" * 18_000,
+        "</tool_call>" * 17_000,
+        "<tool_call></tool_call>" * 9_000,
+        "<tool_call>{</tool_call>\n" * 9_000,
+        '<tool_call>["</tool_call>",["' * 7_000,
+        hermes_call(GOOD) * 100_000,
+        "[TOOL_CALLS]" * 17_000,
+        "[TOOL_CALLS] [" + ",".join([GOOD] * 100_000) + "]",
+        "[TOOL_CALLS] [" + "1," * 100_000 + "1]",
+        "{" * 200_000,
+        "[" * 200_000,
+        '{"name":' * 25_000,
+        '{"name": "look", "parameters": {' + ",".join(f'"{i}": {i}' for i in range(15_000)) + "}}",
+        "<think>" * 30_000,
+        "</think>" * 25_000,
+        " " * 200_000,
+        "<" + " " * 200_000,
+        "< / " * 50_000,
+        "<|python_tag|>" + " " * 200_000,
+        '{"name": "look", "parameters": {"x": ' + "9" * 200_000 + "}}",
+        '{"name": "look", "parameters": {"x": "' + "\\u0061" * 30_000 + "\\",
+    ],
+    ids=lambda text: f"{text[:12]}-{len(text)}",
+)
+def test_long_hostile_texts_are_read_in_no_time(text: str) -> None:
+    """Reading, thinking and escaping take time in proportion to the text."""
+    began = process_time()
+    for tool_format in (hermes, mistral, llama):
+        assert len(tool_format.read(text).calls) <= MAX_CALLS + 1
+    split_thinking(text)
+    escape_tags(text)
+    harmless(text)
+    assert process_time() - began < 2.0

@@ -3,6 +3,7 @@
 Each must fail, and the host and a neighbour must go on working.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -350,6 +351,73 @@ for place in ("/tmp/leak", "/dev/shm/leak", os.path.expanduser("~/leak")): open(
     look = "import os; print(os.listdir('/tmp'), os.listdir('/dev/shm'), os.listdir(os.path.expanduser('~')))"
     assert pair[1].python(look).stdout == b"[] [] []\n"
     assert not os.path.exists("/dev/shm/agentrl_leak") and not os.path.exists("/dev/shm/leak")
+
+
+LOOK = """
+import hashlib, json, os
+seen = {}
+for top, folders, files in os.walk("/proc"):
+    if top == "/proc": folders[:] = [f for f in folders if not f.isdigit() and not os.path.islink("/proc/" + f)]
+    for name in files:
+        path = os.path.join(top, name)
+        if os.path.islink(path): continue
+        try:
+            with open(path, "rb", 0) as file: seen[path] = file.read(1 << 16).hex()
+        except OSError: pass
+print(json.dumps(seen))
+"""
+
+
+def test_two_sandboxes_cannot_talk_through_counters_of_the_machine(namespace: Backend) -> None:
+    """Nothing below /proc that is not about the sandbox's own processes changes with what others do."""
+    busy = """
+import os, time
+files = [os.open("/dev/null", os.O_RDONLY) for _ in range(200)]
+for n in range(300): open(f"/tmp/{n}", "w").close()
+memory = bytearray(64 << 20)
+end = time.monotonic() + 0.5
+while time.monotonic() < end: os.path.exists("/tmp/missing")
+print(len(files))
+"""
+    with namespace.create(SandboxSpec()) as listener, namespace.create(SandboxSpec()) as speaker:
+        before = json.loads(listener.python(LOOK).stdout)
+        with ThreadPoolExecutor(1) as threads:
+            speaking = threads.submit(speaker.python, busy)
+            during = json.loads(listener.python(LOOK).stdout)
+            assert speaking.result().stdout == b"200\n"
+        after = json.loads(listener.python(LOOK).stdout)
+    assert {path for path in before if not before[path] == during[path] == after[path]} == set()
+    assert before["/proc/loadavg"] and before["/proc/meminfo"] and before["/proc/stat"], "programs need these"
+    assert not {path for path in before if path.startswith(("/proc/sys/fs/file-nr", "/proc/pressure"))}
+
+
+def test_ordinary_programs_find_what_they_need_below_proc(namespace: Backend) -> None:
+    """Interpreters, shells and tools that ask /proc about the machine get an answer."""
+    source = """
+import multiprocessing, os, resource, sqlite3, ssl, subprocess, tempfile, uuid
+print(os.cpu_count() >= 1, len(os.getloadavg()), os.sysconf("SC_NPROCESSORS_CONF") >= 1)
+print(multiprocessing.get_context("spawn").cpu_count() >= 1, uuid.uuid4().version)
+print(os.uname().release == open("/proc/sys/kernel/osrelease").read().strip())
+print(open("/proc/sys/kernel/hostname").read().strip(), int(open("/proc/sys/kernel/pid_max").read()) > 1000)
+print(any(line.startswith("MemTotal:") for line in open("/proc/meminfo")))
+"""
+    with namespace.create(SandboxSpec()) as box:
+        assert box.python(source).stdout.decode().splitlines() == [
+            "True 3 True",
+            "True 4",
+            "True",
+            "box True",
+            "True",
+        ]
+        script = (
+            "ps -e --no-headers | wc -l; nproc > n; [ $(cat n) -ge 1 ] && echo cores; sort /etc/passwd > /dev/null && "
+            "echo sorted; bash -c 'echo $((1 + 1))'; mount > mounts && df /tmp > free && echo mounted; "
+            "if command -v uptime > /dev/null; then uptime > up || echo no uptime; fi; "
+            "if command -v free > /dev/null; then free > up || echo no free; fi; "
+            "if command -v git > /dev/null; then git init -q r && git -C r gc -q || echo no git; fi"
+        )
+        result = box.exec(["sh", "-c", script])
+    assert result.stdout.decode().split() == ["3", "cores", "sorted", "2", "mounted"], result.text
 
 
 def test_the_reply_cannot_speak_for_init(pair: tuple[Sandbox, Sandbox]) -> None:

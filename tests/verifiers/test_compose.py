@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import AuthoringError
-from agentrl.types import Trust, Verdict
+from agentrl.types import Message, ToolCall, Trust, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.compose import (
     Format,
     OverLength,
     all_of,
     any_of,
+    assistant_characters,
     first_decisive,
     gated,
     merged,
@@ -83,6 +85,26 @@ def test_the_soft_over_length_penalty_of_dapo(submit: Any) -> None:
     assert [term.penalty(submit(said=("x" * n,))) for n in lengths] == [0.0, 0.0, -0.5, -1.0, -1.0]
 
 
+def test_everything_that_the_assistant_wrote_counts_as_length(submit: Any) -> None:
+    """Thinking, and the names and arguments of calls, count like what is said; what others wrote does not."""
+    call = ToolCall(name="write", arguments={"path": "a", "content": "é" * 10})
+    written = (
+        Message(role="user", content="u" * 1_000),
+        Message(role="assistant", content="c" * 3, thinking="t" * 5, tool_calls=(call,)),
+        Message(role="tool", content="o" * 1_000),
+    )
+    length = 3 + 5 + len("write") + len('{"path": "a", "content": "' + "é" * 10 + '"}')
+    assert assistant_characters(replace(submit(), transcript=written)) == length
+    term = OverLength(limit=100, buffer=20)
+    for message in (
+        Message(role="assistant", content="", thinking="x" * 100),
+        Message(role="assistant", content="", tool_calls=(ToolCall(name="a", arguments={"text": ["x" * 100]}),)),
+        Message(role="assistant", content="", tool_calls=(ToolCall(name="x" * 100),)),
+        Message(role="assistant", content="", tool_calls=(ToolCall(name="a", arguments={"x" * 100: None}),)),
+    ):
+        assert term.penalty(replace(submit(), transcript=(message,))) == -1.0
+
+
 def test_shaping_is_visible_and_only_takes_away(graded: Callable[..., Any], submit: Any) -> None:
     verifier = shaped(Fixed(1.0), OverLength(limit=100, buffer=20), Format(r"\d+"), weight=0.5)
     _, verdict = graded(verifier, submit("12", said=("x" * 90,)))
@@ -98,7 +120,7 @@ def test_shaping_is_visible_and_only_takes_away(graded: Callable[..., Any], subm
 def test_shaping_never_buys_a_score(score: float, length: int, answer: str) -> None:
     import asyncio
 
-    from agentrl.types import Message, Task
+    from agentrl.types import Task
 
     task = Task(id="t", split="train", level=1, prompt="")
     submission = Submission(task=task, answer=answer, transcript=(Message(role="assistant", content="x" * length),))

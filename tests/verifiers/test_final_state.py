@@ -57,6 +57,35 @@ def test_declared_side_effects_and_looser_comparisons(score: Score, submit: Any)
     assert score(tree(score="fraction"), submit(files={"out/a.txt": "hello\n", "stray": ""})) == 0.0
 
 
+def test_the_last_newline_is_one_newline(score: Score, submit: Any) -> None:
+    """`any` accepts that the last newline is missing or was added, and nothing more."""
+    verifier = FinalState(lambda task: {"a": "hello\n", "b": "hello", "empty": "", "line": "\n"}, final_newline="any")
+    right = {"a": "hello\n", "b": "hello", "empty": "", "line": "\n"}
+    for path, content, expected in (
+        ("a", "hello", 1.0),
+        ("b", "hello\n", 1.0),
+        ("a", "hello\n\n", 0.0),
+        ("b", "hello\n\n", 0.0),
+        ("a", "hello" + "\n" * 100_000, 0.0),
+        ("a", "hello\r\n", 0.0),
+        ("a", "\nhello\n", 0.0),
+        ("a", "hello \n", 0.0),
+        ("empty", "\n", 0.0),
+        ("line", "", 0.0),
+    ):
+        assert score(verifier, submit(files={**right, path: content})) == expected, (path, content[:20])
+
+
+def test_a_file_that_was_to_be_left_alone_keeps_every_byte(score: Score, submit: Any) -> None:
+    """The tolerance is for what the task has written: `before` says what it finds."""
+    before = {"kept": Entry(content=b"one\n"), "changed": Entry(content=b"two\n")}
+    after = {"kept": Entry(content=b"one\n"), "changed": Entry(content=b"three\n")}
+    verifier = FinalState(lambda task: after, before=lambda task: before, final_newline="any")
+    assert score(verifier, submit(files={"kept": "one\n", "changed": "three"})) == 1.0
+    assert score(verifier, submit(files={"kept": "one", "changed": "three\n"})) == 0.0
+    assert score(verifier, submit(files={"kept": "one\n\n", "changed": "three\n"})) == 0.0
+
+
 def test_modes_links_and_content_checks(score: Score, submit: Any) -> None:
     wanted: dict[str, Any] = {
         "run": Entry(content=b"#!", mode=0o755),

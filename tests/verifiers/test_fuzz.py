@@ -103,12 +103,16 @@ CONTEXT = Context(secret=b"fuzz", boxes=None)  # type: ignore[arg-type]
 EXPECTED = {"total": 17, "names": ["ann", "bob"]}
 CASE = example("solve", 1, expect=EXPECTED)
 RIGHT = {"steps": [{"return": encode(EXPECTED)}]}
-DUMP = {"tables": {"t": {"columns": [["a", "TEXT"]], "rows": [[{"i": "1"}, None]]}}, "others": ["view v"]}
+DUMP = {
+    "tables": {"t": {"columns": [["a", "TEXT"]], "sql": "CREATE TABLE t (a TEXT)", "rows": [[{"i": "1"}, None]]}},
+    "others": {"view v": {"table": "v", "sql": "CREATE VIEW v AS SELECT 1"}},
+    "settings": {"user_version": "0"},
+}
 REPLY = {"instructs_examiner": False, "answers": {"correct": "yes"}}
 
 WORDS = (
-    "steps return raise args i f b l t s z d o type 17 ann bob total names tables others columns rows broken "
-    "instructs_examiner answers correct yes no"
+    "steps return raise args i f b l t s z d o type 17 ann bob total names tables others columns sql rows settings "
+    "broken instructs_examiner answers correct yes no"
 )
 words = st.sampled_from(WORDS.split())
 trees: st.SearchStrategy[Any] = st.recursive(
@@ -149,7 +153,7 @@ def dumps_of_a_database(reply: Any) -> None:
         found = _checked(parse_json(json.dumps(reply)))
     except Malformed:
         return
-    assert set(found) == {"tables", "others"}
+    assert set(found) == {"tables", "others", "settings"}
     assert all(type(row) is list for table in found["tables"].values() for row in table["rows"])
 
 

@@ -347,3 +347,40 @@ def test_modules_of_a_folder_import_each_other(boxes: Boxes, score: Score, submi
         made = [example(name, *arguments, expect=49)]
         verifier = HiddenTests(lambda task, rng, made=made: made, artifact="", module=module)
         assert score(verifier, submit(files=files), boxes=boxes) == 1.0
+
+
+MANY = "class Any(ValueError, KeyError, TypeError, ZeroDivisionError): pass\n"
+
+
+def test_an_exception_of_many_built_in_bases_counts_as_its_nearest_alone(
+    boxes: Boxes, score: Callable[..., float], submit: Any
+) -> None:
+    """No class satisfies every expected error; one that is derived from the expected one still does."""
+
+    def verdict(source: str, error: type[BaseException]) -> float:
+        verifier = HiddenTests(lambda task, rng: [raises("f", 1, error=error)])
+        return score(verifier, submit(files={"": source}, at="solution.py"), boxes=boxes)
+
+    many = MANY + "def f(x): raise Any\n"
+    errors = (ValueError, KeyError, LookupError, TypeError, ZeroDivisionError)
+    assert [verdict(many, error) for error in errors] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert verdict("class Own(KeyError): pass\ndef f(x): raise Own\n", LookupError) == 1.0
+
+
+FORGETFUL = {
+    "memo": "_memo = []\ndef f(x):\n    if not _memo: _memo.append(x + 1)\n    return _memo[0]\n",
+    "twice": "_calls = []\ndef f(x):\n    _calls.append(x)\n    return x + 1 if len(_calls) < 3 else 0\n",
+    "seven times": "_calls = []\ndef f(x):\n    _calls.append(x)\n    return x + 1 if len(_calls) < 8 else 0\n",
+    "honest": "def f(x): return x + 1\n",
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("name", list(FORGETFUL))
+def test_single_calls_are_repeated_among_others(
+    name: str, count: int, boxes: Boxes, score: Callable[..., float], submit: Any
+) -> None:
+    verifier = HiddenTests(lambda task, rng: [example("f", n, expect=n + 1) for n in range(count)])
+    memo_of_one = name == "memo" and count == 1  # one input, one answer: nothing tells them apart
+    right = 1.0 if name == "honest" or memo_of_one else 0.0
+    assert score(verifier, submit(files={"": FORGETFUL[name]}, at="solution.py"), boxes=boxes) == right

@@ -41,6 +41,8 @@ class Expression:
     parts: tuple[Expression, ...] = ()
     text: str = ""
     """A number as written, or a name."""
+    power: int = 0
+    """Of a power: its exponent, worked out once when it was read."""
 
     def walk(self) -> Iterator[Expression]:
         """Yield every node, left to right."""
@@ -122,9 +124,8 @@ class _Parser:
             return Expression("negate" if sign == "-" else "plus", (self.unary(depth + 1),))
         base = self.atom(depth)
         if self.take("^"):
-            power = Expression("^", (base, self.unary(depth + 1)))
-            _exponent(power.parts[1])
-            return power
+            exponent = self.unary(depth + 1)
+            return Expression("^", (base, exponent), power=_exponent(exponent))
         return base
 
     def closed(self, depth: int) -> Expression:
@@ -166,7 +167,7 @@ def _degree(node: Expression) -> int:
     if node.kind in ("name", "call"):
         return 1 if node.kind == "name" or _degree(node.parts[0]) <= MAX_DEGREE else MAX_DEGREE + 1
     if node.kind == "^":
-        return _degree(node.parts[0]) * abs(_exponent(node.parts[1]))
+        return _degree(node.parts[0]) * abs(node.power)
     return sum(_degree(part) for part in node.parts)
 
 
@@ -175,13 +176,12 @@ def _exact(node: Expression) -> Fraction:
         return Fraction(node.text)
     if node.kind in ("name", "call"):
         raise Unclear("an expression with names has no single value")
-    parts = [_exact(part) for part in node.parts]
     if node.kind == "^":
-        power = _exponent(node.parts[1])
-        size = max(parts[0].numerator.bit_length(), parts[0].denominator.bit_length())
-        if size * abs(power) > MAX_BITS:
+        base = _exact(node.parts[0])
+        if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(node.power) > MAX_BITS:
             raise Unclear("a number is too large")
-        return parts[0] ** power
+        return base**node.power
+    parts = [_exact(part) for part in node.parts]
     value = {
         "negate": lambda: -parts[0],
         "plus": lambda: parts[0],
@@ -216,12 +216,12 @@ def _modular(node: Expression, prime: int, point: dict[str, int], rng: random.Ra
         return value.numerator * _inverse(value.denominator, prime) % prime
     if node.kind == "name":
         return point.setdefault(node.text, rng.randrange(prime))
+    if node.kind == "^":
+        base = _modular(node.parts[0], prime, point, rng)
+        return pow(_inverse(base, prime) if node.power < 0 else base, abs(node.power), prime)
     parts = [_modular(part, prime, point, rng) for part in node.parts]
     if node.kind == "call":
         return point.setdefault(f"{node.text}({parts[0]})", rng.randrange(prime))
-    if node.kind == "^":
-        power = _exponent(node.parts[1])
-        return pow(_inverse(parts[0], prime) if power < 0 else parts[0], abs(power), prime)
     if node.kind == "/":
         return parts[0] * _inverse(parts[1], prime) % prime
     if node.kind in ("negate", "plus"):

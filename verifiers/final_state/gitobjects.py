@@ -20,7 +20,12 @@ MAX_OBJECT = 8 << 20
 MAX_TOTAL = 64 << 20
 MAX_OBJECTS = 50_000
 MAX_CHAIN = 60
+MAX_INSTRUCTIONS = 200_000
+"""Instructions that all deltas of a repository may have together: a few compressed bytes can hold millions of them."""
+MAX_PATH = 4_096
 _HEX = re.compile(r"[0-9a-f]{40}")
+_SHIFTS = [[8 * bit for bit in range(7) if op >> bit & 1] for op in range(128)]
+"""Which bytes of a copy's start (four) and size (three) follow, by the low bits of its instruction."""
 _KINDS = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 
 
@@ -42,6 +47,7 @@ class Repository:
         """Read the `.git` folder, given as entries by path relative to it."""
         self._objects: dict[str, tuple[str, bytes]] = {}
         self._left = MAX_TOTAL
+        self._instructions = MAX_INSTRUCTIONS
         self._steps = 0
         for path, entry in entries.items():
             if entry.kind in ("link", "special"):
@@ -62,16 +68,22 @@ class Repository:
 
     # objects
 
+    def _spend(self, size: int) -> None:
+        """Count unpacked bytes, whether or not they turn out to be of use."""
+        self._left -= size
+        if self._left < 0:
+            raise Malformed("the repository unpacks to too many bytes")
+
     def _keep(self, kind: str, data: bytes) -> str:
-        self._left -= len(data)
-        if self._left < 0 or len(self._objects) >= MAX_OBJECTS:
-            raise Malformed("the repository has too many bytes or objects")
+        if len(self._objects) >= MAX_OBJECTS:
+            raise Malformed("the repository has too many objects")
         name = hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
         self._objects[name] = (kind, data)
         return name
 
     def _loose(self, name: str, content: bytes) -> None:
         raw, _ = _inflate(content, MAX_OBJECT + 100)
+        self._spend(len(raw))
         header, separator, data = raw.partition(b"\0")
         kind, _, size = header.decode("ascii", "replace").partition(" ")
         if not separator or kind not in _KINDS.values() or size != str(len(data)):
@@ -100,6 +112,7 @@ class Repository:
                 base, at = content[at : at + 20].hex(), at + 20
             elif kind not in _KINDS:
                 raise Malformed("a pack with an unknown kind of object")
+            self._spend(size)
             data, at = _inflate(content, size, at)
             if len(data) != size:
                 raise Malformed("a pack with an object of the wrong size")
@@ -121,16 +134,36 @@ class Repository:
         while queue:
             kind, base_data = self._objects[queue[-1]]
             for delta in on.pop(queue.pop(), ()):
-                queue.append(self._keep(kind, _apply(base_data, delta)))
+                queue.append(self._keep(kind, self._apply(base_data, delta)))
         if on:
             raise Malformed("a pack with a delta that has no base")
 
     def _built(self, base: tuple[str, bytes, int] | None, delta: bytes) -> tuple[str, bytes, int]:
         if base is None or base[2] >= MAX_CHAIN:
             raise Malformed("a pack with a delta that has no base, or too many")
-        data = _apply(base[1], delta)
+        data = self._apply(base[1], delta)
         self._keep(base[0], data)
         return base[0], data, base[2] + 1
+
+    def _apply(self, base: bytes, delta: bytes) -> bytes:
+        """Build an object from its base and a delta."""
+        source, at = _number(delta, 0)
+        target, at = _number(delta, at)
+        if source != len(base) or target > MAX_OBJECT:
+            raise Malformed("a delta for another base, or for too large an object")
+        self._spend(target)
+        built = bytearray()
+        while at < len(delta):
+            self._instructions -= 1
+            if self._instructions < 0:
+                raise Malformed("a pack whose deltas have too many instructions")
+            part, at = _instruction(base, delta, at)
+            built += part
+            if len(built) > target:
+                break
+        if len(built) != target:
+            raise Malformed("a delta of the wrong size")
+        return bytes(built)
 
     def _get(self, name: str, kind: str) -> bytes:
         known, data = self._objects.get(name, ("", b""))
@@ -142,7 +175,10 @@ class Repository:
 
     def commit(self, name: str) -> Commit:
         """Return a commit, by id or branch."""
-        name = self.references.get(f"refs/heads/{name}", name)
+        return self._commit(self.references.get(f"refs/heads/{name}", name))
+
+    def _commit(self, name: str) -> Commit:
+        """Return a commit by its id alone: a branch may bear another commit's id as its name."""
         text = self._get(name, "commit").decode("utf-8", "replace")
         head, _, message = text.partition("\n\n")
         fields: dict[str, list[str]] = {}
@@ -174,6 +210,9 @@ class Repository:
             mode, name = data[at:space], data[space + 1 : zero].decode("utf-8", "surrogateescape")
             target, at = data[zero + 1 : zero + 21].hex(), zero + 21
             path = prefix + name
+            self._steps += 1
+            if self._steps > MAX_OBJECTS or len(path) > MAX_PATH:
+                raise Malformed("a tree that is too deep or too wide, or with a path that is too long")
             if name in ("", ".", "..", ".git") or "/" in name or path in entries:
                 raise Malformed("a tree with an invalid name")
             if mode == b"40000":
@@ -193,7 +232,7 @@ class Repository:
             name = queue.pop()
             if name not in ids:
                 ids.add(name)
-                queue += self.commit(name).parents
+                queue += self._commit(name).parents
         return ids
 
 
@@ -269,33 +308,19 @@ def _offset(data: bytes, at: int, start: int) -> tuple[int, int]:
     return start - back, at + 1
 
 
-def _apply(base: bytes, delta: bytes) -> bytes:
-    """Build an object from its base and a delta."""
-    source, at = _number(delta, 0)
-    target, at = _number(delta, at)
-    if source != len(base) or target > MAX_OBJECT:
-        raise Malformed("a delta for another base, or for too large an object")
-    built = bytearray()
-    while at < len(delta):
-        op = delta[at]
-        at += 1
-        if op & 128:
-            values = []
-            for bit in range(7):
-                values.append(_byte(delta, at) if op >> bit & 1 else 0)
-                at += op >> bit & 1
-            start = int.from_bytes(bytes(values[:4]), "little")
-            size = int.from_bytes(bytes(values[4:]), "little") or 0x10000
-            if start + size > len(base):
-                raise Malformed("a delta that copies from beyond its base")
-            built += base[start : start + size]
-        elif op:
-            built += delta[at : at + op]
-            at += op
-        else:
-            raise Malformed("a delta with an unknown instruction")
-        if len(built) > target:
-            break
-    if len(built) != target:
-        raise Malformed("a delta of the wrong size")
-    return bytes(built)
+def _instruction(base: bytes, delta: bytes, at: int) -> tuple[bytes, int]:
+    """Return the bytes that the delta's instruction at `at` gives, and where the next one starts."""
+    op = delta[at]
+    at += 1
+    if op & 128:
+        both = 0
+        for shift in _SHIFTS[op & 127]:
+            both |= _byte(delta, at) << shift
+            at += 1
+        start, size = both & 0xFFFFFFFF, both >> 32 or 0x10000
+        if start + size > len(base):
+            raise Malformed("a delta that copies from beyond its base")
+        return base[start : start + size], at
+    if op:
+        return delta[at : at + op], at + op
+    raise Malformed("a delta with an unknown instruction")

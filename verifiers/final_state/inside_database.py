@@ -13,10 +13,29 @@ from typing import Any, BinaryIO
 
 from agentrl.verifiers.tagged import encode
 
+PRAGMAS = (
+    "application_id",
+    "auto_vacuum",
+    "default_cache_size",
+    "encoding",
+    "journal_mode",
+    "page_size",
+    "user_version",
+)
+"""Settings that persist in the file."""
+
 
 def cell(value: Any) -> Any:
     """Return the tagged form of a value; a buffer counts as bytes."""
     return encode(value, lambda buffer: encode(bytes(buffer)))
+
+
+def text(raw: bytes) -> Any:
+    """Return a text; one that is not UTF-8 takes a form that equals no text and no bytes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"text": raw}
 
 
 def quoted(name: str) -> str:
@@ -24,24 +43,26 @@ def quoted(name: str) -> str:
 
 
 def dump(path: str, max_rows: int) -> dict[str, Any]:
-    """Return the tables with their columns and rows, and the names of everything else in the schema."""
+    """Return the tables with their columns, definitions and rows, everything else in the schema, and the settings."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
-        connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
+        connection.text_factory = text
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cell_size_check = ON")
         for limit, value in ((sqlite3.SQLITE_LIMIT_LENGTH, 4 << 20), (sqlite3.SQLITE_LIMIT_COLUMN, 500)):
             connection.setlimit(limit, value)
         if connection.execute("PRAGMA integrity_check(1)").fetchall() != [("ok",)]:
             return {"broken": "integrity check failed"}
-        schema = connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
+        schema = connection.execute("SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master ORDER BY name")
         tables: dict[str, Any] = {}
-        others: list[str] = []
-        for kind, name, sql in schema:
-            if name.startswith("sqlite_"):
-                continue
-            if kind != "table" or not sql or sql.upper().startswith("CREATE VIRTUAL"):
-                others.append(f"{kind} {name}")
+        others: dict[str, Any] = {}
+        for kind, name, table, page, sql in schema.fetchall():
+            if not (type(kind) is type(name) is type(table) is str and type(sql) in (str, type(None))):
+                return {"broken": "a schema that is not text"}
+            if name in tables or f"{kind} {name}" in others:
+                return {"broken": "a name that occurs twice in the schema"}
+            if kind != "table" or not sql or not page:  # a virtual table has no page
+                others[f"{kind} {name}"] = {"table": table, "sql": sql or ""}
                 continue
             columns = connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchall()
             rows = connection.execute(f"SELECT * FROM {quoted(name)} LIMIT {max_rows + 1}").fetchall()
@@ -49,10 +70,13 @@ def dump(path: str, max_rows: int) -> dict[str, Any]:
             if max_rows < 0:
                 return {"broken": "too many rows"}
             tables[name] = {
-                "columns": [[column[1], column[2].upper()] for column in columns if column[6] == 0],
+                "columns": [[column[1], column[2].upper()] for column in columns],
+                "sql": sql,
                 "rows": [[cell(value) for value in row] for row in rows],
             }
-        return {"tables": tables, "others": others}
+        settings = {name: connection.execute(f"PRAGMA {name}").fetchone() for name in PRAGMAS}
+        values = {name: str(row[0]) if row else "" for name, row in settings.items()}
+        return {"tables": tables, "others": others, "settings": values}
     except (sqlite3.Error, UnicodeError) as error:
         return {"broken": type(error).__name__}
     finally:

@@ -29,6 +29,7 @@ class FinalState(Verifier):
         *,
         path: str = "",
         allow: Sequence[str] = (),
+        before: Callable[[Task], Mapping[str, Content]] | None = None,
         modes: bool = False,
         final_newline: Literal["exact", "any"] = "exact",
         score: Literal["all", "fraction"] = "all",
@@ -41,8 +42,10 @@ class FinalState(Verifier):
             expected: the tree that a task asks for, by path relative to `path`.
             path: the part of the workspace that is compared.
             allow: patterns (`*` also matches `/`) of other paths that may exist: declared side effects.
+            before: the tree that the episode begins with. A file that is expected as it was must keep every byte,
+                whatever `final_newline` says.
             modes: compare permission bits too, for every `Entry`.
-            final_newline: `any` accepts missing or additional newlines at the end of a file.
+            final_newline: `any` accepts that the newline at the end of a file is missing, or that one was added.
             score: all or nothing, or the share of expected paths that are right (0 if there is a side effect).
             empty_folders: whether an unexpected empty folder is a side effect.
             max_bytes: a larger tree fails.
@@ -51,6 +54,7 @@ class FinalState(Verifier):
         self.artifacts = (Artifact(path=path, max_bytes=max_bytes, max_files=max_files),)
         self.expected, self.path, self.allow, self.modes = expected, path, tuple(allow), modes
         self.final_newline, self.score, self.empty_folders = final_newline, score, empty_folders
+        self.before = before
 
     async def probe(self, context: Context) -> None:
         """Nothing outside this process is needed."""
@@ -60,7 +64,12 @@ class FinalState(Verifier):
         expected = dict(self.expected(submission.task))
         if not expected:
             raise VerifierError(f"task {submission.task.id} expects nothing: an untouched workspace would pass")
-        wrong = [line for path, content in expected.items() if (line := self._wrong(path, content, entries.get(path)))]
+        before = self.before(submission.task) if self.before else {}
+        wrong = []
+        for path, content in expected.items():
+            kept = path in before and before[path] == content
+            if line := self._wrong(path, content, entries.get(path), exact=kept or self.final_newline == "exact"):
+                wrong.append(line)
         side_effects = self._side_effects(expected, entries)
         share = 1.0 - len(wrong) / len(expected)
         score = 0.0 if side_effects or (self.score == "all" and wrong) else share
@@ -73,7 +82,7 @@ class FinalState(Verifier):
             verifier=self.version,
         )
 
-    def _wrong(self, path: str, content: Content, entry: Entry | None) -> str | None:
+    def _wrong(self, path: str, content: Content, entry: Entry | None, exact: bool) -> str | None:
         """Return why a path is not as expected, without saying what is expected; None if it is right."""
         if content is None:
             return None if entry is None else f"{path}: should not exist"
@@ -94,8 +103,8 @@ class FinalState(Verifier):
         right = expected.content if expected else content.encode() if isinstance(content, str) else content
         assert isinstance(right, bytes)
         actual = entry.content
-        if kind == "file" and self.final_newline == "any":
-            actual, right = actual.rstrip(b"\n"), right.rstrip(b"\n")
+        if kind == "file" and not exact and actual.strip(b"\n") and right.strip(b"\n"):
+            actual, right = actual.removesuffix(b"\n"), right.removesuffix(b"\n")
         return None if actual == right else f"{path}: content differs"
 
     def _side_effects(self, expected: Mapping[str, Content], entries: Mapping[str, Entry]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import zlib
 from collections.abc import Callable, Iterator
 
 
@@ -46,6 +47,13 @@ def _negate(test: ast.expr) -> ast.expr:
 
 
 def _against(test: ast.expr, nonce: str) -> ast.expr:
-    """Turn `a == b` into `a == <nonce>`, and anything else into `<it> == <nonce>`."""
-    left = test.left if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) else test
-    return ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=nonce)])
+    """Turn `a == b` into `a == <nonce>`, and anything else into `<it> == <nonce>`.
+
+    Where `b` is a number the nonce is one too: an object that equals every number must not get away with it.
+    """
+    left, other = test, ast.Constant(value=nonce)
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
+        left, right = test.left, test.comparators[0]
+        if isinstance(right, ast.Constant) and type(right.value) in (int, float):
+            other = ast.Constant(value=right.value + 1 + zlib.crc32(nonce.encode()) % 1_000)  # type: ignore[operator]
+    return ast.Compare(left=left, ops=[ast.Eq()], comparators=[other])

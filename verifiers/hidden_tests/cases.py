@@ -64,7 +64,7 @@ class Raised:
     """A step raised."""
 
     names: tuple[str, ...]
-    """The built-in classes the exception belongs to, nearest first."""
+    """The nearest built-in class of the exception and the bases of that class: no exception counts as several kinds."""
 
 
 Result = Returned | Raised

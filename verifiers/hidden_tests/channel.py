@@ -20,6 +20,7 @@ from agentrl.verifiers.values import Malformed, parse_json
 FOLDER = ".grading"
 MAX_MESSAGE = 400_000
 LIFETIME = 600.0
+NO_ANSWER = "no answer in time"
 
 
 class Gone(Exception):
@@ -53,7 +54,7 @@ class Channel:
         try:
             done = request.result()
             if done.timed_out or done.truncated:
-                raise Gone("no answer in time" if done.timed_out else "the answer is too long")
+                raise Gone(NO_ANSWER if done.timed_out else "the answer is too long")
             reply = parse_json(done.stdout, max_bytes=MAX_MESSAGE)
         except (Malformed, AgentError) as error:
             raise Gone(f"the answer cannot be read ({type(error).__name__})") from None

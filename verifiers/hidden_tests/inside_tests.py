@@ -3,7 +3,8 @@
 It needs the standard library and pytest. Importing one of the agent's packages gives a stand-in whose attributes and
 calls are carried out in another sandbox. Plain data comes back by value, built here from exact built-in types (see
 tagged.py). Anything else is a `Handle`. What a handle itself says about equality, order, truth or membership is not
-believed unless the author said so: asking for it raises, and the test fails.
+believed unless the author said so, nor is a number that one of its operators gives: asking for it raises, and the test
+fails. So does an assertion inside a function that the agent's code calls, whatever that code makes of it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,20 @@ PACKAGES: frozenset[str] = frozenset(ORDER["packages"])
 BELIEVED: frozenset[str] = frozenset(ORDER["believe"])
 NOT_REBUILT = frozenset({"KeyboardInterrupt", "GeneratorExit", "BaseException", "BaseExceptionGroup", "ExceptionGroup"})
 CALLBACKS: list[Any] = []
+BROKEN: set[str] = set()
+"""Tests that have failed, whatever they do themselves with the exception that said so."""
 EXCEPTIONS: dict[tuple[Any, ...], type[Exception]] = {}
 
 
 class Refused(TypeError):
-    """The test asked something that only the agent's own code could answer, or got an answer of the wrong type."""
+    """The test asked something that only the agent's own code could answer, or got an answer of the wrong type.
+
+    The test has failed, even if it expects a TypeError: the agent's code was not asked.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        BROKEN.add(Reset.test)
 
 
 def receive() -> Any:
@@ -73,6 +83,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         args = [value_of(form) for form in request["args"]]
         kwargs = {name: value_of(form) for name, form in request["kwargs"].items()}
         return {"op": "answer", "return": form_of(function(*args, **kwargs))}
+    except AssertionError:  # it ends the test here and now: the agent's code neither catches it nor reads its text
+        BROKEN.add(Reset.test)
+        raise
+    except Refused:
+        raise
     except Exception as error:
         return {"op": "answer", "raise": type(error).__name__, "text": str(error)}
 
@@ -187,9 +202,25 @@ def operation(op: str, kind: type | None = None) -> Any:
     return method
 
 
-def swapped(op: str) -> Any:
-    """Return the reflected method of an operator."""
-    return lambda self, other: ask(op, at=form_of(other), args=[form_of(self)])
+def arithmetic(name: str, op: str, reflected: bool = False) -> Any:
+    """Return the method of an operator, for which the agent's own code computes.
+
+    Unless the author believes it, it takes only objects of the agent's and must give one: otherwise the agent would
+    learn what the test compares with, and decide what the comparison sees.
+    """
+
+    def method(self: Handle, *others: Any) -> Any:
+        if name not in BELIEVED and any(type(other) is not Handle for other in others):
+            raise Refused(
+                f"{name} of an agent's object takes no value of the test's unless you declare believe={name!r}"
+            )
+        first, *rest = (*others, self) if reflected else (self, *others)
+        value = ask(op, at=form_of(first), args=[form_of(other) for other in rest])
+        if name not in BELIEVED and type(value) is not Handle:
+            raise Refused(f"what {name} of an agent's object gives is not believed unless you declare believe={name!r}")
+        return value
+
+    return method
 
 
 def opinion(name: str, op: str) -> Any:
@@ -210,11 +241,13 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "contains"):
 setattr(Handle, "__bool__", opinion("__bool__", "bool"))  # noqa: B010
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     _op = _name + "_" if _name in ("and", "or") else _name
-    setattr(Handle, f"__{_name}__", operation(_op))
-    setattr(Handle, f"__r{_name}__", swapped(_op))
+    setattr(Handle, f"__{_name}__", arithmetic(f"__{_name}__", _op))
+    setattr(Handle, f"__r{_name}__", arithmetic(f"__r{_name}__", _op, reflected=True))
 for _name, _kind in (("len", int), ("str", str), ("int", int), ("float", float)):
     setattr(Handle, f"__{_name}__", operation(_name, _kind))
-for _name in ("getitem", "setitem", "delitem", "neg", "abs", "next"):
+for _name in ("neg", "abs"):
+    setattr(Handle, f"__{_name}__", arithmetic(f"__{_name}__", _name))
+for _name in ("getitem", "setitem", "delitem", "next"):
     setattr(Handle, f"__{_name}__", operation(_name))
 
 
@@ -254,7 +287,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class Reset:
     """Tells the host that a test begins: the agent's code then gets a fresh sandbox."""
 
+    test = ""
+    """The test that is running; "" while tests are collected."""
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        Reset.test = nodeid
         ask("reset", test=nodeid)
 
 
@@ -268,8 +305,9 @@ def main() -> None:
     options = ["-q", "-p", "no:cacheprovider", "--tb=no", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
     pytest.main([*options, *ORDER["ids"]], plugins=[recorder, Reset()])
     right = ["setup", "call", "teardown"] * ORDER["times"]
-    passed = [name for name, phases in recorder.phases.items() if phases == right]
-    send({"op": "done", "passed": passed, "ran": sorted(recorder.phases), "errors": recorder.errors})
+    passed = [name for name, phases in recorder.phases.items() if phases == right and name not in BROKEN]
+    errors = recorder.errors + ("" in BROKEN)
+    send({"op": "done", "passed": passed, "ran": sorted(recorder.phases), "errors": errors})
     receive()
 
 

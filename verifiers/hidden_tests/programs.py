@@ -11,6 +11,7 @@ from agentrl.errors import AgentError, AuthoringError, VerifierError
 from agentrl.sandboxes.base import Entry, Limits, Sandbox, SandboxSpec
 from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.busy import again_if_starved
 from agentrl.verifiers.values import Malformed
 
 from .functions import SLOW, Score, regular, verdict_on, work_through
@@ -120,14 +121,18 @@ class ProgramTests(Verifier):
     async def _case(self, case: Run, files: Mapping[str, Entry], context: Context) -> str:
         kept = {path: entry for path, entry in files.items() if not any(_collide(path, ours) for ours in case.files)}
         spec = SandboxSpec(image=self.image, files={**kept, **case.files}, limits=self.limits)
-        try:
-            async with context.boxes.box(spec) as box:
-                ran = await self._exec(case, box)
-        except Malformed as error:
-            return str(error)
-        except AgentError as error:
-            return f"the sandbox died: {error}"
-        return self._failure(case, ran)
+
+        async def run() -> str:
+            try:
+                async with context.boxes.box(spec) as box:
+                    ran = await self._exec(case, box)
+            except Malformed as error:
+                return str(error)
+            except AgentError as error:
+                return f"the sandbox died: {error}"
+            return self._failure(case, ran)
+
+        return await again_if_starved(run, lambda failure: failure.startswith(SLOW), self.seconds)
 
     async def _exec(self, case: Run, box: Sandbox) -> Ran:
         done = await box.aio.exec(case.argv, stdin=case.stdin, timeout=self.seconds)

@@ -21,12 +21,13 @@ from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
 from agentrl.types import Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.busy import again_if_starved
 from agentrl.verifiers.inner import source_of
 from agentrl.verifiers.values import Malformed
 
 from .bundle import pytest_zip
-from .channel import FOLDER, Channel, Gone
-from .functions import Score, regular, verdict_on
+from .channel import FOLDER, NO_ANSWER, Channel, Gone
+from .functions import SLOW, Score, regular, verdict_on
 from .shared import run_shared
 
 MAX_OPERATIONS = 5_000
@@ -96,11 +97,18 @@ class RepositoryTests(Verifier):
             spec = SandboxSpec(image=self.image, limits=self.limits)
             failures = await run_shared(self.tests, self.ids, repository, spec, self.times, context)
         else:
-            failures = await _Session(self, repository, context).run()
+            failures = await again_if_starved(
+                lambda: _Session(self, repository, context).run(), lambda whys: any(map(_late, whys)), self.seconds
+            )
         passed = "hidden tests passed"
         if self.believe:
             passed += f"; believed of the agent's objects: {', '.join(self.believe)}"
         return verdict_on(self, self.score, self.ids, failures, passed, self.mode)
+
+
+def _late(why: str) -> bool:
+    """Return whether a test failed for want of time."""
+    return SLOW in why or NO_ANSWER in why
 
 
 class _Session:
@@ -163,7 +171,7 @@ class _Session:
         self.operations += 1
         left = self.verifier.seconds - self.spent
         if self.agent is not None and (self.operations > MAX_OPERATIONS or left <= 0):
-            await self._fail("too many operations" if left > 0 else f"took longer than {self.verifier.seconds:g} s")
+            await self._fail("too many operations" if left > 0 else f"{SLOW} {self.verifier.seconds:g} s")
         if self.agent is None:
             return _GONE
         start = monotonic()

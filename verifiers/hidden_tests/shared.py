@@ -1,8 +1,8 @@
 """The fallback for suites that cannot be proxied: tests and agent code in one process, watched as well as can be.
 
 Each expected test runs alone in fresh sandboxes. It must report a pass, together with a nonce that only this run was
-given, and its canaries (see canaries.py) must report a failure. Agent code that runs inside the test process can in the
-end forge all of it, which is why the verdict's trust is `shared` and not more.
+given, and its canaries (see canaries.py), run as many times, must report a failure each time. Agent code that runs
+inside the test process can in the end forge all of it, which is why the verdict's trust is `shared` and not more.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from agentrl.errors import AgentError, VerifierError
-from agentrl.sandboxes.base import Entry, SandboxSpec
+from agentrl.sandboxes.base import Entry, ExecResult, SandboxSpec
 from agentrl.verifiers.base import Context
+from agentrl.verifiers.busy import again_if_starved
 from agentrl.verifiers.inner import LOADER, compiled
 from agentrl.verifiers.values import Malformed, parse_json
 
@@ -45,7 +46,7 @@ async def run_shared(
         if outcome != "passed":
             return outcome
         for what, changed in _canaries(tests, name, nonce[::-1]):
-            if await _run({**code, **changed}, name, nonce, 1, spec, context) != "failed":
+            if await _run({**code, **changed}, name, nonce, times, spec, context) != "failed":
                 return f"its canary ({what}) did not fail, so its pass is worth nothing"
         return ""
 
@@ -74,9 +75,13 @@ async def _run(
         "times": times,
     }
     message = _PROGRAM + json.dumps(order).encode()
-    try:
+
+    async def run() -> ExecResult:
         async with context.boxes.box(spec) as box:
-            done = await box.aio.python(LOADER, message, timeout=spec.limits.seconds, reply_limit=1_000)
+            return await box.aio.python(LOADER, message, timeout=spec.limits.seconds, reply_limit=1_000)
+
+    try:
+        done = await again_if_starved(run, lambda done: done.timed_out, spec.limits.seconds)
         if done.timed_out:
             return "took too long"
         reply = parse_json(done.reply, max_bytes=1_000)
@@ -90,4 +95,6 @@ async def _run(
         return "a report on another test"
     if reply["phases"] == ["setup", "call", "teardown"] * times:
         return "passed"
-    return "failed" if "call failed" in reply["phases"] else "skipped, expected to fail, or broken outside the test"
+    if reply["phases"] == ["setup", "call failed", "teardown"] * times:
+        return "failed"
+    return "passed only sometimes, skipped, expected to fail, or broken outside the test"

@@ -22,6 +22,8 @@ FOLDERS = (("box", 0o755), ("tmp", 0o1777), ("home", 0o755), ("shm", 0o1777))
 """The writable folders of the tmpfs, and their initial modes."""
 WRITABLE = (("../box", "box"), ("../tmp", "tmp"), ("../home", "home/agent"), ("../shm", "dev/shm"))
 FIXED = (946684800, 946684800)
+PROC = "-proc/"
+"""After a root's name: the folder of what its sandboxes see in place of the machine's own files of /proc."""
 
 
 def open_stage(folder: str) -> str:
@@ -45,6 +47,7 @@ def prepare(plan: dict[str, Any], name: str) -> None:
     else:
         kernel.mount(plan["image"], name, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.read_only(name)
+    _proc(name, plan)
     kernel.mount("none", name, None, kernel.MS_REC | kernel.MS_PRIVATE)  # without what the machine mounts there later
     os.chdir("/")
 
@@ -79,16 +82,21 @@ def build(plan: dict[str, Any], prepared: str) -> None:
         kernel.mount("root", "root", None, kernel.MS_BIND)
         _host("root", plan)
         kernel.mount("none", "root", None, kernel.READ_ONLY)
+    if not prepared:
+        _proc("root", plan)
     os.chdir("root")
     for source, target in WRITABLE:
         kernel.mount(source, target, None, kernel.MS_BIND)
     # no command sees init; init, in group 0 where there is one, sees every process
     options = "hidepid=2,gid=0" if plan["switch"] else "hidepid=2"
     kernel.mount("proc", "proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, options)
-    for name in plan["hidden"]:
-        kernel.mount("dev/null", name, None, kernel.MS_BIND)
-    kernel.mount("proc/sys", "proc/sys", None, kernel.MS_BIND | kernel.MS_REC)
-    kernel.read_only("proc/sys")
+    texts = "../../" + prepared if prepared else "../root"
+    for name in plan["proc_files"]:
+        source = texts + PROC + name if name in plan["proc_texts"] else "dev/null"
+        kernel.mount(source, "proc/" + name, None, kernel.MS_BIND)  # read-only, like its source
+    for name in plan["proc_folders"]:
+        kernel.mount(texts + PROC + "empty", "proc/" + name, None, kernel.MS_BIND)
+    kernel.mount(texts + PROC + "sys", "proc/sys", None, kernel.MS_BIND)
     kernel.pivot_root(".", ".")
     kernel.umount(".", kernel.MNT_DETACH)
     os.chdir("/")
@@ -140,6 +148,24 @@ def _host(root: str, plan: dict[str, Any]) -> None:
     for path in plan["masks"]:
         kernel.mount(empty, root + path, None, kernel.MS_BIND)  # read-only, like its source
     _devices(root + "/")
+
+
+def _proc(root: str, plan: dict[str, Any]) -> None:
+    """Beside `root`, write what its sandboxes see in place of the machine's own files of /proc."""
+    top = root + PROC
+    os.mkdir(top, 0o755)
+    # a file system of its own: what lies here takes nothing from the sandbox's limits
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("texts", top, "tmpfs", flags, "size=4m,nr_inodes=256,mode=755")
+    for folder in ("empty", "sys"):
+        os.mkdir(top + folder, 0o755)
+    for name, text in plan["proc_texts"].items():
+        os.makedirs(os.path.dirname(top + name), 0o755, exist_ok=True)
+        descriptor = os.open(top + name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444)
+        os.write(descriptor, text.encode())
+        os.close(descriptor)
+    _fix_times(top, os.stat(top).st_dev)
+    kernel.read_only(top)
 
 
 def _fix_times(folder: str, device: int) -> None:
