@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import sys
@@ -55,12 +56,14 @@ def tracked(method: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(method, "__qualname__", getattr(method, "__name__", repr(method)))
     if inspect.iscoroutinefunction(method):
 
+        @functools.wraps(method)
         async def call_async(*args: Any, **options: Any) -> Any:
             with _noted(name, limit, marked is not None):
                 return await method(*args, **options)
 
         return call_async
 
+    @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
         with _noted(name, limit, marked is not None):
             return method(*args, **options)

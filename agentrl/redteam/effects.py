@@ -219,8 +219,8 @@ class _Prober:
         candidates += [Executor(tool.name, name, "argv", base) for name in lists]
         candidates += [Executor(tool.name, name, "program", base, rest) for name in texts for rest in lists]
         script = (
-            f"echo agentrl-$((6*7))-probe; test -e {self.host_file} && echo agentrl-on-$((3+4))-host; "
-            "echo agentrl-$((6*7))-probe > agentrl_probe_out"
+            f"echo agentrl-$((6*7))-probe; test -e {self.host_file} && echo agentrl-on-$((3+4))-host "
+            "|| echo agentrl-$((6*7))-probe > agentrl_probe_out"
         )
         for candidate in candidates:
             seen = await self._try(before, candidate.call(script))
