@@ -83,7 +83,7 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
         micro_tokens=recipe.learner.micro_tokens,
         say=say,
     )
-    run.trained.update(seen_hashes(t.task for t in demonstrations))
+    run.trained.update(seen_hashes(t.task for t in demonstrations if t.outcome.score == 1.0))
     run.learner.adopt()
     await run.publish(run.learner.version)
     row = {

@@ -18,10 +18,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from agentrl import metrics, warm_start
+from agentrl import assembly, metrics, warm_start
+from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.errors import EngineError
+from agentrl.evaluation import seen_hashes
 from agentrl.learn import checkpoint
 from agentrl.rollout import store
 
@@ -87,6 +89,17 @@ def test_a_run_learns_and_leaves_everything_behind(write: Callable[..., Path], t
     assert not any(stored.trajectory.task.secret for stored in kept)
     versions = json.loads((run / "environment.json").read_text())["packages"]
     assert versions["torch"] == torch.__version__
+
+
+def test_tasks_of_the_warm_start_count_as_trained_on(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(run={"steps": 0})
+    assert train(str(path)) == 0
+    saved = checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints")
+    assert saved is not None
+    recipe = recipes.load(path)
+    with assembly.runtimes(recipe) as runtimes:
+        shown = [task for _, task in assembly.demonstration_tasks(recipe, runtimes, 16)]
+    assert set(saved.metrics["trained"]) == seen_hashes(shown)
 
 
 def test_the_same_recipe_gives_the_same_weights_to_the_bit(write: Callable[..., Path], tmp_path: Path) -> None:

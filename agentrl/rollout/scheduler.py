@@ -163,7 +163,7 @@ class Scheduler:
         """Return counters over the run, and how much is under way or waiting for the learner.
 
         `trained_tokens_to_512`, `dropped_tokens_to_512` and `stale_tokens_to_512` count the tokens of finished episodes
-        that sampled 257 to 512 of them (likewise for every power of two): of groups that the learner got, that the
+        that sampled 257 to 512 of them (the same for every power of two): of groups that the learner got, that the
         filter dropped, and that got too old. Equal shares of short and long ones show that no length is favoured.
         """
         return {**self._groups.counts, "running_groups": len(self._groups), "ready_groups": len(self._pending.kept)}

@@ -73,7 +73,7 @@ class LoopWatch:
 
 @asynccontextmanager
 async def loop_timeout(seconds: float) -> AsyncIterator[LoopWatch]:
-    """Do as `asyncio.timeout` does, on a clock that runs only while the event loop turns: whoever keeps the loop busy
+    """Do as `asyncio.timeout` does, on a clock that runs only while the event loop turns: what keeps the loop busy
     delays everyone on it, and nobody's time is up for that."""
     watch = LoopWatch()
     async with asyncio.timeout(seconds) as deadline:

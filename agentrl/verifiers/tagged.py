@@ -117,7 +117,7 @@ class Budget:
         self.check()
 
     def spend_on_numbers(self) -> None:
-        """Count what a set of all long numbers of the message would cost: whoever checks them may build one."""
+        """Count what a set of all long numbers of the message would cost: a check of them may build one."""
         if len(self.long_numbers) > 1:
             distinct = [number for number, _ in groupby(sorted(self.long_numbers))]
             self.spend_on(distinct, [1] * len(distinct))
