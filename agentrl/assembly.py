@@ -7,18 +7,21 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl import envs, sandboxes, seeds
+from agentrl import envs, judges, sandboxes, seeds
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
 from agentrl.curriculum.tasks import Source
 from agentrl.engines.base import Engine
 from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
+from agentrl.envs.task_check import task_of
 from agentrl.errors import AuthoringError, RecipeError
 from agentrl.evaluation import Evaluator
+from agentrl.judges import Judge
 from agentrl.metrics import Metrics
 from agentrl.recipe import EnvSection, Recipe
 from agentrl.report.terminal import Progress
@@ -82,6 +85,15 @@ class Run:
     """What the run is resumed from."""
     trained: set[str]
     """Hashes of the tasks that were trained on, to be compared with the held-out ones."""
+    judge: Judge | None
+    """What verifiers ask, where any of them does; started and measured."""
+
+    def judged(self) -> dict[str, int]:
+        """Return what the judge was asked since the last step, and keep what it has spent in the run folder."""
+        if self.judge is None:
+            return {}
+        self.judge.save(self.folder.judge)
+        return self.judge.step_row()
 
     async def learn(self, batch: Batch) -> StepReport:
         """Make one step of the learner. A server that shares its GPU gives its key-value memory back meanwhile."""
@@ -128,11 +140,15 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
     from agentrl.learn.learner import Learner
     from agentrl.learn.weights import Publisher
 
+    _makers(recipe)  # what is wrong with them shows before a folder is made
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         environments = stack.enter_context(runtimes(recipe))
         folder.same_sources(source_versions(environments))
         progress = stack.enter_context(Progress(recipe.run.steps))
+        judge = await stack.enter_async_context(
+            judges.open_judge(recipe, environments, path=folder.judge, say=progress.say)
+        )
         saved = checkpoint.latest(folder.checkpoints)
         _tell(saved, folder, progress.say)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
@@ -183,7 +199,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             progress=progress,
             runtimes=environments,
             sampler=Sampler(
-                recipe.curriculum, sources(recipe, environments), recipe.run.seed, counted=group_filter.counted
+                recipe.curriculum, sources(recipe, environments), recipe.run.seed, counted=group_filter.counted_in
             ),
             policy=policy,
             engine=engine,
@@ -196,6 +212,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             evaluator=Evaluator(recipe, environments, player, metrics, folder.key),
             checkpoint=saved,
             trained=set(),
+            judge=judge,
         )
 
 
@@ -209,19 +226,35 @@ def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:
 
 
 @contextmanager
-def runtimes(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRuntime]]:
-    """Open the recipe's environments with their sandboxes; everything they hold is released after the block."""
+def runtimes(recipe: Recipe) -> Iterator[dict[str, EnvRuntime]]:
+    """Open the recipe's environments with their sandboxes; everything they hold is released after the block.
+
+    Those whose verifier asks a judge share one, which `open_judge` starts.
+    """
+    makers = _makers(recipe)
+    opened: dict[str, EnvRuntime] = {}
+    asking = {name for name, make in makers.items() if judges.needs_judge(make())}
+    judge = _judge(recipe, opened) if asking else None
     with ExitStack() as stack:
         pools: dict[str, Pool] = {}
-        opened: dict[str, EnvRuntime] = {}
         for section in recipe.envs:
             if section.sandbox not in pools:
                 pools[section.sandbox] = _pool(section, recipe)
                 stack.callback(pools[section.sandbox].close)
             opened[section.name] = EnvRuntime(
-                name=section.name, make=_maker(section, recipe), boxes=pools[section.sandbox], judge=judge
+                name=section.name,
+                make=makers[section.name],
+                boxes=pools[section.sandbox],
+                judge=judge if section.name in asking else None,
             )
         yield opened
+
+
+def _judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:
+    """Make the recipe's judge, not yet started; one that is the policy loads what the run starts from."""
+    assert recipe.judge is not None
+    initial = partial(load_policy, recipe, environments, say=lambda text: None)
+    return judges.make(recipe.judge, policy=initial, folder=recipe.run.out / recipe.run.name)
 
 
 def _pool(section: EnvSection, recipe: Recipe) -> Pool:
@@ -239,6 +272,15 @@ def _pool(section: EnvSection, recipe: Recipe) -> Pool:
             f"{', '.join(state.missing)}{fix}"
         )
     return Pool(backend, limit=recipe.sandboxes.boxes)
+
+
+def _makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
+    """Return what makes each environment; refuse options and levels it does not take, and a judge that is missing."""
+    makers = {section.name: _maker(section, recipe) for section in recipe.envs}
+    asking = [name for name, make in makers.items() if judges.needs_judge(make())]
+    if asking and recipe.judge is None:
+        raise judges.missing(asking)
+    return makers
 
 
 def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
@@ -390,7 +432,7 @@ def demonstration_tasks(
         for number in range(share):
             level, place = levels[number % len(levels)], number // len(levels)
             index = place if environment.size is None else environment.size - 1 - place % environment.size
-            chosen.append((environments[section.name], environment.task(section.split, level, index)))
+            chosen.append((environments[section.name], task_of(environment, section.split, level, index)))
     random.Random(seeds.derive(recipe.run.seed, "demonstrations")).shuffle(chosen)
     return chosen
 

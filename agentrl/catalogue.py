@@ -35,6 +35,11 @@ class Member:
     attribute: str = "EXPORT"
 
 
+def cache_folder() -> Path:
+    """Return where agentrl keeps what it builds or unpacks: AGENTRL_CACHE, or ~/.cache/agentrl."""
+    return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser()
+
+
 def roots() -> list[Path]:
     """Return the checkout, then each folder of AGENTRL_PATH."""
     paths = [CHECKOUT] if (CHECKOUT / "pyproject.toml").is_file() and (CHECKOUT / "envs").is_dir() else []

@@ -33,6 +33,12 @@ EXTRAS = {
     "reasoning_gym": "reasoning",
 }
 """Which extra installs a package that a command may miss."""
+JudgeOption = Annotated[
+    str,
+    typer.Option(
+        "--judge", metavar="FILE|URL#MODEL", help="The judge that the verifier asks: a file with the section, or a URL."
+    ),
+]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
 
 
@@ -147,6 +153,7 @@ def env_check(
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level that are played.")] = 2,
     only: Annotated[list[str] | None, typer.Option(help="Only this check; may be given again.")] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+    judge: JudgeOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tell whether an environment is fit for training; exits with 1 when a check fails."""
@@ -156,7 +163,14 @@ def env_check(
     options = commands.parsed(option or [])
     chosen = commands.numbers(levels)
     code = command.check(
-        name, sandbox=sandbox, levels=chosen, tasks=tasks, only=only or None, options=options, as_json=as_json
+        name,
+        sandbox=sandbox,
+        levels=chosen,
+        tasks=tasks,
+        only=only or None,
+        options=options,
+        judge=judge,
+        as_json=as_json,
     )
     raise typer.Exit(code)
 
@@ -271,14 +285,35 @@ def redteam(
     target: Annotated[
         str, typer.Argument(help="An environment, a verifier, a naive grader, or a Harbor task folder.")
     ] = "",
-    family: Annotated[list[str] | None, typer.Option(help="Only this family, A to J; may be given again.")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="Only this family: A to M, or its name, e.g. drop.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
     backend: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
     level: Annotated[list[int] | None, typer.Option(help="Only this level; may be given again.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 1,
-    scorer: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="A plain scoring function instead.")] = "",
+    scorer: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="A scoring function instead: f(text), TRL's, verl's, or a verifiers rubric."
+        ),
+    ] = "",
     honest: Annotated[str, typer.Option(help="For --scorer: a right submission, as text or @file.")] = "",
     wrong: Annotated[str, typer.Option(help="For --scorer: a wrong submission, as text or @file.")] = "",
+    row: Annotated[
+        list[str] | None,
+        typer.Option(help="For --scorer: a JSON or JSONL file of rows: honest, wrong, columns. May be given again."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="For --scorer: what else it is given. May be given again."),
+    ] = None,
+    convention: Annotated[
+        str, typer.Option(help="For --scorer: text, trl, verl or verifiers; by default its parameters tell.")
+    ] = "",
+    python: Annotated[
+        str, typer.Option(help="For --scorer: its interpreter; by default that of the active virtual environment.")
+    ] = "",
+    scorer_timeout: Annotated[float, typer.Option(help="For --scorer: seconds for one submission.")] = 20.0,
+    judge: JudgeOption = "",
     quality: Annotated[bool, typer.Option("--quality", help="Also mutations, flakes, alternatives, cost.")] = False,
     search: Annotated[float, typer.Option(metavar="SECONDS", help="Also search for new attacks, for this long.")] = 0.0,
     baseline: Annotated[Path | None, typer.Option(help="A file of known, accepted findings.")] = None,
@@ -290,7 +325,10 @@ def redteam(
     parallel: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Try to cheat a verifier; exits with 1 when any attack gains or a control fails."""
+    """Try to cheat a verifier, or the rollouts and evaluations around it; exits with 1 when any attack gains or a
+    control fails."""
+    from agentrl.check.faults import leave
+    from agentrl.check.watchdog import watch
     from agentrl.errors import UserError
     from agentrl.redteam import command
 
@@ -309,13 +347,20 @@ def redteam(
         scorer=scorer,
         honest=honest,
         wrong=wrong,
+        rows=tuple(row or ()),
+        columns=tuple(column or ()),
+        convention=convention,
+        python=python,
+        scorer_timeout=scorer_timeout,
+        judge=judge,
         baseline=baseline,
         quality=quality,
         search_s=search,
         parallel=parallel,
     )
     saved = {"html": html, "junit": junit, "sarif": sarif}
-    raise typer.Exit(command.run(request, as_json=as_json, update_baseline=update_baseline, **saved))
+    code = command.run(request, as_json=as_json, update_baseline=update_baseline, watch=watch, **saved)
+    raise typer.Exit(leave(code))
 
 
 for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app), ("recipe", recipe_app)):

@@ -125,6 +125,11 @@ def message_from_row(row: Mapping[str, Any]) -> Message:
     return Message(**{**row, "tool_calls": tuple(calls)})
 
 
+def stored(value: Any) -> Any:
+    """Return a value of free form as a row gives it back."""
+    return json.loads(_dump(value).encode("utf-8", "replace"))
+
+
 def _segment(segment: Segment) -> dict[str, list[Any]]:
     return {
         "token_ids": segment.token_ids.tolist(),

@@ -9,7 +9,9 @@ AgentRLError
 │   └── SandboxDied                its sandbox died of something inside it (memory, processes, kill)
 ├── InfraError                     a cause seen outside the agent's sandbox: retried, never scored
 │   ├── SandboxError  EngineError  StorageError
+│   └── Outage                     seen without anything of the policy's: no submission can have caused it
 └── VerifierError                  grading itself broke: retried in fresh sandboxes, never a silent 0
+    └── BudgetSpent                the judge may not be asked any more
 """
 
 import traceback
@@ -64,8 +66,16 @@ class StorageError(InfraError):
     """A file of the run could not be written or read (full disk, broken checkpoint)."""
 
 
+class Outage(InfraError):
+    """What grading needs fails for a request with nothing of the policy's in it: never the submission's doing."""
+
+
 class VerifierError(AgentRLError):
     """Grading broke, or gave something that is not a finite score in [0, 1]."""
+
+
+class BudgetSpent(VerifierError):
+    """The judge's budget is spent: nothing that asks it can be scored any more, whatever was submitted."""
 
 
 class InvariantError(AgentRLError, AssertionError):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl import assembly, evaluation, seeds, statistics
+from agentrl import assembly, evaluation, judges, seeds, statistics
 from agentrl import recipe as recipes
 from agentrl.errors import UserError
 from agentrl.evaluation import Evaluation, Problem, interval, overlap, problems_of, task_count
@@ -112,7 +111,7 @@ def run(
         section = section.model_copy(update={"tasks": tasks or section.tasks, "temperature": warmth})
     with assembly.runtimes(target.recipe) as runtimes:
         problems = problems_of(target.recipe, section, runtimes)
-        key = os.urandom(32)  # one for both sides, drawn now: no policy can have met its hidden cases
+        key = evaluation.new_key()  # one for both sides, drawn now: no policy can have met its hidden cases
         results = [
             asyncio.run(_try(t, section, problems, runtimes, ks, key, say)) for t in (target, other) if t is not None
         ]
@@ -128,6 +127,8 @@ def run(
             if t is not None
         ],
     }
+    if judge := judges.judge_of(runtimes):
+        report["judge"] = judge.report()
     if len(results) == 2:
         difference = evaluation.compare(results[1], results[0])
         report["difference"] = difference.as_dict()
@@ -147,10 +148,11 @@ async def _try(
     recipe = target.recipe
     say(f"evaluating {target.name}: {len(problems)} tasks, {max(ks)} tries each")
     folder = recipe.run.out / recipe.run.name / "evaluation"
-    async with assembly.open_player(
-        recipe, runtimes, model=target.model, url=target.url, folder=folder, say=say
-    ) as player:
-        return await evaluation.evaluate(
+    async with (
+        judges.open_judge(recipe, runtimes, say=say) as judge,
+        assembly.open_player(recipe, runtimes, model=target.model, url=target.url, folder=folder, say=say) as player,
+    ):
+        result = await evaluation.evaluate(
             player.at(section.temperature),
             problems,
             samples=max(ks),
@@ -158,6 +160,9 @@ async def _try(
             key=key,
             concurrency=recipe.rollout.concurrency,
         )
+    if judge is not None and judge.refused:
+        raise UserError(f"{judge.spent}; the tries that it did not judge would have counted as failed")
+    return result
 
 
 def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
@@ -177,6 +182,9 @@ def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
                 f"; tool errors {summary['tool_errors']:.2f} per episode; cut off {summary['truncated']:.0%}; "
                 f"ungraded {summary['ungraded']}"
             )
+    if "judge" in report:
+        judge = report["judge"]
+        lines.append(f"judge: {judge['judge']}, {judge['calls']} questions, {judge['tokens']} tokens")
     if "verdict" in report:
         lines.append(f"first against second: {report['verdict']}")
     return "\n".join(lines)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl import metrics, seeds, statistics
+from agentrl import codec, metrics, seeds, statistics
+from agentrl.envs.task_check import task_of
 from agentrl.errors import UserError
 from agentrl.hashing import task_hash, words_hash
 from agentrl.metrics import Metrics, Row
@@ -116,6 +118,11 @@ class Evaluation:
         }
 
 
+def new_key() -> bytes:
+    """Draw the key of one evaluation: hidden cases follow from it, so it is random and never used again."""
+    return os.urandom(32)
+
+
 def problems_of(
     recipe: Recipe, section: EvalSection, runtimes: Mapping[str, EnvRuntime], *, count: int | None = None
 ) -> list[Problem]:
@@ -136,7 +143,7 @@ def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int)
     per_level = list(levels)
     size = environment.size if environment.size is not None else count
     places = [(level, index) for index in range(size) for level in per_level][:count]
-    return [Problem(runtime.name, environment.task(split, level, index)) for level, index in places]
+    return [Problem(runtime.name, task_of(environment, split, level, index)) for level, index in places]
 
 
 async def evaluate(
@@ -281,7 +288,7 @@ def interval(score: Mapping[str, float]) -> str:
 
 def seen_hashes(tasks: Iterable[Task]) -> set[str]:
     """Return what `overlap` recognises tasks by that gradients saw: their content, and their words in any order."""
-    return {hashed for task in tasks for hashed in (task_hash(task), words_hash(task))}
+    return {hashed for task in map(_as_stored, tasks) for hashed in (task_hash(task), words_hash(task))}
 
 
 def overlap(tasks: Iterable[Task], trained: set[str]) -> tuple[int, int]:
@@ -290,11 +297,16 @@ def overlap(tasks: Iterable[Task], trained: set[str]) -> tuple[int, int]:
     `trained` holds the `seen_hashes` of every task that gradients saw, in the warm start and in RL.
     """
     exact = near = 0
-    for task in tasks:
+    for task in map(_as_stored, tasks):
         same = task_hash(task) in trained
         exact += same
         near += not same and words_hash(task) in trained
     return exact, near
+
+
+def _as_stored(task: Task) -> Task:
+    """Return a task as a file of trajectories gives it back: bytes in its setup are text there, keys are strings."""
+    return replace(task, setup=codec.stored(task.setup))
 
 
 def overlap_text(counts: Sequence[int], tasks: int) -> str:

@@ -51,6 +51,12 @@ async def _main(recipe: Recipe, resume: bool) -> int:
             run.progress.say(f"{name}: stopping")
             running.cancel()
 
+        def spent(reason: str) -> None:
+            run.progress.show(run.metrics.log("alarm", run.learner.steps, {"name": "judge", "text": reason}))
+            stop("the judge's budget")
+
+        if run.judge is not None:
+            run.judge.on_spent = spent
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, signal.Signals(number).name)
         try:
@@ -120,8 +126,10 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     learnt = time.monotonic()
     await run.publish(report.version)
     published = time.monotonic()
-    row = metrics.step_row(round_, report.metrics(), version) | run.sampler.metrics()
-    row |= metrics.traffic_row(run.scheduler.statistics(), run.engine.statistics())
+    row = metrics.step_row(round_, report.metrics(), version, run.group_filter.informative(arrived))
+    row |= run.sampler.metrics() | run.judged()
+    scheduler = run.scheduler
+    row |= metrics.traffic_row(scheduler.statistics(), scheduler.tokens_by_length(), run.engine.statistics())
     row |= {"learn/seconds": learnt - began, "learn/publish_seconds": published - learnt, "seconds": published - last}
     row["rollout/tokens_per_second"] = row["rollout/tokens"] / row["seconds"]
     run.progress.show(run.metrics.log("step", run.learner.steps, row))

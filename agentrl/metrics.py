@@ -49,7 +49,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("text", "text", "alarm: what was seen, and what to do."),
     Metric("rollout/score", "score", "Mean score of the round's graded episodes, dropped groups included."),
     Metric("rollout/score_std", "score", "Standard deviation of the scores within a group, mean over groups."),
-    Metric("rollout/informative", "share", "Groups whose scores differ: those that carry a signal."),
+    Metric("rollout/informative", "share", "Groups that carry a signal: the algorithm can tell their episodes apart by "
+           "the scores that the group filter counts, or by process rewards where it uses these."),
     Metric("rollout/all_pass", "share", "Groups in which every episode scored 1."),
     Metric("rollout/all_fail", "share", "Groups in which every episode scored 0."),
     Metric("rollout/groups_kept", "groups", "Groups that the learner trained on."),
@@ -68,6 +69,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
     Metric("rollout/tokens", "tokens", "Tokens sampled for the round, dropped groups included."),
     Metric("rollout/tokens_dropped", "tokens", "Tokens sampled for groups that were dropped."),
+    Metric("rollout/tokens_trained_by_length", "tokens", "Tokens trained on so far, by the length of their episode: "
+           "under 512 those of episodes of 257 to 512 sampled tokens, and so on."),
+    Metric("rollout/tokens_dropped_by_length", "tokens", "The same, of groups that the group filter dropped."),
+    Metric("rollout/tokens_stale_by_length", "tokens", "The same, of groups that were too old."),
+    Metric("rollout/tokens_thrown_by_length", "tokens", "The same, of episodes that ended after their group had."),
     Metric("rollout/tokens_mean", "tokens", "Sampled tokens per graded episode, mean."),
     Metric("rollout/tokens_max", "tokens", "Sampled tokens of the longest graded episode."),
     Metric("rollout/tokens_per_second", "tokens/s", "`rollout/tokens` over the wall time of the whole step."),
@@ -79,6 +85,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
     Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
     Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("judge/calls", "questions", "Questions that verifiers asked the judge since the last step."),
+    Metric("judge/tokens", "tokens", "Tokens of these questions and their answers."),
+    Metric("judge/failures", "questions", "Questions that the judge did not answer, after all retries."),
     Metric("learn/version", "versions", "Policy version after the step."),
     Metric("learn/updates", "updates", "Optimizer steps applied."),
     Metric("learn/skipped", "updates", "Optimizer steps left out because loss or gradient was not finite."),
@@ -226,10 +235,11 @@ def read(path: Path, kind: str | None = None) -> Iterator[Row]:
                 yield row
 
 
-def step_row(round_: Round, learn: Mapping[str, Any], version: int) -> Row:
+def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative: Sequence[bool]) -> Row:
     """Return the figures of a round (`rollout/...`) with those of the learner's report.
 
-    `version` is the policy's version when the round was trained on.
+    `version` is the policy's version when the round was trained on; `informative` says for each group that has enough
+    scores whether it carries a signal.
     """
     groups = [*round_.kept, *round_.dropped]
     episodes = [t for group in groups for t in group.trajectories]
@@ -242,7 +252,7 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int) -> Row:
     return {
         "rollout/score": _mean([t.outcome.score for t in graded if t.outcome.score is not None]),
         "rollout/score_std": _mean([float(np.std(scores)) for scores in compared]),
-        "rollout/informative": _mean([max(scores) > min(scores) for scores in compared]),
+        "rollout/informative": _mean(informative),
         "rollout/all_pass": _mean([min(scores) == 1.0 for scores in compared]),
         "rollout/all_fail": _mean([max(scores) == 0.0 for scores in compared]),
         "rollout/groups_kept": len(round_.kept),
@@ -270,14 +280,18 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int) -> Row:
     }
 
 
-def traffic_row(scheduler: Mapping[str, float], engine: Mapping[str, float]) -> Row:
-    """Return what is under way and waiting, the engine's use of its cache, and the parts of the last weight update."""
+def traffic_row(
+    scheduler: Mapping[str, float], tokens: Mapping[str, Mapping[str, int]], engine: Mapping[str, float]
+) -> Row:
+    """Return what is under way and waiting, what became of tokens by the length of their episode, the engine's use of
+    its cache, and the parts of the last weight update."""
     publish = {part: engine[f"{part}_s"] for part in ("hold", "send", "check") if f"{part}_s" in engine}
     return {
         "rollout/groups_ready": scheduler["ready_groups"],
         "rollout/groups_in_flight": scheduler["running_groups"],
         "rollout/groups_stale": scheduler["stale_groups"],
         "rollout/episodes_spared": scheduler["spared_rollouts"],
+        **{f"rollout/tokens_{fate}_by_length": _by_length(by_length) for fate, by_length in tokens.items()},
         "rollout/prompt_cache": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
         **{f"learn/publish_{part}_seconds": seconds for part, seconds in publish.items()},
     }
@@ -313,6 +327,10 @@ def _cause(env: str, trajectory: Trajectory) -> str:
     """Say which exception an alarm is about, and where it was raised."""
     fault = trajectory.outcome.fault
     return f"{env}: {fault.cause} at {fault.line}" if fault else env
+
+
+def _by_length(tokens: Mapping[str, int]) -> dict[str, int]:
+    return {length: tokens[length] for length in sorted(tokens, key=int)}
 
 
 def _mean(values: Sequence[float]) -> float:

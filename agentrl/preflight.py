@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from agentrl import assembly
+from agentrl import assembly, judges
+from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
-from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine
+from agentrl.recipe import OpenaiEngine, PolicyJudge, Recipe, SglangEngine, SglangJudge
 from agentrl.report import episode
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
+from agentrl.types import Trajectory
 
 OPTIMIZER_BYTES = 12
 """What a trained parameter costs beside itself and its gradient: float32 master, two moments of AdamW."""
@@ -44,6 +46,8 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     runtimes = stack.enter_context(assembly.runtimes(recipe))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
+    if recipe.judge is not None:
+        yield "judge", _judge(recipe, runtimes)
     policy = assembly.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
     yield "memory", _memory(recipe, policy.model)
@@ -58,19 +62,40 @@ def _engine(recipe: Recipe) -> str:
             "rollout.engine: an OpenAI endpoint gives no logprobs to train on; use transformers or sglang"
         )
     if isinstance(engine, SglangEngine):
-        from agentrl.engines.sglang import install
-
-        if not engine.launch:
-            return f"sglang at {', '.join(engine.urls)}"
-        python = engine.python or install.python(engine.device == "cpu")
-        if not python.exists():
-            flag = " --cpu" if engine.device == "cpu" else ""
-            raise AgentRLError(
-                f"rollout.engine: there is no SGLang at {python}; run `agentrl engine install sglang{flag}`, or name "
-                "the interpreter of its environment in rollout.engine.python"
-            )
-        return f"sglang, started with {python}"
+        return _python(engine, "rollout") if engine.launch else f"sglang at {', '.join(engine.urls)}"
     return "transformers, in this process"
+
+
+def _python(engine: SglangEngine | SglangJudge, section: str) -> str:
+    """Say which interpreter starts SGLang; AgentRLError if it is not there."""
+    from agentrl.engines.sglang import install
+
+    python = engine.python or install.python(engine.device == "cpu")
+    if not python.exists():
+        flag = " --cpu" if engine.device == "cpu" else ""
+        raise AgentRLError(
+            f"{section}.engine: there is no SGLang at {python}; run `agentrl engine install sglang{flag}`, or name "
+            f"the interpreter of its environment in {section}.engine.python"
+        )
+    return f"sglang, started with {python}"
+
+
+def _judge(recipe: Recipe, runtimes: Mapping[str, EnvRuntime]) -> str:
+    """Start the judge and measure it; a server that the run would start for it is only looked for."""
+    judge = judges.judge_of(runtimes)
+    if judge is None:
+        return f"warning: {judges.UNUSED}"
+    engine = judge.section.engine
+    if isinstance(engine, SglangJudge) and not engine.urls:
+        return f"{judge.name}, {_python(engine, 'judge')}; not started, so not measured"
+    lines: list[str] = []
+
+    async def measure() -> None:
+        async with judges.open_judge(recipe, runtimes, say=lines.append):
+            pass
+
+    asyncio.run(measure())
+    return "; ".join(lines)
 
 
 def _memory(recipe: Recipe, model: Any) -> str:
@@ -83,7 +108,8 @@ def _memory(recipe: Recipe, model: Any) -> str:
     config = model.config.get_text_config()
     layers, width = config.num_hidden_layers, config.hidden_size
     activations = recipe.learner.micro_tokens * width * layers * (4 if recipe.learner.checkpointing else 36) * 2
-    need = (weights + trained * (OPTIMIZER_BYTES + 4) + activations) / 2**30
+    judge = weights if recipe.judge is not None and isinstance(recipe.judge.engine, PolicyJudge) else 0
+    need = (weights + judge + trained * (OPTIMIZER_BYTES + 4) + activations) / 2**30
     device = parameters[0].device
     if device.type == "cuda":
         have = torch.cuda.mem_get_info(device)[0] / 2**30 + weights / 2**30
@@ -110,15 +136,26 @@ def _episode(recipe: Recipe, runtime: EnvRuntime, policy: Any) -> str:
     section = next(s for s in recipe.envs if s.name == runtime.name)
     environment = runtime.make()
     levels = section.levels or list(environment.levels)
-    task = environment.task(section.split, levels[0], 0)
+    task = task_of(environment, section.split, levels[0], 0)
     try:
         actions = environment.expert(task)
     except NotImplementedError:
         return "not tried: the environment has no expert()"
+    judge = judges.judge_of({runtime.name: runtime})
+    if judge is not None and not judge.calibration:
+        return "not tried: its judge's server is started with the run"
     script = ScriptedEngine(policy.renderer, actions)
     budget = Budget(context=policy.context, tokens=policy.context)
     rollout_id = RolloutId(seed=recipe.run.seed, group=0, index=0)
-    played = asyncio.run(rollout(script, policy.renderer, runtime, task, rollout_id=rollout_id, budget=budget))
+
+    async def play() -> Trajectory:
+        try:
+            return await rollout(script, policy.renderer, runtime, task, rollout_id=rollout_id, budget=budget)
+        finally:
+            if judge is not None:
+                await judge.close()
+
+    played = asyncio.run(play())
     if played.outcome.score != 1.0:
         fault = f" ({played.outcome.fault.cause})" if played.outcome.fault else ""
         raise AgentRLError(f"{runtime.name}: the expert's episode did not score 1{fault}:\n{episode.show(played)}")

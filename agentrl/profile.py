@@ -170,7 +170,7 @@ def _band(recipe: Recipe) -> tuple[float, float]:
 async def _measure(
     recipe: Recipe, model: Path | None, tasks: int, samples: int, key: bytes, say: Callable[[str], None]
 ) -> list[Level]:
-    from agentrl import assembly
+    from agentrl import assembly, judges
     from agentrl.evaluation import evaluate, problems
 
     section = recipe.envs[0]
@@ -178,7 +178,10 @@ async def _measure(
     with assembly.runtimes(recipe) as runtimes:
         levels = section.levels or list(runtimes[section.name].make().levels)
         tried = problems(runtimes[section.name], section.split, levels, tasks * len(levels))
-        async with assembly.open_player(recipe, runtimes, model=model, folder=folder, say=say) as player:
+        async with (
+            judges.open_judge(recipe, runtimes, say=say) as judge,
+            assembly.open_player(recipe, runtimes, model=model, folder=folder, say=say) as player,
+        ):
             evaluation = await evaluate(  # all levels together, so that the engine never waits for a level's last one
                 player,
                 tried,
@@ -188,6 +191,8 @@ async def _measure(
                 concurrency=recipe.rollout.concurrency,
                 progress=_tenths(f"{section.name}: rollouts", say),
             )
+        if judge is not None and judge.refused:
+            raise RecipeError(judge.spent)
     return by_level(evaluation.trajectories, levels, _band(recipe))
 
 

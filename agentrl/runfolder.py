@@ -6,6 +6,7 @@ runs/<name>/
   metrics.jsonl       one line per step, evaluation and alarm; written by metrics.py alone
   trajectories/       what the policy did; written by rollout/store.py
   checkpoints/        written by learn/checkpoint.py
+  judge.json          what the judge was asked, and how well it agreed with labels; where a verifier asks one
   engine/             logs of the servers that the run started
   tensorboard/        the metrics once more, where TensorBoard is installed
   key                 seeds the verifiers' secrets; readable by the owner alone, never copied anywhere
@@ -38,6 +39,11 @@ FORMAT = 2
 MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes"}
 # A run that is resumed elsewhere may use other servers.
 MAY_CHANGE |= {f"rollout.engine.{name}" for name in recipes.SglangEngine.model_fields if name != "type"}
+MAY_CHANGE |= {f"judge.{name}" for name in ("budget.calls", "budget.tokens", "concurrency", "timeout_s", "calibration")}
+MAY_CHANGE |= {f"judge.calibration.{name}" for name in recipes.JudgeCalibration.model_fields}
+# Which model judges must stay the same; where it is reached may not.
+MAY_CHANGE |= {f"judge.engine.{name}" for name in recipes.SglangJudge.model_fields if name not in ("type", "model")}
+MAY_CHANGE |= {f"judge.engine.{name}" for name in ("url", "key_variable", "requests_per_minute", "max_batch")}
 """Keys that may differ when a run is resumed: they do not change what a step computes."""
 
 
@@ -50,6 +56,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
+        self.judge = path / "judge.json"
         for folder in (self.trajectories, self.checkpoints):
             folder.mkdir(exist_ok=True)
 

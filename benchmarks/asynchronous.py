@@ -327,7 +327,7 @@ async def train(schedule: type[Scheduler], workload: Workload, staleness: int) -
         "staleness_mean": statistics.fmean(ages),
         "staleness_max": max(ages),
         "stale_groups": figures["stale_groups"],
-        **{name: count for name, count in sorted(figures.items()) if "_tokens_to_" in name},
+        "tokens_by_length": scheduler.tokens_by_length(),
     }
 
 
@@ -414,7 +414,7 @@ def main() -> None:
         print("  k  schedule      slow share  groups/s  of best  smallest round  staleness  stale groups  trained on")
         for row in rows:
             staleness = row.get("staleness_mean", math.nan)
-            tokens = {name.rsplit("_", 1)[1]: n for name, n in row.items() if name.startswith("trained_tokens_to_")}
+            tokens = row.get("tokens_by_length", {}).get("trained", {})
             lengths = ", ".join(f"{tokens[length]:,.0f} tokens to {length}" for length in sorted(tokens, key=int))
             print(
                 f"  {row['max_staleness']}  {row['schedule']:12}  {row['slow_share']:10.2f}"

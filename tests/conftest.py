@@ -98,3 +98,15 @@ def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
         return name
 
     return write
+
+
+@pytest.fixture
+def evidence(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
+    """Keep what a long run measured: `evidence("soak-fuzz", {...})` writes docs/evidence/soak-fuzz.json."""
+
+    def keep(name: str, found: Any) -> None:
+        folder = request.config.rootpath / "docs" / "evidence"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    return keep

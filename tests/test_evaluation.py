@@ -1,6 +1,7 @@
 """Evaluation with scripted policies whose success is known beforehand, in real episodes."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentrl import assembly, envs, eval_command
+from agentrl import assembly, codec, envs, eval_command
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
@@ -29,7 +30,7 @@ from agentrl.rollout.player import Player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime
 from agentrl.rollout.scripted import ScriptedEngine
-from agentrl.types import Completion, Ending, Outcome
+from agentrl.types import Completion, Ending, Outcome, Task, Trajectory
 
 RECIPE = {
     "run": {"name": "r", "threads": 1},
@@ -153,6 +154,25 @@ def test_overlap_is_found_by_content_not_by_name(found: tuple[list[Problem], Ren
     assert overlap(tasks, seen_hashes([tasks[0].public()])) == (1, 0)
     reordered = replace(tasks[1], prompt=" ".join(reversed(tasks[1].prompt.split())))
     assert overlap(tasks, seen_hashes([reordered])) == (0, 1)
+
+
+def test_overlap_is_found_in_a_file_of_trajectories() -> None:
+    """There bytes are text and keys are strings: the task must still be recognised."""
+    task = Task(
+        id="a", split="heldout", level=1, prompt="Sort it.", setup={"files": {"a.txt": b"x\xff"}, "rows": {1: 2}}
+    )
+    demonstration = Trajectory(
+        task=task,
+        group=0,
+        index=0,
+        seed=0,
+        segments=(),
+        messages=(),
+        outcome=Outcome(ending="done", grade="infra_error", score=None, fault=Fault("a", "infra", "x")),
+    )
+    read = codec.from_row(json.loads(codec.line(demonstration, "e"))).trajectory.task
+    assert read.setup != task.setup
+    assert overlap([task], seen_hashes([read])) == overlap([read], seen_hashes([task])) == (1, 0)
 
 
 def test_targets_are_recognised(tmp_path: Path) -> None:

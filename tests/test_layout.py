@@ -16,6 +16,7 @@ doctor
 assembly
 alarms
 evaluation
+judges
 learn curriculum
 rollout
 engines

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl import metrics
+from agentrl import judges, metrics
 from agentrl.catalogue import CHECKOUT
 from agentrl.curriculum.sampler import Sampler, Source
 from agentrl.envs import load
@@ -22,6 +22,7 @@ from agentrl.recipe import (
     StagedCurriculum,
     UniformCurriculum,
 )
+from agentrl.rollout.inflight import FATES
 from agentrl.types import Group, Outcome, Round, Segment, Task, Trajectory, Verdict
 
 CURRICULA: list[Curriculum] = [
@@ -65,13 +66,13 @@ def test_alarms_are_counted_by_environment_and_name_their_cause() -> None:
     broken = Outcome(ending="agent_error", grade="graded", score=0.0, fault=fault, alarm=True)
     graded = replace(episode(0, 1, 0.0), outcome=broken, verdict=Verdict(score=0.0))
     kept = group(0, replace(episode(0, 0, 0.0), outcome=broken), graded)
-    row = metrics.step_row(Round(number=0, kept=(kept,)), {}, version=5)
+    row = metrics.step_row(Round(number=0, kept=(kept,)), {}, version=5, informative=[])
     assert (row["rollout/grading_alarms"], row["rollout/episode_alarms"]) == (1, {"files": 1})
     assert row["rollout/alarm_cause"] == "files: TypeError: x at tools.py:12"
 
 
 def test_a_round_by_hand() -> None:
-    assert metrics.step_row(round_(), {"learn/loss": 0.5}, version=5) == {
+    assert metrics.step_row(round_(), {"learn/loss": 0.5}, version=5, informative=[True, False]) == {
         "rollout/score": 0.25,
         "rollout/score_std": 0.25,
         "rollout/informative": 0.5,
@@ -100,6 +101,27 @@ def test_a_round_by_hand() -> None:
         "rollout/pause_seconds": 3.0,
         "learn/loss": 0.5,
     }
+
+
+TRAFFIC = {"ready_groups": 1, "running_groups": 2, "stale_groups": 3, "spared_rollouts": 4}
+
+
+def test_what_became_of_tokens_is_told_by_the_length_of_their_episodes() -> None:
+    tokens = {"trained": {"512": 900, "8": 30, "64": 60}, "dropped": {"8": 5}, "stale": {}, "thrown": {"1024": 7}}
+    row = metrics.traffic_row(TRAFFIC, tokens, {"cached_tokens": 1.0, "prompt_tokens": 4.0, "hold_s": 0.5})
+    assert row == {
+        "rollout/groups_ready": 1,
+        "rollout/groups_in_flight": 2,
+        "rollout/groups_stale": 3,
+        "rollout/episodes_spared": 4,
+        "rollout/tokens_trained_by_length": {"8": 30, "64": 60, "512": 900},
+        "rollout/tokens_dropped_by_length": {"8": 5},
+        "rollout/tokens_stale_by_length": {},
+        "rollout/tokens_thrown_by_length": {"1024": 7},
+        "rollout/prompt_cache": 0.25,
+        "learn/publish_hold_seconds": 0.5,
+    }
+    assert list(row["rollout/tokens_trained_by_length"]) == ["8", "64", "512"]
 
 
 def test_an_evaluation_is_told_per_environment() -> None:
@@ -138,7 +160,9 @@ def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
     """The rows of fake rounds, and those of real runs that the repository keeps."""
     evidence = sorted((CHECKOUT / "docs" / "evidence").glob("**/metrics.jsonl"))
     rows = [row for path in evidence for row in metrics.read(path)]
-    rows += [metrics.step_row(round_(), learner_row(), version=5), *curriculum_rows()]
+    rows += [metrics.step_row(round_(), learner_row(), version=5, informative=[True]), *curriculum_rows()]
+    rows += [metrics.traffic_row(TRAFFIC, {fate: {"8": 5} for fate in FATES}, {})]
+    rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row()]
     assert len(evidence) > 10 and [key for row in rows for key in metrics.undeclared(row)] == []
     assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
         "score", "rollout/scores", "eval/a/b/score",

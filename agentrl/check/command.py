@@ -23,6 +23,7 @@ def check(
     tasks: int,
     only: Sequence[str] | None,
     options: Mapping[str, Any],
+    judge: str = "",
     as_json: bool,
 ) -> int:
     """Run the checks; return 1 when any failed. The process ends here when the author's code never comes back."""
@@ -36,6 +37,8 @@ def check(
             typer.echo(f"     fix: {result.fix}")
 
     def show(report: Report) -> None:
+        if report.judge and not as_json:
+            typer.echo(report.judge)
         typer.echo(report.json() if as_json else f"{name}: {conclusion(report)}")
 
     def give_up(report: Report) -> None:
@@ -52,6 +55,7 @@ def check(
             per_level=tasks,
             options=options,
             only=only,
+            judge=judge,
             progress=tell,
             on_stuck=give_up,
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import GRACE_S, Episode
 from agentrl.envs.in_flight import is_authors, running
 from agentrl.envs.play import Action, Played, Policy, Stop
+from agentrl.envs.task_check import defined, fault_of
 from agentrl.envs.tools import Tool, tools_of
 from agentrl.types import Split, Task, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
@@ -28,30 +28,16 @@ class Failed(Exception):
 def task_of(environment: Environment, split: Split, level: int, index: int) -> Task:
     """Return the task with that index, once it is certain that it is one."""
     task: Any = environment.task(split, level, index)
-    method = f"{type(environment).__name__}.task({split!r}, {level}, {index}){_defined(type(environment).task)}"
-    if inspect.iscoroutine(task):
-        task.close()
-        raise Failed(f"{method} is a coroutine", "write `def task`, without async")
-    if not isinstance(task, Task):
-        raise Failed(
-            f"{method} returned {type(task).__name__}, not a Task",
-            "return agentrl.Task(id=..., split=split, level=level, prompt=..., setup={...}, secret={...})",
-        )
-    for name, kind, words in (
-        ("id", str, "a text"),
-        ("prompt", str, "a text: prompt=str(...)"),
-        ("setup", Mapping, "a dictionary"),
-        ("secret", Mapping, "a dictionary"),
-    ):
-        value = getattr(task, name)
-        if not isinstance(value, kind):
-            raise Failed(f"{method}: {name} is of type {type(value).__name__}", f"make {name} {words}")
-    return task
+    if fault := fault_of(task):
+        method = f"{type(environment).__name__}.task({split!r}, {level}, {index}){defined(type(environment).task)}"
+        raise Failed(f"{method} {fault[0]}", fault[1])
+    checked: Task = task
+    return checked
 
 
 async def verdict_of(verifier: Verifier, submission: Submission, context: Context) -> Verdict:
     """Call an author's `verify` once, directly; what is wrong with it is said with its class and line."""
-    method = f"{type(verifier).__name__}.verify{_defined(type(verifier).verify)}"
+    method = f"{type(verifier).__name__}.verify{defined(type(verifier).verify)}"
     try:
         answer: Any = verifier.verify(submission, context)
         if not inspect.isawaitable(answer):
@@ -84,11 +70,6 @@ def place(error: BaseException) -> str:
     return f" ({file}:{line})" if file else ""
 
 
-def _defined(method: Any) -> str:
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
-
-
 # Tools that do not come back ------------------------------------------------------------------------------------
 
 ENDLESS = "look for an endless loop in it or in what it runs in the sandbox; a tool that needs longer has a timeout_s"
@@ -104,7 +85,7 @@ def in_time(kind: type[Environment], task_id: str, slowest: tuple[float, str]) -
 
 def describe(kind: type[Environment], tool: Tool, seconds: float) -> str:
     """Say that a tool used up its time, and where it still runs."""
-    line = f"tool {tool.name!r} of {kind.__name__}{_defined(getattr(kind, tool.name))} used up its {tool.timeout_s:g} s"
+    line = f"tool {tool.name!r} of {kind.__name__}{defined(getattr(kind, tool.name))} used up its {tool.timeout_s:g} s"
     for call in running():
         if call.name.endswith(f".{tool.name}") and call.overdue_s > 0:
             at = call.place()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentrl import judges
 from agentrl.check import tasks, verdicts
 from agentrl.check.context import Check, CheckContext
 from agentrl.check.faults import ENDLESS, Failed, place
@@ -47,6 +48,8 @@ class Report:
     results: tuple[Result, ...] = field(default_factory=tuple)
     not_run: tuple[str, ...] = ()
     """Checks that were not asked for, or that did not come to their turn."""
+    judge: str = ""
+    """The judge that the verifier asked, where it asks one, and how well it agreed with labels."""
 
     @property
     def ok(self) -> bool:
@@ -70,11 +73,13 @@ async def check(
     per_level: int = 2,
     options: Mapping[str, Any] | None = None,
     only: Iterable[str] | None = None,
+    judge: str = "",
     progress: Callable[[Result], None] | None = None,
     on_stuck: Callable[[Report], None] | None = None,
 ) -> Report:
     """Run the checks, or only some of them, on the first tasks of each level.
 
+    `judge` names the judge of an environment whose verifier asks one: a YAML file with the section, or URL#MODEL.
     `on_stuck` is called from another thread, with the report so far, once the author's code holds everything up.
     """
     kind = load(name)
@@ -87,17 +92,23 @@ async def check(
     if unknown_levels:
         raise UserError(f"{name} has the levels {kind.levels.start} to {kind.levels[-1]}, not {unknown_levels}")
     results: list[Result] = []
+    judged: list[str] = []
 
     def report(last: Result | None = None) -> Report:
         done = (*results, last) if last is not None else tuple(results)
         rest = tuple(check_name for check_name in ALL if check_name not in {result.name for result in done})
-        return Report(env=name, sandbox=sandbox, levels=chosen, results=done, not_run=rest)
+        return Report(env=name, sandbox=sandbox, levels=chosen, results=done, not_run=rest, judge="; ".join(judged))
 
     def give_up(evidence: str) -> None:
         assert on_stuck is not None
         on_stuck(report(Result(name=names[len(results)], ok=False, evidence=evidence, fix=ENDLESS)))
 
-    async with stage(sandbox, limit=16) as where, watch(give_up if on_stuck is not None else None):
+    examiner = judges.for_command(judge, name, kind, options or {})
+    async with (
+        judges.closing(examiner),
+        stage(sandbox, limit=16, judge=examiner) as where,
+        watch(give_up if on_stuck is not None else None),
+    ):
         context = CheckContext(
             name=name,
             kind=kind,
@@ -107,6 +118,8 @@ async def check(
             per_level=per_level,
             where=where,
         )
+        if examiner is not None:
+            judged += await judges.measured(examiner, name, context.make, where)
         for check_name in names:
             results.append(await _run(ALL[check_name], context))
             if progress is not None:

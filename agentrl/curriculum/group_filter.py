@@ -54,6 +54,18 @@ class GroupFilter:
             return Decision(True)
         return Decision(True) if signal else Decision(False, "no signal")
 
+    def informative(self, groups: Sequence[Group]) -> list[bool]:
+        """Return for each group with enough scores whether the algorithm can learn something from it.
+
+        Where episodes are compared with the whole batch, no group tells anything unless some episodes differ in it.
+        """
+        comparable = [group for group in groups if len(group.scores) >= self._least]
+        if not self._algorithm.group_relative:
+            everything = {self._told_apart(t) for group in comparable for t in group.trajectories if _graded(t)}
+            if len(everything) < 2:
+                return [False] * len(comparable)
+        return [self._signal(group) for group in comparable]
+
     @property
     def _least(self) -> int:
         """How many scores a group must have to be learnt from."""
@@ -66,10 +78,14 @@ class GroupFilter:
         compared with the whole batch. The penalty on length alone is no signal: where all fail, it would teach to give
         up sooner.
         """
-        graded = [t for t in group.trajectories if t.outcome.score is not None]
+        graded = [t for t in group.trajectories if _graded(t)]
         if all(self._masked(t) for t in graded):
             return False
-        return not self._algorithm.group_relative or len({(self.counted(t), self._process(t)) for t in graded}) > 1
+        return not self._algorithm.group_relative or len(set(map(self._told_apart, graded))) > 1
+
+    def _told_apart(self, trajectory: Trajectory) -> tuple[float | None, tuple[float, ...]]:
+        """Return what the algorithm tells an episode from others by."""
+        return self.counted(trajectory), self._process(trajectory)
 
     def _process(self, trajectory: Trajectory) -> tuple[float, ...]:
         """Return the scores per turn that the algorithm uses, without zeros at the end."""
@@ -85,6 +101,14 @@ class GroupFilter:
         score = trajectory.outcome.score
         failed = score is not None and self._recipe.overlong == "fail" and trajectory.outcome.cut_off
         return 0.0 if failed else score
+
+    def counted_in(self, group: Group) -> list[float | None]:
+        """Return what each rollout of a group scores for the curriculum: as counted, and 0 where the recipe leaves all
+        of them out of the loss, since such a task can teach nothing."""
+        graded = [t for t in group.trajectories if _graded(t)]
+        if all(self._masked(t) for t in graded):
+            return [0.0 if _graded(t) else None for t in group.trajectories]
+        return [self.counted(t) for t in group.trajectories]
 
     def earned(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return what `may_spare` and `may_stop` compare: counted scores, with process rewards where they are used."""
@@ -173,6 +197,10 @@ class GroupFilter:
     def _masked(self, trajectory: Trajectory) -> bool:
         """Return whether the recipe leaves the episode out of the loss."""
         return self._recipe.overlong == "mask" and trajectory.outcome.ending == "max_tokens"
+
+
+def _graded(trajectory: Trajectory) -> bool:
+    return trajectory.outcome.score is not None
 
 
 def overlong_penalty(length: int, limit: int, buffer: int) -> float:

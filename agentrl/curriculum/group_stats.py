@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.types import Group, Trajectory
+from agentrl.types import Group
 
 BINS = 10
 Beta = tuple[float, float]
 """A Beta distribution of a pass rate, as pseudo-counts of passes and failures."""
 
 
-Counted = Callable[[Trajectory], float | None]
-"""Says what a rollout scores; None where it was not graded."""
+Counted = Callable[[Group], Sequence[float | None]]
+"""Says what each rollout of a group scores; None where it was not graded."""
 
 
-def outcome_score(trajectory: Trajectory) -> float | None:
-    """Return the score as the verifier gave it."""
-    return trajectory.outcome.score
+def outcome_scores(group: Group) -> list[float | None]:
+    """Return the scores as the verifier gave them."""
+    return [trajectory.outcome.score for trajectory in group.trajectories]
 
 
 def expected_rate(belief: Beta | None) -> float | None:
@@ -65,10 +65,10 @@ class GroupStats:
 
 
 def group_stats(
-    group: Group, level: int, index: int, predicted: float | None, counted: Counted = outcome_score
+    group: Group, level: int, index: int, predicted: float | None, counted: Counted = outcome_scores
 ) -> GroupStats:
     """Summarise a group for the curriculum, with the scores that `counted` gives."""
-    scores = [score for score in map(counted, group.trajectories) if score is not None]
+    scores = [score for score in counted(group) if score is not None]
     count = len(scores)
     total = float(sum(scores))
     mean = total / count if count else 0.0

@@ -27,7 +27,7 @@ from agentrl.curriculum.group_stats import (
     Tally,
     expected_rate,
     group_stats,
-    outcome_score,
+    outcome_scores,
 )
 from agentrl.curriculum.learnability import Learnability
 from agentrl.curriculum.shares import Shares
@@ -85,9 +85,9 @@ class Sampler:
     """Draws tasks over all environments of a recipe."""
 
     def __init__(
-        self, recipe: Curriculum, sources: Sequence[Source], seed: int, *, counted: Counted = outcome_score
+        self, recipe: Curriculum, sources: Sequence[Source], seed: int, *, counted: Counted = outcome_scores
     ) -> None:
-        """`counted` says what a rollout scores in the group filter's eyes, so that both mean the same by a failure."""
+        """`counted` says what rollouts score in the group filter's eyes, so that both mean the same by a failure."""
         assert sources, "a sampler needs at least one source"
         self._seed = seeds.derive(seed, "curriculum")
         self._tasks = [

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
+from agentrl.envs.task_check import task_of
 from agentrl.errors import RecipeError
 from agentrl.types import Split, Task
 
@@ -67,4 +68,4 @@ class Tasks:
 
     def task(self, level: int, index: int) -> Task:
         """Return the task with its secret."""
-        return self.source.environment.task(self.source.split, level, index)
+        return task_of(self.source.environment, self.source.split, level, index)

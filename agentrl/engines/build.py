@@ -75,8 +75,8 @@ def make(
     )
 
 
-def chat(section: recipe.OpenaiEngine) -> OpenaiEngine:
-    """Return an endpoint for evaluation and judges."""
+def chat(section: recipe.OpenaiEngine, *, timeout_s: float = 600.0) -> OpenaiEngine:
+    """Return an endpoint for evaluation and judges. `timeout_s` is what one request may take."""
     from agentrl.engines.openai import OpenaiEngine
 
     return OpenaiEngine(
@@ -85,6 +85,7 @@ def chat(section: recipe.OpenaiEngine) -> OpenaiEngine:
         key_variable=section.key_variable,
         requests_per_minute=section.requests_per_minute,
         retries=section.retries,
+        timeout_s=timeout_s,
     )
 
 

@@ -17,9 +17,16 @@ import httpx
 
 from agentrl.errors import EngineError, UserError
 from agentrl.types import Finish, Message, ToolCall
+from agentrl.verifiers.values import Malformed, parse_json
 
 RETRIED = (408, 409, 429, 500, 502, 503, 504)
 """HTTP statuses that are worth another try; all others are our own mistake."""
+MAX_BYTES = 1 << 20
+"""The longest reply that is read."""
+
+
+class _Unreadable(ValueError):
+    """A reply of status 200 that is no answer: worth another try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +69,10 @@ class OpenaiEngine:
         key = os.environ.get(self._key_variable, "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=self._timeout_s, limits=limits)
         try:
+            self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=self._timeout_s, limits=limits)
             response = await self._http.get("/models")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise EngineError(f"no answer from {self.url} ({type(error).__name__}: {error}); check the URL") from error
         if response.status_code in (401, 403):
             raise UserError(f"{self.url} refuses the key; set the environment variable {self._key_variable}")
@@ -102,7 +109,7 @@ class OpenaiEngine:
             body["seed"] = seed & (1 << 31) - 1
         if tools:
             body["tools"] = [t if "function" in t else {"type": "function", "function": t} for t in tools]
-        answer = self._answer(await self._post("/chat/completions", body))
+        answer = await self._post("/chat/completions", body)
         self._counts["prompt_tokens"] += answer.prompt_tokens
         self._counts["tokens"] += answer.completion_tokens
         return answer
@@ -111,7 +118,8 @@ class OpenaiEngine:
         """Return counters since the start."""
         return dict(self._counts)
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Send a request until it is answered, at most `retries` times more; EngineError says what came last."""
         if self._http is None:
             raise EngineError("the OpenAI engine is not running; call start() first")
         self._counts["requests"] += 1
@@ -120,22 +128,37 @@ class OpenaiEngine:
             await self._rate_limit()
             wait = self._backoff_s * 2**attempt * (0.5 + random.random())
             try:
-                response = await self._http.post(path, json=body)
+                status, headers, data = await self._send(self._http, path, body)
+                if status == 200:
+                    return _answer(data)
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
+            except _Unreadable as error:
+                problem = f"200, but {error}"
             else:
-                if response.status_code == 200:
-                    content = response.json()
-                    if isinstance(content, dict):
-                        return content
-                problem = f"{response.status_code}: {response.text[:500]}"
-                if response.status_code not in RETRIED:
+                problem = f"{status}: {data[:500].decode('utf-8', 'replace')}"
+                if status not in RETRIED:
                     break
-                wait = max(wait, _retry_after(response))
+                wait = max(wait, _retry_after(headers))
             if attempt < self._retries:
                 self._counts["retries"] += 1
                 await asyncio.sleep(min(wait, 60.0))
         raise EngineError(f"{self.url}{path} gave no answer after {attempt + 1} tries; the last said {problem}")
+
+    async def _send(
+        self, http: httpx.AsyncClient, path: str, body: Mapping[str, Any]
+    ) -> tuple[int, httpx.Headers, bytes]:
+        """Send one request, within its time, and return status, headers and body."""
+        try:
+            async with asyncio.timeout(self._timeout_s), http.stream("POST", path, json=body) as response:
+                data = bytearray()
+                async for chunk in response.aiter_bytes():
+                    data += chunk
+                    if len(data) > MAX_BYTES:
+                        raise _Unreadable(f"the reply is longer than {MAX_BYTES >> 20} MiB")
+                return response.status_code, response.headers, bytes(data)
+        except TimeoutError:  # httpx measures each read alone, so a reply that trickles in would never be late
+            raise httpx.ReadTimeout(f"no whole answer within {self._timeout_s:g} s") from None
 
     async def _rate_limit(self) -> None:
         """Wait until the rate limit allows another request; requests are let through in order."""
@@ -145,21 +168,29 @@ class OpenaiEngine:
             self._next = slot + self._spacing
             await asyncio.sleep(slot - now)
 
-    def _answer(self, content: Mapping[str, Any]) -> Answer:
-        try:
-            choice, usage = content["choices"][0], content.get("usage") or {}
-            message = choice["message"]
-            calls = tuple(_call(call) for call in message.get("tool_calls") or ())
-            return Answer(
-                message=Message(role="assistant", content=message.get("content") or "", tool_calls=calls),
-                finish="length" if choice.get("finish_reason") == "length" else "stop",
-                prompt_tokens=int(usage.get("prompt_tokens", 0)),
-                completion_tokens=int(usage.get("completion_tokens", 0)),
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineError(
-                f"{self.url} sent a reply that cannot be read ({error!r}): {str(content)[:300]}"
-            ) from error
+
+def _answer(data: bytes) -> Answer:
+    """Read a reply, which may hold anything."""
+    shown = data[:300].decode("utf-8", "replace")
+    try:
+        content: Any = parse_json(data, max_bytes=MAX_BYTES)
+    except Malformed as error:
+        raise _Unreadable(f"the reply is not JSON ({error}): {shown}") from None
+    try:
+        choice, usage = content["choices"][0], content.get("usage") or {}
+        message = choice["message"]
+        calls = tuple(_call(call) for call in message.get("tool_calls") or ())
+        text = message.get("content") or ""
+        if not isinstance(text, str):
+            raise TypeError("the message's content is not text")
+        return Answer(
+            message=Message(role="assistant", content=text, tool_calls=calls),
+            finish="length" if choice.get("finish_reason") == "length" else "stop",
+            prompt_tokens=max(0, int(usage.get("prompt_tokens") or 0)),
+            completion_tokens=max(0, int(usage.get("completion_tokens") or 0)),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _Unreadable(f"the reply cannot be read ({error!r}): {shown}") from None
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -190,9 +221,9 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
     return ToolCall(name=name, arguments=arguments, id=identifier)
 
 
-def _retry_after(response: httpx.Response) -> float:
+def _retry_after(headers: httpx.Headers) -> float:
     """Return the seconds that the server asks us to wait (Retry-After: a number or a date)."""
-    value = response.headers.get("retry-after", "")
+    value = headers.get("retry-after", "")
     with suppress(ValueError):
         return float(value)
     with suppress(TypeError, ValueError):

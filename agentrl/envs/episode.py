@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 from agentrl import seeds
 from agentrl.envs.base import Environment
-from agentrl.envs.in_flight import tracked
+from agentrl.envs.in_flight import Call
 from agentrl.envs.permissions import Permissions
 from agentrl.envs.timed_box import TimedBox
 from agentrl.envs.tool_output import frame, harmless, text_of, well_formed
@@ -288,7 +288,7 @@ async def _to_its_end(start: Callable[[], Any]) -> None:
     if inspect.iscoroutinefunction(start) or _untouched(start):
         await _run(start)
         return
-    work = asyncio.ensure_future(off_loop(tracked(start)))
+    work = asyncio.ensure_future(off_loop(Call(start)))
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -301,10 +301,11 @@ async def _to_its_end(start: Callable[[], Any]) -> None:
 async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call an author's method: awaited when it is a coroutine, off the event loop when it is not."""
     if inspect.iscoroutinefunction(method):
-        return await tracked(method)(*args, **options)
+        with Call(method):
+            return await method(*args, **options)
     if _untouched(method):
         return method(*args, **options)
-    return await off_loop(tracked(method), *args, **options)
+    return await off_loop(Call(method), *args, **options)
 
 
 def _untouched(method: Callable[..., Any]) -> bool:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -18,20 +14,47 @@ LIMIT_S = 60.0
 """How long a method may run that has no time limit of its own."""
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an author's method."""
+    """One call of an author's method, noted while it runs: called itself, or around a coroutine as `with Call(...)`.
 
-    name: str
-    thread: int
-    began: float
-    limit_s: float
-    tool: bool
-    """Whether it is a tool, whose episode is cut off at the limit."""
+    Every tool call of every rollout goes through here, so what only a report needs is computed when it is asked for.
+    """
+
+    __slots__ = ("began", "method", "thread")
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        with self:
+            return self.method(*args, **options)
+
+    def __enter__(self) -> None:
+        self.thread, self.began = threading.get_ident(), time.monotonic()
+        _running.add(self)
+
+    def __exit__(self, *exc: object) -> None:
+        _running.discard(self)
+
+    @property
+    def name(self) -> str:
+        """Return the method's name, with its class."""
+        return getattr(self.method, "__qualname__", None) or getattr(self.method, "__name__", None) or repr(self.method)
+
+    @property
+    def tool(self) -> bool:
+        """Return whether it is a tool, whose episode is cut off at the limit."""
+        return hasattr(self.method, "__agentrl_tool__")
+
+    @property
+    def limit_s(self) -> float:
+        """Return how long it may run."""
+        marked = getattr(self.method, "__agentrl_tool__", None)
+        return LIMIT_S if marked is None else float(marked.timeout_s)
 
     @property
     def overdue_s(self) -> float:
-        """Seconds since its limit passed; negative while it has time left."""
+        """Return the seconds since its limit passed; negative while it has time left."""
         return time.monotonic() - self.began - self.limit_s
 
     def place(self) -> str:
@@ -40,45 +63,12 @@ class Call:
         return author_place(frame)
 
 
-_numbers = itertools.count()
-_running: dict[int, Call] = {}
+_running: set[Call] = set()
 
 
 def running() -> list[Call]:
     """Return the calls that have not come back."""
-    return list(_running.values())
-
-
-def tracked(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method, noted while it runs; a coroutine function stays one."""
-    marked = getattr(method, "__agentrl_tool__", None)
-    limit = LIMIT_S if marked is None else float(marked.timeout_s)
-    name = getattr(method, "__qualname__", getattr(method, "__name__", repr(method)))
-    if inspect.iscoroutinefunction(method):
-
-        @functools.wraps(method)
-        async def call_async(*args: Any, **options: Any) -> Any:
-            with _noted(name, limit, marked is not None):
-                return await method(*args, **options)
-
-        return call_async
-
-    @functools.wraps(method)
-    def call(*args: Any, **options: Any) -> Any:
-        with _noted(name, limit, marked is not None):
-            return method(*args, **options)
-
-    return call
-
-
-@contextmanager
-def _noted(name: str, limit_s: float, tool: bool) -> Iterator[None]:
-    number = next(_numbers)
-    _running[number] = Call(name, threading.get_ident(), time.monotonic(), limit_s, tool)
-    try:
-        yield
-    finally:
-        del _running[number]
+    return list(_running)
 
 
 def author_place(frame: FrameType | None) -> str:

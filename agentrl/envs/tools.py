@@ -28,6 +28,12 @@ _SECTION = re.compile(r"^(Args|Arguments|Returns?|Raises|Yields|Examples?|Notes?
 _ENTRY = re.compile(r"^\*{0,2}(\w+)[ \t]*(?:\([^)]*\))?:[ \t]*(.*)$")
 
 
+MAX_PROBLEMS = 1_000
+"""Problems of one call that are described: describing a hundred thousand would take seconds."""
+MAX_NEAR = 100
+"""Characters of a name for which the nearest parameter is looked for."""
+
+
 class CallError(ValueError):
     """The arguments of a call are invalid; the policy is shown the text."""
 
@@ -58,19 +64,28 @@ class Tool:
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as the method takes them; CallError says what is invalid."""
+        if len(arguments) > MAX_PROBLEMS:
+            self._refuse_many(sum(name not in self.arguments.model_fields for name in arguments))
         try:
             model = self.arguments.model_validate_json(json.dumps(dict(arguments)), strict=True)
         except ValidationError as error:
+            self._refuse_many(error.error_count())
             problems = error.errors(include_url=False, include_context=False, include_input=False)[:3]
             raise CallError(f"{self.name}: {'; '.join(map(self._problem, problems))}") from None
         except (TypeError, ValueError, RecursionError):
             raise CallError(f"{self.name}: the arguments are not plain JSON") from None
         return {name: getattr(model, name) for name in self.arguments.model_fields}
 
+    def _refuse_many(self, count: int) -> None:
+        """Refuse a call with too many problems to describe any."""
+        if count > MAX_PROBLEMS:
+            names = ", ".join(self.arguments.model_fields)
+            raise CallError(f"{self.name}: {count} problems with the arguments; there are: {names}") from None
+
     def _problem(self, error: Any) -> str:
         place = ".".join(map(str, error["loc"]))
         if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(place, self.arguments.model_fields, n=1)
+            near = difflib.get_close_matches(place, self.arguments.model_fields, n=1) if len(place) <= MAX_NEAR else []
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.arguments.model_fields)}"
             return f"no argument {place[:60]!r}; {hint}"
         if error["type"] == "missing":

@@ -8,15 +8,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from agentrl.errors import RecipeError
 from agentrl.recipe import errors
+from agentrl.recipe.base import Section
 from agentrl.recipe.sections import OTHER_NAMES, Recipe, one_spelling
 
+S = TypeVar("S", bound=Section)
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 
@@ -135,10 +137,15 @@ def override(data: dict[str, Any], text: str) -> None:
 
 def build(data: dict[str, Any], where: str = "recipe") -> Recipe:
     """Build the recipe from a parsed mapping."""
+    return section(Recipe, data, where)
+
+
+def section(model: type[S], data: Any, where: str) -> S:
+    """Build one section, or the whole recipe, from parsed data."""
     try:
-        return Recipe.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        lines = [errors.explain(e, Recipe) for e in error.errors()]
+        lines = [errors.explain(e, model) for e in error.errors()]
         more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
         raise RecipeError("\n  ".join([f"{where}: {len(lines)} mistake(s)", *lines[:20], *more])) from None
 

@@ -6,6 +6,9 @@
 
 The function gets a `Target` and yields actions (tool calls, then perhaps a final message); each `yield` returns what
 the policy would see. It raises `NotApplicable` where a target gives it nothing to work with.
+
+Attacks on the loops around a verifier (families K to M) are coroutines marked `@loop_attack(...)`: they get a `Stand`
+and the loops to play through, and return what came of it.
 """
 
 from __future__ import annotations
@@ -13,18 +16,34 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentrl.errors import UserError
 from agentrl.redteam.play import Action, Again, NotApplicable, Script, Variants
 from agentrl.redteam.target import Target
 
-__all__ = ["FAMILIES", "Action", "Again", "Attack", "NotApplicable", "Plays", "Script", "Variants", "attack", "attacks"]
+__all__ = [
+    "FAMILIES",
+    "Action",
+    "Again",
+    "Attack",
+    "NotApplicable",
+    "Plays",
+    "Script",
+    "Variants",
+    "attack",
+    "attacks",
+    "family_of",
+    "loop_attack",
+]
 
 Plays = Script | Variants
+Trial = Callable[..., Awaitable[Any]]
+"""Gets a `loops.Stand` and `loops.Loops`; returns a `trials.Observed`."""
 F = TypeVar("F", bound=Callable[[Target], Plays])
+L = TypeVar("L", bound=Callable[..., Any])
 
 FAMILIES = {
     "A": "Comparison and types",
@@ -37,6 +56,9 @@ FAMILIES = {
     "H": "Measured resources",
     "I": "Answer parsers",
     "J": "Judges and formats",
+    "K": "Drop: an episode vanishes",
+    "L": "Freeze: others are made late",
+    "M": "Evaluation: inflated figures",
 }
 
 FIXES = {
@@ -50,6 +72,9 @@ FIXES = {
     "H": "Take limits and clocks from outside the sandbox; exhaustion inside it is a 0, never an excuse.",
     "I": "Demand exactly one answer in a strict grammar; never eval; bound the parser's time; ambiguity is a failure.",
     "J": "Frame untrusted text, freeze the prompt, swap the order, demand structured output, calibrate on gold labels.",
+    "K": "Grade every episode that began: what recurs with the same tokens while the system works scores 0.",
+    "L": "Bound what a policy's text and tools may cost: linear parsers, deadlines, workers that can be killed.",
+    "M": "Count what has no grade as failed, draw a fresh random key, report each environment and level by itself.",
 }
 
 
@@ -69,6 +94,8 @@ class Attack:
     """It waits for a time limit."""
     partial: bool = False
     """It does part of the work, which may rightly earn part of the score: only a full score is a breach."""
+    trial: Trial | None = None
+    """For attacks on the loops: plays through rollouts, scheduler and evaluation."""
 
 
 def attack(*needs: str, fix: str = "", slow: bool = False, partial: bool = False) -> Callable[[F], F]:
@@ -79,6 +106,27 @@ def attack(*needs: str, fix: str = "", slow: bool = False, partial: bool = False
         return function
 
     return register
+
+
+def loop_attack(*needs: str, fix: str = "") -> Callable[[L], L]:
+    """Register a coroutine of an attack module that plays through rollouts, scheduler and evaluation."""
+
+    def register(function: L) -> L:
+        function.__agentrl_attack__ = (frozenset(needs), fix, True, False)  # type: ignore[attr-defined]
+        return function
+
+    return register
+
+
+def _not_alone(target: Target) -> Plays:
+    raise NotApplicable("it plays through rollouts, scheduler and evaluation")
+
+
+def family_of(name: str) -> str | None:
+    """Return the letter of the family that is called by its letter or the beginning of its name; None if none is."""
+    wanted = name.strip().lower()
+    named = [letter for letter, title in FAMILIES.items() if wanted and title.lower().startswith(wanted)]
+    return wanted.upper() if wanted.upper() in FAMILIES else named[0] if len(named) == 1 else None
 
 
 def attacks() -> dict[str, Attack]:
@@ -102,5 +150,7 @@ def attacks() -> dict[str, Attack]:
             if id in corpus:
                 raise UserError(f"two attacks are called {id}: rename the one in {module.__file__}")
             title = (inspect.getdoc(function) or name).split("\n")[0].rstrip(".")
-            corpus[id] = Attack(id, family, title, needs, function, fix or FIXES[family], slow, partial)
+            through_loops = inspect.iscoroutinefunction(function)
+            play, trial = (_not_alone, function) if through_loops else (function, None)
+            corpus[id] = Attack(id, family, title, needs, play, fix or FIXES[family], slow, partial, trial)
     return corpus

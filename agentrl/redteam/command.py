@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress as Bar
 
-from agentrl import envs, sandboxes
+from agentrl import envs, judges, sandboxes
 from agentrl.catalogue import members
-from agentrl.errors import CatalogueError, UserError
+from agentrl.envs.in_flight import running
+from agentrl.errors import AgentRLError, CatalogueError, UserError
 from agentrl.redteam import formats, suite
-from agentrl.redteam.adapters import harbor, scorer
-from agentrl.redteam.attack import FAMILIES, Attack, attacks
+from agentrl.redteam.adapters import harbor
+from agentrl.redteam.attack import FAMILIES, Attack, attacks, family_of
 from agentrl.redteam.naive_graders import NAIVE_GRADERS
 from agentrl.redteam.page import html_page
 from agentrl.redteam.quality import quality
 from agentrl.redteam.report import BREACHES, Report, together
+from agentrl.redteam.scorers import LIMIT_S, load_rows, opened, scorer
 from agentrl.redteam.search import search
 from agentrl.redteam.suite import AttackTarget
 from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer, Testbed
 from agentrl.sandboxes.pool import Pool
+from agentrl.verifiers.base import Judge
+
+Watch = Callable[[Callable[[str], None]], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,17 @@ class Request:
     scorer: str = ""
     honest: str = ""
     wrong: str = ""
+    rows: tuple[str, ...] = ()
+    """Files with rows for the scorer: honest, wrong, and the columns that it is given."""
+    columns: tuple[str, ...] = ()
+    """`name=value`, for every row."""
+    convention: str = ""
+    """How the scorer is called; by default its parameters tell."""
+    python: str = ""
+    """The interpreter that the scorer runs under; by default that of the active virtual environment."""
+    scorer_timeout: float = LIMIT_S
+    judge: str = ""
+    """A file with the section `judge`, or URL#MODEL; by default the scripted examiner."""
     baseline: Path | None = None
     quality: bool = False
     search_s: float = 0.0
@@ -49,7 +67,8 @@ class Request:
 
     def written(self) -> str:
         """Write the part of it that leads to the same targets as Python."""
-        names = ("target", "backend", "levels", "tasks", "scorer", "honest", "wrong")
+        names = {"target", "backend", "levels", "tasks", "scorer", "honest", "wrong", "rows", "columns", "convention"}
+        names |= {"python", "scorer_timeout", "judge"}
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in names]
         return f"Request({', '.join(f'{name}={value!r}' for name, value, default in values if value != default)})"
 
@@ -57,15 +76,16 @@ class Request:
 def chosen(families: Sequence[str], ids: Sequence[str]) -> list[Attack]:
     """Return the attacks of these families, or with these ids or names; all of them when nothing is named."""
     corpus = attacks()
-    unknown = [f for f in families if f.upper() not in FAMILIES]
+    unknown = [f for f in families if family_of(f) is None]
     if unknown:
-        raise UserError(f"no family {unknown[0]!r}; the families are {', '.join(FAMILIES)}")
+        names = ", ".join(title.split(":")[0].lower() for title in FAMILIES.values())
+        raise UserError(f"no family {unknown[0]!r}; the families are {', '.join(FAMILIES)}: {names}")
     unknown = [i for i in ids if not any(i in (a, a.split(".")[1]) for a in corpus)]
     if unknown:
         raise UserError(f"no attack {unknown[0]!r}; `agentrl redteam --list` shows all of them")
     if not families and not ids:
         return list(corpus.values())
-    letters = {f.upper() for f in families}
+    letters = {family_of(f) for f in families}
     return [a for a in corpus.values() if a.family in letters or a.id in ids or a.id.split(".")[1] in ids]
 
 
@@ -74,14 +94,20 @@ def attack_targets(request: Request) -> list[AttackTarget]:
     if request.scorer:
         if ":" not in request.scorer.strip(":"):
             raise UserError(f"--scorer {request.scorer!r} must look like module:function")
-        return [_all_tasks(request.scorer, scorer(request.scorer, _text(request.honest), _text(request.wrong)))]
+        if request.backend not in ("namespace", "process"):
+            raise UserError("--scorer runs under your own interpreter, which only --backend namespace can show")
+        rows = load_rows(request.rows, request.columns, _text(request.honest), _text(request.wrong))
+        options = {"python": request.python, "convention": request.convention}
+        return [_all_tasks(request.scorer, scorer(request.scorer, rows, **options, limit_s=request.scorer_timeout))]
     path = Path(request.target)
     if (path / "task.toml").is_file():
         return [_all_tasks(path.resolve().name, harbor(path))]
     if path.is_dir() and request.target not in members("envs"):
         raise UserError(f"{request.target} is a folder, but not a Harbor task: there is no task.toml in it")
     if request.target in TESTBEDS:
-        return [_all_tasks(f"{request.target}/{kind.__name__.lower()}", kind) for kind in TESTBEDS[request.target]]
+        judge = _judge(request)
+        beds = TESTBEDS[request.target]
+        return [_all_tasks(f"{request.target}/{kind.__name__.lower()}", kind, judge) for kind in beds]
     if request.target in NAIVE_GRADERS:
         return [_all_tasks(request.target, NAIVE_GRADERS[request.target])]
     try:
@@ -93,13 +119,17 @@ def attack_targets(request: Request) -> list[AttackTarget]:
     unknown = [level for level in request.levels if level not in levels]
     if unknown:
         raise UserError(f"{request.target} has no level {unknown[0]}; its levels are {levels[0]} to {levels[-1]}")
-    chosen_levels, judge = request.levels or None, ScriptedExaminer()
+    chosen_levels, judge = request.levels or None, _judge(request)
     return [AttackTarget.of(request.target, environment, levels=chosen_levels, per_level=request.tasks, judge=judge)]
 
 
-def _all_tasks(name: str, environment: type[Testbed]) -> AttackTarget:
+def _all_tasks(name: str, environment: type[Testbed], judge: Judge | None = None) -> AttackTarget:
     count = len({task.id for task in environment.problems})
-    return AttackTarget.of(name, environment, per_level=count, judge=ScriptedExaminer())
+    return AttackTarget.of(name, environment, per_level=count, judge=judge or ScriptedExaminer())
+
+
+def _judge(request: Request) -> Judge:
+    return judges.named(request.judge) if request.judge else ScriptedExaminer()
 
 
 def _text(option: str) -> str:
@@ -109,8 +139,6 @@ def _text(option: str) -> str:
             return Path(option[1:]).read_text()
         except OSError as error:
             raise UserError(f"cannot read {option[1:]}: {error.strerror}") from None
-    if not option:
-        raise UserError("--scorer needs --honest and --wrong: one right and one wrong submission, as text or @file")
     return option
 
 
@@ -151,29 +179,57 @@ def _refuse(request: Request, update: bool, *files: Path | None) -> None:
         raise UserError(f"--search takes seconds, got {request.search_s:g}")
 
 
+def _is_environment(request: Request) -> bool:
+    return not request.scorer and request.target in members("envs")
+
+
 async def _run(request: Request, bar: Bar | None) -> list[Report]:
     pool = Pool(sandboxes.load(request.backend)())
     corpus = chosen(request.families, request.attack)
-    reports = []
+    if request.scorer:  # it has no loops of its own, and ours are not what is attacked
+        corpus = [attack for attack in corpus if attack.trial is None]
+    if not (request.families or request.attack or _is_environment(request)):
+        corpus = [attack for attack in corpus if attack.trial is None]  # a grader alone has no rollouts
     try:
-        for attack_target in attack_targets(request):
-            report = await suite.run(
-                attack_target,
-                pool,
-                backend=request.backend,
-                chosen=corpus,
-                coverage=not request.families and not request.attack,
-                parallel=request.parallel,
-                progress=_line(bar, attack_target.name) if bar is not None else None,
-            )
-            if request.quality:
-                report = replace(report, quality=await quality(attack_target, pool))
-            if request.search_s > 0:
-                report = await search(attack_target, pool, report, seconds=request.search_s, again=request.written())
-            reports.append(report)
+        targets = attack_targets(request)
+        async with opened(targets, pool) as notes, judges.asked_by(targets) as judged:
+            reports = [await _attacked(target, request, corpus, pool, bar) for target in targets]
+        return [replace(report, notes=(*notes, *judged)) for report in reports]
     finally:
         pool.close()
-    return reports
+
+
+async def _attacked(
+    target: AttackTarget, request: Request, corpus: Sequence[Attack], pool: Pool, bar: Bar | None
+) -> Report:
+    report = await suite.run(
+        target,
+        pool,
+        backend=request.backend,
+        chosen=corpus,
+        coverage=not request.families and not request.attack,
+        parallel=request.parallel,
+        progress=_line(bar, target.name) if bar is not None else None,
+    )
+    if request.quality:
+        report = replace(report, quality=await quality(target, pool))
+    if request.search_s > 0:
+        report = await search(target, pool, report, seconds=request.search_s, again=request.written())
+    return report
+
+
+async def _watched(request: Request, bar: Bar, watch: Watch | None) -> list[Report]:
+    def give_up(sentence: str) -> None:
+        _end(f"agentrl: {request.target}: {sentence}; look for an endless loop there", 1)
+
+    async with watch(give_up) if watch is not None else nullcontext():
+        return await _run(request, bar)
+
+
+def _end(sentence: str, code: int) -> None:
+    """End the process: nothing can interrupt what holds the event loop or a thread."""
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def _line(bar: Bar, name: str) -> suite.Progress:
@@ -195,13 +251,22 @@ def run(
     junit: Path | None = None,
     sarif: Path | None = None,
     update_baseline: bool = False,
+    watch: Watch | None = None,
 ) -> int:
-    """Carry the request out; return 0 when every control is right, no attack succeeds and nothing was out of reach."""
+    """Carry the request out; return 0 when every control is right, no attack succeeds and nothing was out of reach.
+
+    `watch` tells when an author's code holds everything up: then the process ends with a message.
+    """
     console = Console(stderr=as_json)
     _refuse(request, update_baseline, html, junit, sarif)
     known = known_findings(request.baseline) if request.baseline is not None and not update_baseline else {}
     with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        reports = asyncio.run(_run(request, bar))
+        try:
+            reports = asyncio.run(_watched(request, bar, watch))
+        except AgentRLError as error:
+            if any(call.overdue_s > 0 for call in running()):  # its thread cannot be ended
+                _end(f"agentrl: {error}", 2)
+            raise
     if update_baseline and request.baseline is not None:
         write_baseline(reports, request.baseline)
         known = known_findings(request.baseline)
@@ -225,5 +290,5 @@ def listing(*, as_json: bool = False) -> str:
     if as_json:
         rows = [{"id": a.id, "family": a.family, "title": a.title, "needs": sorted(a.needs)} for a in corpus]
         return json.dumps(rows)
-    lines = [f"{a.id:32} {a.title}  [{', '.join(sorted(a.needs))}]" for a in corpus]
+    lines = [f"{a.id:32} {a.title}  [{', '.join(sorted(a.needs)) or 'any'}]" for a in corpus]
     return "\n".join([*lines, f"{len(lines)} attacks"])

@@ -3,6 +3,7 @@
 How many of all attacks apply says little: an environment without a sandbox rightly gets few. So coverage is measured by
 what decides the score and by what the policy can do: each tool that takes free text must be understood, what decides
 the score must be seen, and of the attacks whose surfaces are there at least half must have found something to work on.
+Attacks on the loops fit everywhere, so they do not count.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def gaps(targets: Sequence[Target], corpus: Sequence[Attack], findings: Sequence
                 "without its work scores as much; grade what the task asks for"
             )
     surfaces = frozenset[str]().union(*(target.surfaces for target in targets))
-    fitting = {attack.id for attack in corpus if attack.needs <= surfaces}
+    fitting = {attack.id for attack in corpus if attack.trial is None and attack.needs <= surfaces}
     tried = {finding.id for finding in findings if finding.tried and finding.id in fitting}
     if len(tried) < LEAST * len(fitting) or not tried:
         sentences.append(

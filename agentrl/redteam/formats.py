@@ -41,6 +41,7 @@ def screen(report: Report) -> Group:
         cells = [str(counts[column]) if counts[column] else "·" for column in COLUMNS]
         table.add_row(f"{family}  {FAMILIES[family]}", *cells)
     parts: list[Any] = [head, table, Text(visible(report.coverage), style="dim")]
+    parts += [Text(visible(note), style="dim") for note in report.notes]
     parts += [Text(f"out of reach: {visible(gap)}", style="red") for gap in report.gaps]
     for control in bad:
         why = visible("; ".join(control.evidence[:3]))

@@ -11,8 +11,9 @@ from agentrl.redteam.attack import FAMILIES
 from agentrl.types import Message
 
 Result = Literal["held", "gained", "evaded", "hung", "void", "not applicable"]
-"""held: no more than wrong work earns. gained: more. evaded: grading broke, so the 0 never came. hung: it ran into the
-time limit. void: it ended up doing the work. not applicable: it has nothing to work on."""
+"""held: no more than wrong work earns. gained: more. evaded: grading broke or the episode vanished, so the 0 never
+came. hung: it ran into the time limit, or made others late. void: it ended up doing the work. not applicable: it has
+nothing to work on."""
 BREACHES: tuple[Result, ...] = ("gained", "evaded", "hung")
 _ORDER: tuple[Result, ...] = ("gained", "evaded", "hung", "held", "void", "not applicable")
 
@@ -87,6 +88,8 @@ class Report:
     """The surfaces that the tasks expose, all together."""
     gaps: tuple[str, ...] = ()
     """What the attacks could not reach, and how to change that; each is a failure. See `coverage.gaps`."""
+    notes: tuple[str, ...] = ()
+    """How the target was run, where that is not the same for all: for a scorer, how it was called and by what."""
     seconds: float = 0.0
 
     @property
@@ -128,6 +131,7 @@ class Report:
             "surfaces": list(self.surfaces),
             "coverage": self.coverage,
             "gaps": list(self.gaps),
+            **({"notes": list(self.notes)} if self.notes else {}),
             "attacks": [_attack(f) for f in self.findings],
             **({"quality": dict(self.quality)} if self.quality else {}),
             "seconds": round(self.seconds, 2),

@@ -1,7 +1,9 @@
 """Runs the red team: controls first, then every attack on every task of its target.
 
     tasks ── survey (expert, idle, mixtures) ──> Target ─┬─ controls
-                                                         └─ attacks × variants ── at most `parallel` at once ──> Report
+                                                         └─ attacks × variants ── at most `parallel` at once ─┐
+                                                                                                              ├─> Report
+    first task ── attacks through rollouts, scheduler and evaluation; those that look for delays, alone ──────┘
 
 An attack succeeds when it scores above what wrong work earns, when grading breaks because of it, or when it hangs.
 """
@@ -17,8 +19,10 @@ from dataclasses import dataclass, replace
 from agentrl import seeds
 from agentrl.envs.base import Environment
 from agentrl.envs.play import Stage
+from agentrl.errors import UserError
 from agentrl.redteam.attack import Attack, attacks
 from agentrl.redteam.coverage import gaps
+from agentrl.redteam.loops import OURS, Loops, Stand
 from agentrl.redteam.play import Arena, NotApplicable, Played, Script, Variants, play
 from agentrl.redteam.report import Control, Finding, Report, Result, worst, worst_of_each
 from agentrl.redteam.target import Target, survey
@@ -27,6 +31,10 @@ from agentrl.verifiers.base import Boxes, Judge
 
 Progress = Callable[[str, int, int], None]
 """Called with what just ended, how many have ended, and how many there are."""
+ALONE = ("L",)
+"""Families whose attacks look for delays: nothing else may run meanwhile."""
+TRIAL_S = 180.0
+"""Wall seconds for an attack on the loops; one that takes longer counts as hung."""
 RUN_KEY = b"agentrl red team: any key will do, as long as no box can read it"
 
 
@@ -80,7 +88,9 @@ async def run(
     corpus = list(attacks().values()) if chosen is None else list(chosen)
     places = asyncio.Semaphore(parallel)
     done = 0
-    total = len(attack_target.tasks) * (len(corpus) + 1)
+    looped = [attack for attack in corpus if attack.trial is not None]
+    graded = [attack for attack in corpus if attack.trial is None]
+    total = len(attack_target.tasks) * (len(graded) + 1) + len(looped)
 
     def tell(text: str) -> None:
         nonlocal done
@@ -95,15 +105,19 @@ async def run(
         tell(f"controls {task.id}")
         return target, played
 
-    async def one(attack: Attack, target: Target) -> Finding:
+    async def one(attack: Attack, target: Target, stand: Stand | None = None) -> Finding:
         async with places:
-            finding = await assault(attack, target)
+            finding = await assault(attack, target, stand)
         tell(attack.id)
         return finding
 
     prepared = await asyncio.gather(*(prepare(task) for task in attack_target.tasks))
-    findings = await asyncio.gather(*(one(attack, target) for attack in corpus for target, _ in prepared))
+    findings = await asyncio.gather(*(one(attack, target) for attack in graded for target, _ in prepared))
     targets = [target for target, _ in prepared]
+    if looped:  # the loops are the same for every task
+        stand = Stand.of(targets[0])
+        findings += await asyncio.gather(*(one(a, targets[0], stand) for a in looped if a.family not in ALONE))
+        findings += [await one(attack, targets[0], stand) for attack in looped if attack.family in ALONE]
     counts = chosen is None if coverage is None else coverage
     return Report(
         target=attack_target.name,
@@ -147,8 +161,8 @@ def fill(target: Target, content: bytes, answer: str) -> Script:
     return [*writes, target.final(answer)]
 
 
-async def assault(attack: Attack, target: Target) -> Finding:
-    """Try one attack on one target: every variant until one succeeds."""
+async def assault(attack: Attack, target: Target, stand: Stand | None = None) -> Finding:
+    """Try one attack on one target: every variant until one succeeds. A stand for attacks on loops may be shared."""
     blank = Finding(
         id=attack.id,
         family=attack.family,
@@ -161,6 +175,8 @@ async def assault(attack: Attack, target: Target) -> Finding:
     missing = attack.needs - target.surfaces
     if missing:
         return replace(blank, evidence=(f"needs {', '.join(sorted(missing))}",))
+    if attack.trial is not None:
+        return await through_loops(attack, blank, stand or Stand.of(target), OURS)
     bar = max(target.baseline, 1.0 - 2e-9) if attack.partial else target.baseline
     try:
         plays = attack.play(target)
@@ -174,11 +190,33 @@ async def assault(attack: Attack, target: Target) -> Finding:
         return replace(blank, evidence=(str(reason),))
 
 
+async def through_loops(attack: Attack, blank: Finding, stand: Stand, loops: Loops) -> Finding:
+    """Try an attack on rollouts, scheduler and evaluation."""
+    assert attack.trial is not None
+    if stand.target.honest.score != 1.0:
+        return replace(blank, evidence=("the expert does not score 1, so nothing could be lost or gained",))
+    began = time.monotonic()
+    try:
+        observed = await asyncio.wait_for(attack.trial(stand, loops), TRIAL_S)
+        tried = replace(blank, result=observed.result, score=observed.score, evidence=observed.evidence)
+    except NotApplicable as reason:
+        tried = replace(blank, evidence=(str(reason),))
+    except TimeoutError:
+        tried = replace(blank, result="hung", evidence=(f"it took longer than {TRIAL_S:.0f} s",))
+    except UserError:
+        raise
+    except Exception as error:  # an exception that leaves a rollout or an evaluation ends the run
+        tried = replace(blank, result="evaded", evidence=(f"it ended the run: {type(error).__name__}: {error}",))
+    return replace(tried, seconds=time.monotonic() - began)
+
+
 def _finding(blank: Finding, target: Target, played: Played, bar: float) -> Finding:
     result: Result = "held"
     outcome = played.outcome
     if outcome.grade != "graded":
-        result = "hung" if outcome.fault is not None and outcome.fault.component == "redteam" else "evaded"
+        fault = outcome.fault
+        hung = fault is not None and (fault.component == "redteam" or fault.cause.startswith("ScorerHung"))
+        result = "hung" if hung else "evaded"
     elif played.score is not None and played.score > bar + 1e-9:
         stolen = blank.family == "F"  # there the right result is found, not made
         result = "gained" if stolen or target.is_wrong(played.submission) else "void"

@@ -50,7 +50,7 @@ class Marks:
         text several times), then another character. Beside text of the same characters it is found where it stands.
         """
         if not any(map(_USUAL.search, texts)):
-            return Marks()
+            return USUAL
         used = set().union(*texts)
         free = list(islice((character for character in _private() if character not in used), 5))
         if len(free) < 5:
@@ -154,6 +154,9 @@ class Encoder:
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokenise the text separately between cuts; return the tokens and the characters that each covers."""
+        if not cuts:
+            encoding = self._encoding(text)
+            return encoding.ids, encoding.offsets
         ids: list[int] = []
         places: list[tuple[int, int]] = []
         for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
@@ -165,7 +168,10 @@ class Encoder:
 
 _START, _END = itemgetter(0), itemgetter(1)
 _OBSERVED = bytes([Source.OBSERVATION])
+USUAL = Marks()
+"""The marks of every conversation that holds none of these characters."""
 _USUAL = re.compile("[\ue000-\ue004]")
+_USUAL_SPLIT = re.compile(f"([{USUAL.open}{USUAL.close}{USUAL.cut}])")
 
 
 def _private() -> Iterator[str]:
@@ -183,7 +189,8 @@ def unmark(marked: str, marks: Marks) -> tuple[str, list[tuple[int, int]], set[i
     cuts: set[int] = set()
     place = start = 0
     inside = False
-    for part in re.split(f"({marks.open}|{marks.close}|{marks.cut})", marked):
+    split = _USUAL_SPLIT if marks is USUAL else re.compile(f"({marks.open}|{marks.close}|{marks.cut})")
+    for part in split.split(marked):
         if part == marks.open:
             if inside:
                 outside.append((start, place))

@@ -45,6 +45,9 @@ class GroupFilter(Protocol):
     def may_stop(self, scores: Sequence[float], remaining: int, belief: tuple[float, float] | None = None) -> bool: ...
 
 
+FATES = ("trained", "dropped", "stale", "thrown")
+"""What becomes of tokens: trained on, dropped by the group filter, too old, or sampled for a group that had ended."""
+
 Play = Callable[[Draw, int], Awaitable[Trajectory]]
 """Plays one rollout of a drawn task: the draw, and the rollout's place in its group."""
 
@@ -88,6 +91,8 @@ class InFlightGroups:
         )
         """Over the run. `spared_rollouts`: never begun, because the first half of their group agreed. `thrown_tokens`:
         sampled by rollouts that finished after their group was stopped."""
+        self.tokens: dict[str, dict[str, int]] = {fate: {} for fate in FATES}
+        """Over the run: sampled tokens by what became of them, then by the length of their episode."""
         self.timed, self.longest = 0, 0.0
         """Groups that finished since this process began, and the seconds that the longest of them took."""
         self._slots = asyncio.Semaphore(concurrency)
@@ -179,7 +184,16 @@ class InFlightGroups:
             ended: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
             late = [t for t in ended[len(group.finished) :] if isinstance(t, Trajectory)]
             self.counts["thrown_tokens"] += sum(t.sampled_tokens for t in late)
+            self.count("thrown", late)
         return group.group(censored=censored)
+
+    def count(self, fate: str, trajectories: Sequence[Trajectory]) -> None:
+        """Count the tokens of finished rollouts by their length: under "512", those of 257 to 512 tokens."""
+        by_length = self.tokens[fate]
+        for tokens in (t.sampled_tokens for t in trajectories):
+            if tokens:
+                length = str(1 << (tokens - 1).bit_length())
+                by_length[length] = by_length.get(length, 0) + tokens
 
     async def _one(self, group: InFlightGroup, index: int) -> Trajectory:
         async with self._slots:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from agentrl.errors import UserError
-from agentrl.rollout.encoder import Encoder, Marks, Span
+from agentrl.rollout.encoder import USUAL, Encoder, Marks, Span
 from agentrl.rollout.template_check import check_template
 from agentrl.rollout.tool_formats import (
     PROBE,
@@ -195,15 +195,15 @@ class Renderer:
             (m.role, *(text.split(core, 1) if core else (text, None)), m.name, m.tool_call_id)
             for m, text, core in zip(observations, texts, cores, strict=True)
         )
-        if sum(len(text) for part in shape for text in part if text) > LONG:
-            return self._after_turn(observations, marks), marks
         if shape not in self._frames:
+            if sum(len(text) for part in shape for text in part if text) > LONG:
+                return self._after_turn(observations, marks), marks
             if len(self._frames) >= CACHED:
                 self._frames.clear()
             self._frames[shape] = self._frame(observations, shape)
         frame = self._frames[shape]
         fills = [self._fill(m.role, core) for m, core in zip(observations, cores, strict=True) if core]
-        if frame is None or None in fills or marks != Marks():
+        if frame is None or None in fills or marks is not USUAL:
             return self._after_turn(observations, marks), marks
         parts = [frame[0]]
         for fill, literal in zip(fills, frame[1:], strict=True):
@@ -212,20 +212,20 @@ class Renderer:
 
     def _frame(self, observations: Sequence[Message], shape: tuple[tuple[Any, ...], ...]) -> list[str] | None:
         """Return the bridge around the observations' text; None when the template does more than insert it."""
-        slot = Marks().slot
+        slot = USUAL.slot
         slotted = [
             replace(m, content=lead if trail is None else lead + slot + trail)
             for m, (_, lead, trail, _, _) in zip(observations, shape, strict=True)
         ]
-        parts = self._after_turn(slotted, Marks()).split(slot)
+        parts = self._after_turn(slotted, USUAL).split(slot)
         return parts if len(parts) == 1 + sum(trail is not None for _, _, trail, _, _ in shape) else None
 
     def _fill(self, role: Role, core: str) -> str | None:
         """Return text as the template inserts it for this role: as it is, or as JSON; None when neither."""
         if role not in self._escaping:
             probe = "a \"b\" \\ 'c'\n\td é <x> {{ y }} & 🙂"
-            marked = self._after_turn([Message(role=role, content=probe)], Marks())
-            inside = marked.partition(Marks().open)[2].partition(Marks().close)[0]
+            marked = self._after_turn([Message(role=role, content=probe)], USUAL)
+            inside = marked.partition(USUAL.open)[2].partition(USUAL.close)[0]
             self._escaping[role] = {probe: "plain", dump(probe)[1:-1]: "json"}.get(inside, "")
         escaping = self._escaping[role]
         return core if escaping == "plain" else dump(core)[1:-1] if escaping == "json" else None

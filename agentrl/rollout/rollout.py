@@ -124,8 +124,8 @@ async def rollout(
     delay, retries = BACKOFF_S, budget.retries
     recorded: list[Call] = []
     while True:
-        recorder = _Recorder(engine, recorded)
-        turns = _Turns(recorder, renderer, task, rollout_id, budget, sampling or SamplingParams())
+        source = _Replay(engine, recorded) if recorded else engine
+        turns = _Turns(source, renderer, task, rollout_id, budget, sampling or SamplingParams())
         episode = Episode(runtime.make(), task, seed=rollout_id.reset(task), boxes=runtime.boxes)
         context = _context(runtime, task, rollout_id, budget)
         began = perf_counter()
@@ -135,18 +135,18 @@ async def rollout(
         except InvariantError:
             raise
         except Exception as error:
-            if isinstance(error, UserError) and not recorder.calls:
+            if isinstance(error, UserError) and not turns.acted:
                 raise
             fault = fault_of(error, episode.stage)
             infra = isinstance(error, InfraError)
-            acted = bool(recorder.calls) and not isinstance(error, EngineError)
+            acted = turns.acted and not isinstance(error, EngineError)
         if acted and recorded and await _system_works(infra, episode.environment.verifier, context):
             outcome = Outcome(
                 ending="agent_error", grade="graded", score=0.0, fault=replace(fault, blame="agent"), alarm=True
             )
             break
         if acted and not recorded:
-            recorded = recorder.calls
+            recorded = turns.calls()
         elif retries:
             retries -= 1
             await asyncio.sleep(delay)
@@ -164,23 +164,17 @@ async def rollout(
     return _trajectory(rollout_id, episode, turns.log, perf_counter() - began, broken)
 
 
-class _Recorder:
-    """An engine that records its calls. It repeats those of an earlier attempt for as long as the prompts are the
-    same."""
+class _Replay:
+    """An engine that repeats the calls of an earlier attempt for as long as the prompts are the same."""
 
     def __init__(self, engine: TokenGenerator, earlier: Sequence[Call]) -> None:
-        self.calls: list[Call] = []
         self._engine, self._earlier = engine, deque(earlier)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
-        prompt = tuple(token_ids)
-        if self._earlier and self._earlier[0][0] == prompt:
-            completion = self._earlier.popleft()[1]
-        else:
-            self._earlier.clear()
-            completion = await self._engine.generate(token_ids, sampling, request_id=request_id)
-        self.calls.append((prompt, completion))
-        return completion
+        if self._earlier and self._earlier[0][0] == tuple(token_ids):
+            return self._earlier.popleft()[1]
+        self._earlier.clear()
+        return await self._engine.generate(token_ids, sampling, request_id=request_id)
 
 
 class _Turns:
@@ -203,6 +197,19 @@ class _Turns:
         """The last turn's."""
         self._aside = False
         """Whether any turn so far was one that the template treats apart."""
+        self._calls: list[tuple[int, int, Completion]] = []
+        """Each answer of the engine, with the segment and the length of its prompt; the log holds the tokens."""
+
+    @property
+    def acted(self) -> bool:
+        """Return whether the engine has sampled anything."""
+        return bool(self._calls)
+
+    def calls(self) -> list[Call]:
+        """Return the engine's calls so far, for a replay."""
+        self.log.end_segment()
+        segments = [tuple(segment.token_ids.tolist()) for segment in self.log.segments]
+        return [(segments[segment][:length], completion) for segment, length, completion in self._calls]
 
     async def play(self, episode: Episode, context: Context) -> Played:
         """Play the episode within the budget."""
@@ -267,6 +274,7 @@ class _Turns:
             name = f"{self.rollout_id.group}-{self.rollout_id.index}-{self._turn}-{part}"
             try:
                 new = await self.engine.generate(prompt, sampling, request_id=name)
+                self._calls.append((len(self.log.segments), len(prompt), new))
             except EngineError:
                 # The episode is well, and its tokens are all here: only this request is tried again.
                 failures += 1

@@ -152,21 +152,27 @@ class Scheduler:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs. Groups under way are not in it: the sampler hands their draws out again."""
-        return {"round": self._number, "wanted": self._wanted, "counts": dict(self._groups.counts)}
+        counts, tokens = dict(self._groups.counts), self.tokens_by_length()
+        return {"round": self._number, "wanted": self._wanted, "counts": counts, "tokens": tokens}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`."""
         self._number, self._wanted = int(state["round"]), int(state["wanted"])
         self._groups.counts.update({name: int(count) for name, count in state["counts"].items()})
+        for fate, by_length in state.get("tokens", {}).items():
+            self._groups.tokens[fate] = {str(length): int(tokens) for length, tokens in by_length.items()}
 
     def statistics(self) -> dict[str, float]:
-        """Return counters over the run, and how much is under way or waiting for the learner.
-
-        `trained_tokens_to_512`, `dropped_tokens_to_512` and `stale_tokens_to_512` count the tokens of finished episodes
-        that sampled 257 to 512 of them (the same for every power of two): of groups that the learner got, that the
-        filter dropped, and that got too old. Equal shares of short and long ones show that no length is favoured.
-        """
+        """Return counters over the run, and how much is under way or waiting for the learner."""
         return {**self._groups.counts, "running_groups": len(self._groups), "ready_groups": len(self._pending.kept)}
+
+    def tokens_by_length(self) -> dict[str, dict[str, int]]:
+        """Return sampled tokens over the run by what became of them, then by the length of their episode.
+
+        Under `512` stand the tokens of finished episodes that sampled 257 to 512 of them, and so on for every power of
+        two. Equal shares of short and long ones among what is trained and what is not show that no length is favoured.
+        """
+        return {fate: dict(by_length) for fate, by_length in self._groups.tokens.items()}
 
     # Synchronous -----------------------------------------------------------------------------------------------
 
@@ -324,14 +330,10 @@ class Scheduler:
 
     def _count(self, pending: PendingRound) -> None:
         """Count the tokens of a round by the length of their episodes."""
-        counts = self._groups.counts
         for group in (*pending.kept, *pending.dropped):
             reason = pending.reasons.get(group.number)
             fate = "trained" if reason is None else "stale" if reason == STALE else "dropped"
-            for tokens in (trajectory.sampled_tokens for trajectory in group.trajectories):
-                if tokens:
-                    name = f"{fate}_tokens_to_{1 << (tokens - 1).bit_length()}"
-                    counts[name] = counts.get(name, 0) + tokens
+            self._groups.count(fate, group.trajectories)
 
 
 def _tokens(group: Group) -> int:

@@ -61,11 +61,13 @@ class _Refused(ValueError):
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for key, item in pairs:
-        if key in value:
-            raise _Refused(f"the key {key[:QUOTED]!r} appears twice in one object")
-        value[key] = item
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _Refused(f"the key {key[:QUOTED]!r} appears twice in one object")
+            seen.add(key)
     return value
 
 
@@ -99,9 +101,11 @@ def _json(text: str, start: int) -> tuple[Any, int]:
         raise
     except ValueError as error:  # an integer of thousands of digits
         raise _Refused(f"not valid JSON: {error}") from None
-    # Most calls hold too few brackets to be deep, and no escape that could be half a character.
-    halves = _MAYBE_SURROGATE.search(text, start, end) is not None
-    if halves or text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH:
+    # Most calls are too short or hold too few brackets to be deep, and no escape that could be half a character.
+    suspicious = text.find("\\u", start, end) >= 0 or not text.isascii()
+    halves = suspicious and _MAYBE_SURROGATE.search(text, start, end) is not None
+    deep = end - start > 2 * MAX_DEPTH and text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH
+    if halves or deep:
         _check(value)
     return value, end
 
@@ -129,6 +133,9 @@ def _call(value: Any, arguments_key: str, *, ids: bool = False) -> ToolCall:
     """Return a parsed JSON value as a call, or raise `_Refused`. Without `ids` the tool format has none."""
     if not isinstance(value, dict):
         raise _Refused(f"a call must be a JSON object, got {_kind(value)}")
+    name, arguments = value.get("name"), value.get(arguments_key)
+    if len(value) == 2 and name and isinstance(name, str) and isinstance(arguments, dict):  # as nearly every call is
+        return ToolCall(name=name, arguments=arguments)
     unknown = [key for key in value if key not in ("name", arguments_key, "id")]
     if "name" not in value:
         raise _Refused('the call has no "name"')

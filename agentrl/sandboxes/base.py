@@ -23,6 +23,8 @@ WORKSPACE = "/box"
 """The folder of a task's files in every sandbox, and the working directory of commands."""
 MTIME = 946_684_800
 """The mtime of every file of a spec: 2000-01-01 00:00 UTC."""
+MAX_READ = 16 << 20
+"""Bytes of the longest file that `read` returns unless it is told otherwise, and of the names in a folder."""
 
 HOME = "/home/agent"
 """The home folder of a sandbox's user: empty at first, not part of the workspace."""
@@ -87,8 +89,6 @@ class SandboxSpec:
     limits: Limits = field(default_factory=Limits)
     user: int = 1000
     """The uid and gid of commands, as seen inside."""
-    network: Literal["none"] = "none"
-    """There is no network but the sandbox's own loopback."""
     tools: tuple[str, ...] | None = None
     """Names of the only programs that commands and their children may execute; None for every program of the image.
 
@@ -208,8 +208,9 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    def read(self, path: str) -> bytes:
-        """Return a regular file's content; relative paths start at the workspace. Raises OSErrors as `open` does."""
+    def read(self, path: str, *, limit: int = MAX_READ) -> bytes:
+        """Return a regular file's content; relative paths start at the workspace. Raises OSErrors as `open` does, and
+        EFBIG for a file of more than `limit` bytes: agent code decides how long its files are."""
 
     @abstractmethod
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:

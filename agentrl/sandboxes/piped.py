@@ -6,6 +6,7 @@ written as a whole, and what happens when it does not answer (`_destroy`) or is 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import select
@@ -18,7 +19,17 @@ from typing import Any
 
 from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
-from agentrl.sandboxes.base import WORKSPACE, Entry, ExecResult, Sandbox, SandboxSpec, Shell, Usage, closed_on_error
+from agentrl.sandboxes.base import (
+    MAX_READ,
+    WORKSPACE,
+    Entry,
+    ExecResult,
+    Sandbox,
+    SandboxSpec,
+    Shell,
+    Usage,
+    closed_on_error,
+)
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.shell import ARGV, PipeShell
 from agentrl.sandboxes.streams import Output, pump
@@ -232,19 +243,21 @@ class PipedSandbox(Sandbox):
 
     # files
 
-    def _file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
+    def _file(self, request: dict[str, Any], content: bytes = b"", limit: int = MAX_READ) -> bytes:
         path = request["path"]
         if "\0" in path:
             raise ValueError(f"path {path!r} holds a NUL byte")
-        result = self._run(request, content, None, self.patience, output_limit=self.spec.limits.disk_mb << 20)
+        result = self._run(request, content, None, self.patience, output_limit=limit)
+        if result.truncated and request["op"] == "read":
+            raise OSError(errno.EFBIG, f"the file has more than {limit} bytes", path)
         if result.exit_code < 0 or result.timed_out or result.truncated:
             raise AgentError(f"could not {request['op']} {path!r} in the box within its limits")
         if result.exit_code:
             raise OSError(result.exit_code, os.strerror(result.exit_code), path)
         return result.stdout
 
-    def read(self, path: str) -> bytes:
-        return self._file({"op": "read", "path": path})
+    def read(self, path: str, *, limit: int = MAX_READ) -> bytes:
+        return self._file({"op": "read", "path": path}, limit=limit)
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         self._file({"op": "write", "path": path, "mode": mode}, content)

@@ -7,7 +7,7 @@ leave it, as data; grading runs in fresh sandboxes that it never saw; expected v
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -75,6 +75,8 @@ class Verifier(ABC):
 
     artifacts: tuple[Artifact, ...] = ()
     """What it needs from the agent's workspace."""
+    asks_judge: bool = False
+    """Whether it asks `context.judge` itself. A recipe without a judge is then refused before anything starts."""
 
     @abstractmethod
     async def verify(self, submission: Submission, context: Context) -> Verdict:
@@ -93,7 +95,37 @@ class Verifier(ABC):
         if result.reply != b"well":
             raise SandboxError(f"a fresh grading sandbox does not run Python: {result.text[:200]}")
 
+    async def calibrate(self, judge: Judge) -> Mapping[str, float]:
+        """Measure a judge on labelled submissions of the verifier's own; raise VerifierError if it is not good enough.
+
+        Returns figures to be shown; nothing where it has no such submissions.
+        """
+        return {}
+
     @cached_property
     def version(self) -> str:
         """The name and a hash of the verifier's source and settings, kept with each verdict."""
         return version_of(self)
+
+
+def parts_of(verifier: Verifier) -> Iterator[Verifier]:
+    """Yield a verifier and every verifier that it holds, in its attributes or in collections there, each once."""
+    seen: set[int] = set()
+    waiting: list[object] = [verifier]
+    while waiting:
+        value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Verifier):
+            yield value
+            waiting.extend(vars(value).values())
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting.extend(value)
+
+
+def judged_parts(verifier: Verifier) -> list[Verifier]:
+    """Return the parts of a verifier that ask the judge."""
+    return [part for part in parts_of(verifier) if part.asks_judge]

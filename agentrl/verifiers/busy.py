@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -71,6 +72,53 @@ class LoopWatch:
                 self._deadline.reschedule(when + late)
 
 
+class Clock:
+    """A deadline that stands still while someone under it waits for what is not its own doing."""
+
+    def __init__(self, deadline: asyncio.Timeout, outer: Clock | None) -> None:
+        self._deadline, self._outer = deadline, outer
+        self._waiting, self._left = 0, 0.0
+
+    def stop(self) -> None:
+        """Stand still; the clock runs again when everyone who stopped it has started it."""
+        self._waiting += 1
+        when = self._deadline.when()
+        if self._waiting == 1 and when is not None:
+            self._left = when - asyncio.get_running_loop().time()
+            self._reschedule(None)
+        if self._outer is not None:
+            self._outer.stop()
+
+    def start(self) -> None:
+        """Run again with the time that was left."""
+        self._waiting -= 1
+        if self._waiting == 0 and self._deadline.when() is None:
+            self._reschedule(asyncio.get_running_loop().time() + self._left)
+        if self._outer is not None:
+            self._outer.start()
+
+    def _reschedule(self, when: float | None) -> None:
+        with suppress(RuntimeError):  # the time is up, or the work under this deadline is over
+            self._deadline.reschedule(when)
+
+
+_clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
+
+
+@contextmanager
+def off_the_clock() -> Iterator[None]:
+    """Stop the clock of the `loop_timeout` around: for waits with a limit of their own, which no submission causes."""
+    clock = _clock.get()
+    if clock is None:
+        yield
+        return
+    clock.stop()
+    try:
+        yield
+    finally:
+        clock.start()
+
+
 @asynccontextmanager
 async def loop_timeout(seconds: float) -> AsyncIterator[LoopWatch]:
     """Do as `asyncio.timeout` does, on a clock that runs only while the event loop turns: what keeps the loop busy
@@ -78,9 +126,12 @@ async def loop_timeout(seconds: float) -> AsyncIterator[LoopWatch]:
     watch = LoopWatch()
     async with asyncio.timeout(seconds) as deadline:
         watch.start(min(TICK_S, seconds / 4), deadline)
+        outer = _clock.get()
+        _clock.set(Clock(deadline, outer))
         try:
             yield watch
         finally:
+            _clock.set(outer)
             watch.stop()
 
 

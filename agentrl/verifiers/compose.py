@@ -194,16 +194,19 @@ def shaped(outcome: Verifier, *terms: Term, weight: float = 0.5) -> Verifier:
 def assistant_characters(submission: Submission) -> int:
     """Return how many characters the policy wrote: what it said and thought, and the names and arguments of its calls.
 
-    A call that could not be read is not part of the transcript, so its text does not count.
+    Of a turn with a call that could not be read, the content is the whole text, every call included.
     """
     total = 0
     for message in submission.transcript:
         if message.role == "assistant":
-            total += len(message.content) + len(message.thinking)
+            calls = 0
             for call in message.tool_calls:
-                total += len(call.name)
+                calls += len(call.name)
                 if call.arguments:
-                    total += len(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))
+                    calls += len(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))
+            unread = any(call.error is not None for call in message.tool_calls)
+            total += len(message.thinking)
+            total += max(len(message.content), calls) if unread else len(message.content) + calls
     return total
 
 

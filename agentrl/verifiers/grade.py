@@ -2,6 +2,7 @@
 
     verify ──ok──────────────────────────────────────────────> graded, the verdict's score
        │ AgentError ─────────────────────────────────────────> graded, 0
+       │ Outage, BudgetSpent (no submission can cause them) ─> infra_error or verifier_error: no score
        │ anything else, or past the deadline
        └─> verify again, fresh sandboxes ──ok────────────────> graded, the verdict's score
               └─ broke again ─> probe (no submission in it)
@@ -19,7 +20,7 @@ import math
 from dataclasses import replace
 from time import perf_counter
 
-from agentrl.errors import AgentError, Fault, InfraError, VerifierError, fault_of
+from agentrl.errors import AgentError, BudgetSpent, Fault, InfraError, Outage, VerifierError, fault_of
 from agentrl.types import Grade, Outcome, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 from agentrl.verifiers.busy import ProcessorWatch, loop_timeout
@@ -42,6 +43,8 @@ async def grade(verifier: Verifier, submission: Submission, context: Context) ->
                 verdict = checked(await verifier.verify(submission, context))
         except AgentError as error:
             return _zero(verifier, submission, fault_of(error, "verifier"), start, alarm=False)
+        except (Outage, BudgetSpent) as error:
+            return _ungraded(submission, fault_of(error, "verifier")), None
         except TimeoutError:
             faults.append(Fault("verifier", "verifier", f"grading took longer than {deadline_s:g} s"))
             deadline_s *= BUSY_FACTOR if machine.busy() else 1.0
@@ -53,12 +56,11 @@ async def grade(verifier: Verifier, submission: Submission, context: Context) ->
     fault = await system_fault(verifier, context)
     if fault is None:
         return _zero(verifier, submission, faults[-1], start, alarm=True)
-    kind: Grade = "infra_error" if fault.blame == "infra" else "verifier_error"
-    return Outcome(ending=submission.ending, grade=kind, score=None, fault=fault), None
+    return _ungraded(submission, fault), None
 
 
 def checked(verdict: object) -> Verdict:
-    """Return the verdict if every number in it is finite and its score in range; otherwise raise VerifierError."""
+    """Return the verdict if every number in it is finite and its scores in range; otherwise raise VerifierError."""
     if type(verdict) is not Verdict:
         raise VerifierError(f"a verifier returned {type(verdict).__name__} instead of a Verdict")
     turns = {f"turn {i}": score for i, score in enumerate(verdict.turn_scores)}
@@ -66,8 +68,9 @@ def checked(verdict: object) -> Verdict:
     for name, number in numbers.items():
         if type(number) not in (int, float) or not math.isfinite(number):
             raise VerifierError(f"a verdict's {name} must be a finite number, got {number!r}")
-    if not 0.0 <= verdict.score <= 1.0:
-        raise VerifierError(f"a verdict's score must lie in [0, 1], got {verdict.score!r}")
+    for name, number in {"score": verdict.score, **turns}.items():
+        if not 0.0 <= number <= 1.0:
+            raise VerifierError(f"a verdict's {name} must lie in [0, 1], got {number!r}")
     return verdict
 
 
@@ -83,6 +86,11 @@ async def system_fault(verifier: Verifier, context: Context) -> Fault | None:
     except Exception as error:
         return fault_of(error, "verifier", "infra")
     return None
+
+
+def _ungraded(submission: Submission, fault: Fault) -> Outcome:
+    kind: Grade = "infra_error" if fault.blame == "infra" else "verifier_error"
+    return Outcome(ending=submission.ending, grade=kind, score=None, fault=fault)
 
 
 def _zero(

@@ -21,7 +21,7 @@ from .tasks import LEVELS, repository
 HIDDEN = 24
 """The number of hidden probes of each module that are drawn for each group, besides the program's edges."""
 MAX_FILE = 500_000
-"""Bytes of the longest file that can be edited: the modules have a few thousand."""
+"""Bytes of the longest file that can be read or edited: the modules have a few thousand."""
 PER_SANDBOX = 12
 """The number of probes that run in one sandbox."""
 
@@ -96,7 +96,7 @@ class Repair(Environment):
         Args:
             path: such as lib/name.py
         """
-        return self.box.read(_inside(path)).decode("utf-8", "replace")
+        return self.box.read(_inside(path), limit=MAX_FILE).decode("utf-8", "replace")
 
     @tool
     def edit(self, path: str, old: str, new: str) -> str:

@@ -59,7 +59,7 @@ class Description:
 
 
 def cache() -> Path:
-    return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser() / "images"
+    return catalogue.cache_folder() / "images"
 
 
 def describe(name: str) -> Description | None:

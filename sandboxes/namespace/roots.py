@@ -5,7 +5,8 @@
 it changes when a package is installed or upgraded; contents are not read, so it takes a fraction of a second, once per
 process. Any other root is an unpacked image, given by its absolute path, or by its name in the cache (AGENTRL_CACHE, or
 ~/.cache/agentrl) as roots/<name>; its hash is made the same way. `python` is such a name if there is a root of that
-name, and otherwise the same as `host`, which has the machine's own Python.
+name, and otherwise the same as `host`, which has the machine's own Python. `host:/a:/b` is `host` with these folders of
+the machine visible too, read-only, in their own places; the hash covers their names, not what is in them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import os
 import stat
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.catalogue import cache_folder
 from agentrl.errors import AuthoringError
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
@@ -49,7 +52,7 @@ class Root:
     """One pinned root, ready to be mounted."""
 
     plan: dict[str, Any] = field(repr=False)
-    """What `inner/rootfs.py` needs: image, links, binds, masks, texts, stage."""
+    """What `inner/rootfs.py` needs: image, links, binds, masks, shown, texts, stage."""
     hash: str
     warm: bool
     """Whether the zygote's interpreter is the one inside, so that `python` may run in a fork of it."""
@@ -125,7 +128,7 @@ def find(image: str, user: int) -> Root:
 
 def unpacked() -> Path:
     """Return the folder of the images that have a name."""
-    return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser() / "roots"
+    return cache_folder() / "roots"
 
 
 def _find(image: str, user: int) -> Root:
@@ -137,6 +140,12 @@ def _find(image: str, user: int) -> Root:
                 f"image 'python' needs {SYSTEM_PYTHON}, or a root in {folder}: apt-get install python3"
             )
         return _host(user)
+    if image.startswith("host:"):
+        shown = [path for path in image.split(":")[1:] if path]
+        for path in shown:
+            if not path.startswith("/") or os.path.normpath(path) != path or path == "/" or not os.path.isdir(path):
+                raise AuthoringError(f"image {image!r} of a sandbox shows {path!r}, which is no folder of this machine")
+        return _host(user, sorted(shown))
     if not folder.is_absolute() or not (folder / "usr").is_dir():
         raise AuthoringError(
             f"image {image!r} of a sandbox is neither 'host' nor 'python' nor the absolute path of an unpacked image "
@@ -215,9 +224,11 @@ def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]]]:
     return _hash(lines), sorted(masks), links, binds
 
 
-def _host(user: int) -> Root:
+def _host(user: int, shown: Sequence[str] = ()) -> Root:
     listed, masks, links, binds = _system()
     texts = _texts(user)
     own = [os.fsencode(f"{name}\0{text}") for name, text in (*links.items(), *texts.items())]
+    own += [os.fsencode(f"shown\0{path}") for path in shown]
     plan = {"image": None, "links": links, "binds": binds, "masks": masks, "texts": texts, **_common()}
+    plan["shown"] = list(shown)
     return Root(plan, _hash([listed.encode(), *own]), interpreter() == SYSTEM_PYTHON)

@@ -6,6 +6,7 @@ translated in the arguments of `read`, `write`, `list` and `cwd`; commands thems
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import resource
@@ -23,6 +24,7 @@ from agentrl.errors import AuthoringError, SandboxError
 from agentrl.sandboxes import tree
 from agentrl.sandboxes.base import (
     ENVIRONMENT,
+    MAX_READ,
     WORKSPACE,
     Availability,
     Backend,
@@ -149,9 +151,12 @@ class ProcessSandbox(PipedSandbox):
             return self._box + joined[len(WORKSPACE) :]
         return joined
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, limit: int = MAX_READ) -> bytes:
         with open(self._outside(path), "rb") as file:
-            return file.read()
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise OSError(errno.EFBIG, f"the file has more than {limit} bytes", path)
+        return content
 
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         host_path = self._outside(path)

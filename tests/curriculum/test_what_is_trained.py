@@ -13,6 +13,7 @@ import pytest
 from agentrl.curriculum import Draw, Sampler, Source
 from agentrl.curriculum.group_filter import Decision, GroupFilter
 from agentrl.envs.base import Environment
+from agentrl.errors import AuthoringError
 from agentrl.recipe import AlgorithmSection, GroupFilterSection, LearnabilityCurriculum, UniformCurriculum
 from agentrl.types import Ending, Group, Verdict
 
@@ -108,7 +109,7 @@ def test_the_curriculum_learns_what_the_filter_counts(ladder: Environment, group
     """Level 2 passes half of the time, but is always cut off: with `overlong: fail` it can give no signal."""
     group_filter = filter_of(overlong="fail")
     source = Source(name="ladder", environment=ladder, levels=(1, 2))
-    sampler = Sampler(LearnabilityCurriculum(), [source], 0, counted=group_filter.counted)
+    sampler = Sampler(LearnabilityCurriculum(), [source], 0, counted=group_filter.counted_in)
     rng, levels = np.random.default_rng(0), []
     for version in range(30):
         draws = [sampler.next() for _ in range(10)]
@@ -120,6 +121,72 @@ def test_the_curriculum_learns_what_the_filter_counts(ladder: Environment, group
         sampler.observe(groups)
         levels += [one.task.level for one in draws]
     assert levels[100:].count(2) / len(levels[100:]) < 0.1
+
+
+def test_the_curriculum_leaves_tasks_whose_episodes_are_all_masked(ladder: Environment, group_of: MakeGroup) -> None:
+    """With `overlong: mask`, level 2 passes half of the time, but nothing of it is ever in the loss."""
+    group_filter = filter_of(overlong="mask")
+    source = Source(name="ladder", environment=ladder, levels=(1, 2))
+    sampler = Sampler(LearnabilityCurriculum(), [source], 0, counted=group_filter.counted_in)
+    rng, levels = np.random.default_rng(0), []
+    for version in range(30):
+        draws = [sampler.next() for _ in range(10)]
+        groups = []
+        for one in draws:
+            group = group_of(one, (rng.random(8) < 0.5).astype(float).tolist(), version)
+            ending: Ending = "max_tokens" if one.task.level == 2 else "done"
+            groups.append(ended(group, *[ending] * 8))
+        sampler.observe(groups)
+        levels += [one.task.level for one in draws]
+    assert levels[100:].count(2) / len(levels[100:]) < 0.1
+
+
+def test_what_the_curriculum_counts_where_episodes_are_masked(draw: Draw, group_of: MakeGroup) -> None:
+    """Masked episodes stay in the baseline, so they count as they scored, unless the whole group is left out."""
+    group_filter = filter_of(overlong="mask")
+    some = ended(group_of(draw, [1, 0, 1, None]), "max_tokens", "max_tokens", "done", "done")
+    every = ended(group_of(draw, [1, 0, None]), "max_tokens", "max_tokens", "done")
+    assert group_filter.counted_in(some) == [1, 0, 1, None]
+    assert group_filter.counted_in(every) == [0, 0, None]
+
+
+def test_a_signal_is_what_the_algorithm_can_tell_apart(draw: Draw, group_of: MakeGroup) -> None:
+    """So that no alarm says that nothing was learnt where process rewards differ, or where the batch is compared."""
+    alike, differing, ungraded = group_of(draw, [0, 0]), group_of(draw, [0, 1]), group_of(draw, [1, None])
+    rewarded = with_turns(alike, [[0.5, 0], [0, 0]])
+    cut_off = ended(group_of(draw, [1, 0]), "max_tokens", "done")
+    assert filter_of().informative([alike, differing, rewarded, ungraded]) == [False, True, False]
+    assert filter_of(BY_TURN).informative([alike, differing, rewarded]) == [False, True, True]
+    assert filter_of(overlong="fail").informative([cut_off]) == [False]
+    assert filter_of(OVER_BATCH).informative([alike, group_of(draw, [1, 1]), ungraded]) == [True, True, True]
+    assert filter_of(OVER_BATCH).informative([alike, alike]) == [False, False]
+    assert filter_of().informative([]) == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"id": "x"}, "returned dict, not a Task; return agentrl.Task("),
+        (None, "returned NoneType, not a Task"),
+        ([], "returned list, not a Task"),
+        (7, "returned a Task whose prompt is of type int; make prompt a text"),
+    ],
+)
+def test_what_is_no_task_is_refused_by_name_when_it_is_drawn(
+    ladder: Environment, monkeypatch: pytest.MonkeyPatch, returned: Any, message: str
+) -> None:
+    original = type(ladder).task
+
+    def task(self: Environment, split: Any, level: int, index: int) -> Any:
+        return replace(original(self, split, level, index), prompt=returned) if returned == 7 else returned
+
+    monkeypatch.setattr(type(ladder), "task", task)
+    sampler = Sampler(UniformCurriculum(type="uniform"), [Source(name="ladder", environment=ladder)], 0)
+    with pytest.raises(AuthoringError) as failure:
+        sampler.next()
+    where = f"{type(ladder).__name__}.task('train', 1, "
+    assert str(failure.value).startswith(where) and f"({__file__}:" in str(failure.value)
+    assert message in str(failure.value)
 
 
 def play(sampler: Sampler, group_of: MakeGroup, rates: dict[str, float], rounds: int, size: int = 8) -> list[list[str]]:

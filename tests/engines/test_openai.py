@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from agentrl.engines.openai import OpenaiEngine
 from agentrl.engines.sglang.server import Server
 from agentrl.errors import EngineError, UserError
+from agentrl.recipe import JudgeSection
 from agentrl.types import Message, ToolCall
 
 pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]  # a busy machine starts a server slowly
@@ -41,8 +42,27 @@ def test_a_judge_on_a_real_endpoint_repeats_itself(server: Server) -> None:
     asyncio.run(main())
 
 
+def test_a_judge_of_a_recipe_on_a_real_server(server: Server) -> None:
+    """Named by its URL, with and without /v1, and asked in turn."""
+    from agentrl import judges
+
+    async def main() -> list[str]:
+        if not server.alive:
+            await server.start()
+        engine = {"type": "sglang", "urls": [server.url, f"{server.url}/v1/"]}
+        judge = judges.make(JudgeSection.model_validate({"engine": engine}))
+        async with judges.closing(judge):
+            replies = [await judge.ask(HELLO, seed=1, max_tokens=8) for _ in range(2)]
+        assert (judge.counts["calls"], judge.counts["failures"]) == (2, 0)
+        assert judge.counts["tokens"] > 16
+        return replies
+
+    first, second = asyncio.run(main())
+    assert first == second != ""
+
+
 @contextmanager
-def endpoint(answers: list[tuple[int, dict[str, Any], dict[str, str]]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def endpoint(answers: list[tuple[int, Any, dict[str, str]]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """An endpoint that gives the answers in turn, the last one for ever; also what it was sent."""
     seen: list[dict[str, Any]] = []
 
@@ -54,8 +74,8 @@ def endpoint(answers: list[tuple[int, dict[str, Any], dict[str, str]]]) -> Itera
             seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.reply(*(answers.pop(0) if len(answers) > 1 else answers[0]))
 
-        def reply(self, status: int, content: dict[str, Any], headers: dict[str, str]) -> None:
-            body = json.dumps(content).encode()
+        def reply(self, status: int, content: Any, headers: dict[str, str]) -> None:
+            body = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)
@@ -74,7 +94,7 @@ def endpoint(answers: list[tuple[int, dict[str, Any], dict[str, str]]]) -> Itera
         made.server_close()
 
 
-def said(content: str, **more: Any) -> dict[str, Any]:
+def answered(content: str, **more: Any) -> dict[str, Any]:
     return {"choices": [{"message": {"content": content, **more}, "finish_reason": "stop"}]}
 
 
@@ -94,7 +114,7 @@ def test_trouble_that_passes_is_tried_again() -> None:
     busy = (429, {"error": "slow down"}, {"Retry-After": "0.2"})
     broken: tuple[int, dict[str, Any], dict[str, str]] = (503, {"error": "starting"}, {})
     began = time.monotonic()
-    with endpoint([busy, broken, (200, said("yes"), {})]) as (url, seen):
+    with endpoint([busy, broken, (200, answered("yes"), {})]) as (url, seen):
         answer, statistics = chat(url)
     assert answer.message.content == "yes"
     assert (len(seen), statistics["retries"]) == (3, 2)
@@ -106,6 +126,57 @@ def test_trouble_that_stays_is_told() -> None:
         with pytest.raises(EngineError, match=r"no answer after 3 tries; the last said 500: .*no memory"):
             chat(url, retries=2)
         assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>Bad gateway</html>", "200, but the reply is not JSON .*: <html>Bad gateway</html>"),
+        (b"", "200, but the reply is not JSON"),
+        (b"\xff\xfe", "200, but the reply is not JSON"),
+        (b"[" * 100_000, "200, but the reply is not JSON .*nested deeper"),
+        (b"[]", "200, but the reply cannot be read"),
+        ({"choices": []}, "200, but the reply cannot be read"),
+        ({"choices": [{"message": "yes"}]}, "200, but the reply cannot be read"),
+        ({"choices": [{"message": {"content": ["yes"]}}]}, "200, but the reply cannot be read .*not text"),
+        ({"choices": [{"message": {"content": "yes"}}], "usage": {"prompt_tokens": "many"}}, "cannot be read"),
+        (b'{"choices": [{"message": {"content": "yes"}}], "usage": {"prompt_tokens": 1e999}}', "is not JSON"),
+        (b'{"choices": "' + b"x" * (2 << 20) + b'"}', "200, but the reply is longer than 1 MiB"),
+    ],
+)
+def test_a_reply_that_is_no_answer_is_tried_again_and_told(content: Any, said: str) -> None:
+    with endpoint([(200, content, {}), (200, answered("yes"), {})]) as (url, seen):
+        answer, statistics = chat(url)
+    assert (answer.message.content, len(seen), statistics["retries"]) == ("yes", 2, 1)
+    with endpoint([(200, content, {})]) as (url, seen):
+        with pytest.raises(EngineError, match=f"(?s)no answer after 2 tries; the last said .*{said}"):
+            chat(url, retries=1)
+        assert len(seen) == 2
+
+
+def test_a_reply_that_trickles_in_is_late() -> None:
+    """Each byte comes in time, the answer never does."""
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        post = (await reader.read(4)) == b"POST"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" if post else b"HTTP/1.1 200 OK\r\n\r\n")
+        with suppress(ConnectionError):
+            while post:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            engine = OpenaiEngine(url, "m", retries=0, timeout_s=0.5)
+            await engine.start()
+            with pytest.raises(EngineError, match=r"no whole answer within 0.5 s"):
+                await engine.chat(HELLO, max_tokens=4)
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_our_own_mistake_is_not_tried_again() -> None:
@@ -124,7 +195,7 @@ def test_the_rate_limit_spaces_requests() -> None:
         await engine.close()
         return time.monotonic() - began
 
-    with endpoint([(200, said("ok"), {})]) as (url, _):
+    with endpoint([(200, answered("ok"), {})]) as (url, _):
         assert asyncio.run(main(url)) >= 0.5
 
 
@@ -134,7 +205,7 @@ def test_tool_calls_travel_both_ways_and_bad_ones_carry_their_error() -> None:
         {"id": "b", "function": {"name": "look", "arguments": '{"path'}},
         {"id": "c", "function": {"name": "look", "arguments": "[1]"}},
     ]
-    with endpoint([(200, said("", tool_calls=calls), {})]) as (url, _):
+    with endpoint([(200, answered("", tool_calls=calls), {})]) as (url, _):
         answer, _ = chat(url)
     good, cut, wrong = answer.message.tool_calls
     assert good == ToolCall(name="look", arguments={"path": "/"}, id="a")

@@ -343,7 +343,7 @@ def test_what_an_author_left_alone_takes_no_thread(monkeypatch: pytest.MonkeyPat
     called: list[str] = []
 
     async def off_loop(function: Any, *args: Any, **options: Any) -> Any:
-        called.append(function.__name__)
+        called.append(function.method.__name__)
         return function(*args, **options)
 
     async def whole(environment: Environment) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import errno
 import random
 import time
 from types import SimpleNamespace
@@ -293,8 +294,9 @@ class HugeFile:
         assert argv[:2] == ["head", "-c"]
         return ExecResult(exit_code=0, stdout=b"x" * int(argv[2]))
 
-    def read(self, path: str) -> bytes:
-        raise AssertionError("the whole file was read")
+    def read(self, path: str, *, limit: int = 1 << 24) -> bytes:
+        assert limit <= 1 << 20, "the whole file was read"
+        raise OSError(errno.EFBIG, f"the file has more than {limit} bytes", path)
 
 
 def test_a_file_that_is_too_long_is_not_read_to_be_edited() -> None:
@@ -302,3 +304,10 @@ def test_a_file_that_is_too_long_is_not_read_to_be_edited() -> None:
     repair._box = HugeFile()
     with pytest.raises(ValueError, match=r"lib/big.py is longer than 500000 bytes; only shorter files can be edited"):
         repair.edit("lib/big.py", "x", "y")
+
+
+def test_a_file_that_is_too_long_is_not_read_to_be_shown() -> None:
+    repair = Repair()
+    repair._box = HugeFile()
+    with pytest.raises(OSError, match=r"the file has more than 500000 bytes: 'lib/big.py'"):
+        repair.read("lib/big.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -190,6 +191,33 @@ def test_mistakes_are_found_at_class_definition(body: str, message: str) -> None
     with pytest.raises(AuthoringError) as caught:
         _define(body)
     assert str(caught.value) == f"broken.py:2: tool 'a': {message}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({f"x{i}": 1 for i in range(100_000)}, "many: 100000 problems with the arguments; there are: a, items"),
+        ({"a": "", "items": ["x"] * 5_000}, "many: 5000 problems with the arguments; there are: a, items"),
+        ({"a": "", "items": [], "x" * 3_000_000: 1}, f"many: no argument {'x' * 60!r}; there are: a, items"),
+    ],
+    ids=["unknown", "wrong", "long"],
+)
+def test_a_call_with_very_many_problems_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+    class Many(Environment):
+        @tool
+        def many(self, a: str, items: list[int]) -> str:
+            """Take something.
+
+            Args:
+                a: a text
+                items: numbers
+            """
+            return a
+
+    began = time.thread_time()
+    with pytest.raises(CallError) as caught:
+        tools_of(Many)["many"].validate(arguments)
+    assert (str(caught.value), time.thread_time() - began < 0.25) == (message, True)
 
 
 def test_the_error_names_the_line_of_the_docstring() -> None:

@@ -11,7 +11,7 @@ from agentrl.errors import CatalogueError
 from agentrl.redteam import suite
 from agentrl.redteam.attack import Attack, attacks
 from agentrl.redteam.target import survey
-from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer
+from agentrl.redteam.testbeds import SHARED, TESTBEDS, ScriptedExaminer
 from agentrl.redteam.testbeds.code import EXERCISES
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool
@@ -19,7 +19,8 @@ from agentrl.sandboxes.pool import Pool
 FULL = os.environ.get("AGENTRL_FULL") == "1"
 BEDS = {f"{name}/{kind.__name__.lower()}": kind for name, kinds in TESTBEDS.items() for kind in kinds}
 SHIPPED = sorted(members("envs"))
-COSTLY = ("hidden_tests/repositories",)  # graded in the verifiers' own tests; attacked with AGENTRL_FULL=1
+COSTLY = ("hidden_tests/repositories", "hidden_tests/suites")
+"""Graded in the verifiers' own tests, and attacked with AGENTRL_FULL=1."""
 
 
 def attack_target(name: str) -> suite.AttackTarget:
@@ -67,7 +68,7 @@ def test_each_attack_is_tried_once_and_gains_nothing(boxes: Pool) -> None:
                         return
             untried.append(attack.id)
 
-        await asyncio.gather(*map(attempt, attacks().values()))
+        await asyncio.gather(*map(attempt, (a for a in attacks().values() if a.trial is None)))  # see test_loops.py
         return breached, untried
 
     assert asyncio.run(run()) == ([], [])
@@ -98,3 +99,16 @@ def test_the_whole_matrix_holds(name: str, boxes: Pool) -> None:
     """Of the verifiers alone; `make test-full` has the environments attacked by `benchmarks.matrix`."""
     report = asyncio.run(suite.run(attack_target(name), boxes))
     assert [(f.id, f.result, f.score, f.evidence) for f in report.breaches] == []
+
+
+@pytest.mark.skipif(not FULL, reason="repository suites take a while")
+@pytest.mark.timeout(1800)
+def test_behaviour_is_not_forged_in_a_shared_process(boxes: Pool) -> None:
+    """Tolerances, callbacks, exceptions and state; what compares equal there is equal, as in any pytest run."""
+    ids = ("A.approximates_everything", "B.every_exception", "B.forged_exception", "B.swallowed_callbacks")
+    ids += ("G.right_twice", "G.unkeyed_memo", "G.spent_iterator", "G.class_state")
+    (kind,) = SHARED
+    attacked = suite.AttackTarget.of("shared", kind)
+    report = asyncio.run(suite.run(attacked, boxes, chosen=[attacks()[id] for id in ids]))
+    assert [(c.name, c.score) for c in report.controls if not c.ok] == []
+    assert [(f.id, f.result, f.score) for f in report.findings if f.succeeded or not f.tried] == []

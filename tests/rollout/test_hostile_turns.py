@@ -1,7 +1,11 @@
 """A hostile policy plays whole rollouts through every chat template: each episode ends graded, with no alarm.
 
-Turns are sampled as tokens: calls, well-formed and malformed, made of hostile pieces; random tokens, control tokens
-among them. The tools answer with hostile output. Sixty turns per template, ten thousand with AGENTRL_FULL=1.
+Turns are sampled as tokens: calls, well-formed and malformed, made of the expert's and of hostile pieces; random
+tokens, control tokens among them. Worlds: one whose tools answer with hostile output, and shipped environments in real
+sandboxes. Sixty turns per template; ten thousand with AGENTRL_FULL=1, with a record in docs/evidence/.
+
+    one event loop: 8 workers ── next episode ──> rollout (renders, parses, plays, grades) ──> Tally
+                    LoopStalls ── a tick every 10 ms: how long did anything keep the loop?
 """
 
 from __future__ import annotations
@@ -10,22 +14,33 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from agentrl import codec
+from agentrl import codec, envs, sandboxes
 from agentrl.envs import Environment, tool
 from agentrl.envs.tool_output import frame, text_of
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.sandboxes.pool import Pool
 from agentrl.types import Done, Observation, Split, Task, ToolCall, Trajectory, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
 FAMILIES = ["chatml", "qwen3", "llama3", "mistral", "gemma"]
-TURNS = 10_000 if os.environ.get("AGENTRL_FULL") == "1" else 60
+FULL = os.environ.get("AGENTRL_FULL") == "1"
+TURNS = 10_000 if FULL else 60
+WORKERS = 8
+MAX_STALL_S = 3.0
+"""Seconds for which eight rollouts together may keep the event loop: each renders up to 32,000 tokens per turn."""
+SHIPPED = ("files", "repair", "sql", "service", "search")
+LONGEST = 200_000
+"""Characters of a turn: more than the budget's tokens can hold."""
 PRIVATE = "".join(map(chr, range(0xE000, 0xF900)))
 PIECES = (
     *("\\ud800", "\\udfff", "\\ud83d\\ude00", "\\ude00\\ud83d", "\\u0000", "\\ue000", "\\", '"'),
@@ -52,6 +67,33 @@ PIECES = (
     *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[INST]", "call00000", '"name":', '"parameters":', "<|python_tag|>", "None"),
     *("a", "look", "more", "right", ""),
 )
+
+
+COMMANDS = (
+    *(
+        "ls -la; cat *",
+        "rm -rf . /box/* 2>/dev/null",
+        "kill -9 -1",
+        "head -c 3000000 /dev/urandom",
+        "yes | head -c 9999999",
+    ),
+    *(
+        "printf '\\ud800\\xff\\xfe\\x00'",
+        "mkfifo f; ln -s / r",
+        "head -c 40000000 /dev/zero > big",
+        "exit 3",
+        "sleep 1",
+    ),
+    *(
+        "for i in $(seq 40); do sleep 9 & done",
+        "select * from sqlite_master",
+        "drop table if exists a",
+        "pragma x=1",
+        "",
+    ),
+    *("with recursive n(i) as (select 1 union all select i+1 from n) select count(*) from n", "../../etc/passwd", "/"),
+)
+"""What a policy asks of a shell, a database or a path."""
 
 
 class Accepts(Verifier):
@@ -118,7 +160,13 @@ class Hostile(Environment):
         return Observation(content=text + self.draw(text).choice(["", "\ud800", " ", PRIVATE[:20]]), role="user")
 
     def expert(self, task: Task) -> list[ToolCall | str]:
-        return ["right"]
+        taken = ToolCall(name="take", arguments={"data": {"a": 1}, "number": 1})
+        return [
+            ToolCall(name="look", arguments={"path": "a"}),
+            taken,
+            ToolCall(name="submit", arguments={"answer": "a"}),
+            "right",
+        ]
 
 
 class Row(BaseModel):
@@ -195,30 +243,46 @@ def object_text(rng: random.Random, literals: Sequence[str], depth: int = 0) -> 
     return "{" + ", ".join(pairs) + "}"
 
 
-def call_text(rng: random.Random, literals: Sequence[str], arguments_key: str) -> str:
-    """Return one call as JSON text, mostly one that can be read."""
+def value_text(rng: random.Random, literals: Sequence[str], value: Any) -> str:
+    """Return the text of an argument: the expert's, or a hostile one, mostly of the same type."""
+    chance = rng.random()
+    if chance < 0.3:
+        return json.dumps(value)
+    if chance < 0.4:
+        return json_text(rng, literals)
+    if isinstance(value, dict):
+        return object_text(rng, literals)
+    if isinstance(value, str):
+        hostile = words(rng, literals)
+        texts = [json.dumps(hostile), f'"{words(rng, literals, 2)}"', '"a\\ud800b"', json.dumps(rng.choice(COMMANDS))]
+        place = rng.randint(0, len(value))
+        return rng.choice([*texts, json.dumps(value[:place] + hostile + value[place:])])
+    return rng.choice(["1", "-1", "9" * 4299, "1.5", "true", "1e308"])
+
+
+def call_text(rng: random.Random, literals: Sequence[str], arguments_key: str, known: Sequence[ToolCall]) -> str:
+    """Return one call as JSON text, mostly one that can be read, of a tool that the expert uses."""
     raw = words(rng, literals, 3).replace('"', "").replace("\\", "\\\\")
-    name = rng.choice(["look", "look", "take", "take", "submit", "look\\ud800", raw, "n" * rng.choice([61, 3_000])])
-    texts = json.dumps(words(rng, literals)), f'"{words(rng, literals, 2)}"', '"a\\ud800b"', '"a"'
-    arguments = {
-        "look": f'{{"path": {rng.choice(texts)}}}',
-        "take": f'{{"data": {object_text(rng, literals)}, "number": {rng.choice(["1", "9" * 4299, "1.5"])}}}',
-        "submit": f'{{"answer": {texts[0]}}}',
-    }.get(name, object_text(rng, literals))
+    call = rng.choice(known)
+    names = [call.name] * 6 + [f"{call.name}\\ud800", raw, "n" * rng.choice([61, 3_000])]
+    pairs = [f'"{key}": {value_text(rng, literals, value)}' for key, value in call.arguments.items()]
+    if rng.random() < 0.1:
+        pairs += [f'"{raw or "x"}{i}": 1' for i in range(rng.choice([1, 3_000]))]
+    arguments = "{" + ", ".join(pairs) + "}"
     if rng.random() < 0.1:
         arguments = json_text(rng, literals)
     identifiers = ["x", "", "abcdefghi", "é" * 9, "[INST]abc", "a" * 10, "\\ud800", "abcdefgh\\n", "\\u0000", raw]
     identifier = rng.choice(["3", "null", f'"{rng.choice(identifiers)}"', f'"{rng.choice(identifiers)}"'])
     extra = f', "id": {identifier}' if rng.random() < 0.3 else ""
-    return f'{{"name": "{name}", "{arguments_key}": {arguments}{extra}}}'
+    return f'{{"name": "{rng.choice(names)}", "{arguments_key}": {arguments}{extra}}}'
 
 
-def turn_text(rng: random.Random, renderer: Renderer, literals: Sequence[str]) -> str:
+def turn_text(rng: random.Random, renderer: Renderer, literals: Sequence[str], known: Sequence[ToolCall]) -> str:
     """Return a hostile turn in the renderer's own tool format."""
     name = renderer.tool_format.name
     key = "parameters" if name == "llama" else "arguments"
     count = rng.choice([1, 1, 1, 2, 3, 33]) if rng.random() < 0.99 else 2_000
-    calls = [call_text(rng, literals, key) for _ in range(min(count, 4))]
+    calls = [call_text(rng, literals, key, known) for _ in range(min(count, 4))]
     calls = [calls[i % len(calls)] for i in range(count)]
     if name == "hermes":
         text = rng.choice(["", "\n"]).join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
@@ -241,13 +305,14 @@ def turn_text(rng: random.Random, renderer: Renderer, literals: Sequence[str]) -
     return words(rng, literals, 2) + text if rng.random() < 0.1 else text
 
 
-def hostile_turn(rng: random.Random, renderer: Renderer, literals: Sequence[str]) -> list[int]:
+def hostile_turn(rng: random.Random, renderer: Renderer, known: Sequence[ToolCall]) -> list[int]:
     """Return the tokens of a hostile turn, up to the first that an engine would stop at."""
     vocabulary = renderer.tokenizer.backend_tokenizer.get_vocab_size()
     if rng.random() < 0.15:
         ids = [rng.randrange(vocabulary + 3) for _ in range(rng.randint(0, 40))]
     else:
-        ids = renderer.encoder.encode(turn_text(rng, renderer, literals))
+        text = turn_text(rng, renderer, sorted(renderer.encoder.literals), known)
+        ids = renderer.encoder.encode(text[:LONGEST])
     ended = next((place for place, i in enumerate(ids) if i in renderer.stop_token_ids), len(ids))
     end = [] if rng.random() < 0.02 else [rng.choice(renderer.stop_token_ids)]
     return [*ids[:ended], *end] or [renderer.end_of_turn]
@@ -265,40 +330,127 @@ def check_recorded(trajectory: Trajectory) -> None:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_hostile_turns_never_leave_an_episode_ungraded(
-    renderers: dict[str, Renderer], echo: EnvRuntime, puppet: Any, family: str
-) -> None:
-    """Whatever is sampled and whatever the tools return: graded, by the verifier, without an alarm."""
-    renderer = renderers[family]
-    literals = sorted(renderer.encoder.literals)
-    runtime = EnvRuntime(name="hostile", make=Hostile, boxes=echo.boxes)
-    played = episode = 0
-    while played < TURNS:
-        rng = random.Random(f"{family} {episode}")
+class LoopStalls:
+    """Measures the longest time that anything but the scripted policy kept the event loop, by this thread's own clock:
+    a neighbour that takes the processor does not count."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.excused = 0.0
+        self._last = time.thread_time()
+
+    def tick(self) -> None:
+        now = time.thread_time()
+        self.longest_s = max(self.longest_s, now - self._last - self.excused)
+        self._last, self.excused = now, 0.0
+        asyncio.get_running_loop().call_later(0.01, self.tick)
+
+
+@dataclass
+class Tally:
+    """What became of the episodes."""
+
+    turns: int = 0
+    episodes: int = 0
+    endings: Counter[str] = field(default_factory=Counter)
+    worlds: Counter[str] = field(default_factory=Counter)
+    ungraded: list[str] = field(default_factory=list)
+    """What ended without a grade, or was graded only because an exception recurred."""
+
+    def add(self, world: str, turns: Sequence[list[int]], trajectory: Trajectory, renderer: Renderer) -> None:
+        outcome = trajectory.outcome
+        if (outcome.grade, outcome.alarm, outcome.score is None) != ("graded", False, False):
+            trace = outcome.fault.trace if outcome.fault is not None else ""
+            self.ungraded.append(
+                f"{trajectory.task.id} {outcome.grade}: {trace}\n{renderer.decode(turns[-1])[:2_000]!r}"
+            )
+        self.turns += len(turns)
+        self.episodes += 1
+        self.endings[outcome.ending] += 1
+        self.worlds[world] += 1
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[list[EnvRuntime]]:
+    """The hostile world, and shipped environments where there are real sandboxes for them."""
+    backend = sandboxes.load("namespace")()
+    pool = Pool(backend, limit=2 * WORKERS)
+    names = SHIPPED if backend.available().works else ()
+    yield [
+        EnvRuntime(name="hostile", make=Hostile, boxes=pool),
+        *(EnvRuntime(name=name, make=envs.load(name), boxes=pool) for name in names),
+    ]
+    pool.close()
+
+
+async def play(family: str, renderer: Renderer, worlds: Sequence[EnvRuntime], puppet: Any) -> tuple[Tally, float]:
+    """Play hostile episodes until there are enough turns. Return what became of them, and the longest stall."""
+    tally, stalls = Tally(), LoopStalls()
+    stalls.tick()
+    numbers = iter(range(1_000_000))
+
+    async def episode(number: int) -> None:
+        rng = random.Random(f"{family} {number}")
+        runtime = worlds[number % len(worlds)]
+        environment = runtime.make()
+        task = environment.task("train", rng.choice(list(environment.levels)), number)
+        known = [action for action in environment.expert(task) if isinstance(action, ToolCall)]
         turns: list[list[int]] = []
 
-        def says(*_: Any, rng: random.Random = rng, turns: list[list[int]] = turns) -> list[int]:
-            turns.append(hostile_turn(rng, renderer, literals))
+        def says(*_: Any) -> list[int]:
+            began = time.thread_time()
+            turns.append(hostile_turn(rng, renderer, known))
+            stalls.excused += time.thread_time() - began
             return turns[-1]
 
-        trajectory = asyncio.run(
-            rollout(
-                puppet(says, renderer.stop_token_ids),
-                renderer,
-                runtime,
-                Hostile().task("train", 1, episode),
-                rollout_id=RolloutId(seed=1, group=episode, index=0),
-                budget=Budget(context=3_000_000, tokens=1_000_000, turns=12),
-            )
+        trajectory = await rollout(
+            puppet(says, renderer.stop_token_ids),
+            renderer,
+            runtime,
+            task,
+            rollout_id=RolloutId(seed=1, group=number, index=0),
+            budget=Budget(context=32_000, tokens=16_000, turns=24, tool_seconds=6.0),
         )
-        outcome = trajectory.outcome
-        assert (outcome.grade, outcome.score, outcome.alarm, outcome.fault) == ("graded", 0.0, False, None), (
-            f"episode {episode}: {outcome.fault and outcome.fault.trace}\n{renderer.decode(turns[-1])[:2_000]!r}"
-        )
-        check_recorded(trajectory)
-        played += len(turns)
-        episode += 1
+        began = time.thread_time()
+        if number % 4 == 0:
+            check_recorded(trajectory)
+        tally.add(runtime.name, turns, trajectory, renderer)
+        stalls.excused += time.thread_time() - began
+
+    async def work() -> None:
+        while tally.turns < TURNS:
+            await episode(next(numbers))
+
+    await asyncio.gather(*(work() for _ in range(WORKERS)))
+    return tally, stalls.longest_s
+
+
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hostile_turns_never_leave_an_episode_ungraded(
+    renderers: dict[str, Renderer],
+    worlds: list[EnvRuntime],
+    puppet: Any,
+    evidence: Callable[[str, Any], None],
+    family: str,
+) -> None:
+    """Whatever is sampled and whatever the tools return: graded, by the verifier, without an alarm."""
+    began = time.monotonic()
+    tally, stall_s = asyncio.run(play(family, renderers[family], worlds, puppet))
+    if FULL:
+        record = {
+            "turns": tally.turns,
+            "episodes": tally.episodes,
+            "endings": dict(sorted(tally.endings.items())),
+            "environments": dict(sorted(tally.worlds.items())),
+            "ungraded": len(tally.ungraded),
+            "longest_loop_stall_s": round(stall_s, 3),
+            "seconds": round(time.monotonic() - began),
+        }
+        evidence(f"hostile-turns-{family}", record)
+    assert tally.ungraded == []
+    assert tally.turns >= TURNS and len(tally.worlds) == len(worlds)
+    assert stall_s < MAX_STALL_S
 
 
 def test_whatever_a_tool_returns_is_shown() -> None:

@@ -113,24 +113,21 @@ def test_tokens_are_counted_by_length_and_by_what_became_of_them() -> None:
         tokens=lambda group: 5 if group % 2 else 300,
         count=4,
     )
-    figures = {name: n for name, n in run.scheduler.statistics().items() if "_tokens_to_" in name}
+    figures = run.scheduler.tokens_by_length()
     groups = [(g, r.reasons.get(g.number)) for r in run.rounds for g in r.kept + r.dropped]
-    expected: dict[str, int] = {}
+    expected: dict[str, dict[str, int]] = {"trained": {}, "dropped": {}, "stale": {}, "thrown": {}}
     for group, reason in groups:
         fate = {None: "trained", "no signal": "dropped", "stale": "stale"}[reason]
-        name = f"{fate}_tokens_to_{8 if group.number % 2 else 512}"
-        expected[name] = expected.get(name, 0) + sum(t.sampled_tokens for t in group.trajectories)
+        length = "8" if group.number % 2 else "512"
+        tokens = sum(t.sampled_tokens for t in group.trajectories)
+        expected[fate][length] = expected[fate].get(length, 0) + tokens
     assert figures == expected
-    assert figures["stale_tokens_to_8"] == 5
-    assert set(figures) == {
-        "trained_tokens_to_8", "trained_tokens_to_512", "dropped_tokens_to_8", "dropped_tokens_to_512",
-        "stale_tokens_to_8",
-    }  # fmt: skip
+    assert figures["stale"] == {"8": 5} and set(figures["trained"]) == set(figures["dropped"]) == {"8", "512"}
     state = run.scheduler.state()
     scheduler = run.scheduler
     resumed = Scheduler(scheduler._groups.play, scheduler.group_filter, PLAN, version=scheduler.version)
     resumed.restore(state)
-    assert {name: n for name, n in resumed.statistics().items() if "_tokens_to_" in name} == expected
+    assert resumed.tokens_by_length() == expected
 
 
 def test_rounds_are_made_of_the_oldest_whatever_finishes_first() -> None:

@@ -1,6 +1,7 @@
 """The contract of every backend, tested on each of them."""
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 
@@ -127,6 +128,19 @@ def test_read_write_list(make: Make) -> None:
         box.read("a")
     with pytest.raises(NotADirectoryError):
         box.list("run.sh")
+
+
+def test_a_file_that_is_too_long_is_refused_and_not_read_whole(make: Make) -> None:
+    """Agent code decides how long a file is, and the trainer must not hold all of it."""
+    box = make(files=FILES)
+    box.exec(["sh", "-c", "head -c 20000000 /dev/zero > big"])
+    with pytest.raises(OSError, match="the file has more than 16777216 bytes: 'big'") as caught:
+        box.read("big")
+    assert caught.value.errno == errno.EFBIG
+    assert len(box.read("big", limit=1 << 25)) == 20_000_000
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        box.read("a/b.txt", limit=4)
+    assert box.read("a/b.txt", limit=5) == b"hello"
 
 
 def test_collect_is_data_and_follows_nothing(make: Make) -> None:

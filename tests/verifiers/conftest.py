@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -94,15 +93,3 @@ def score(graded: Graded) -> Callable[..., float]:
         return verdict.score
 
     return run
-
-
-@pytest.fixture
-def evidence(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
-    """Keep what a long run measured: `evidence("soak-fuzz", {...})` writes docs/evidence/soak-fuzz.json."""
-
-    def keep(name: str, found: Any) -> None:
-        folder = request.config.rootpath / "docs" / "evidence"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-    return keep

@@ -105,6 +105,16 @@ def test_everything_that_the_assistant_wrote_counts_as_length(submit: Any) -> No
         assert term.penalty(replace(submit(), transcript=(message,))) == -1.0
 
 
+def test_a_call_that_could_not_be_read_counts_once(submit: Any) -> None:
+    """Its turn's content is the whole text: the calls beside it, which could be read, stand there too."""
+    read = ToolCall(name="write", arguments={"content": "x" * 40})
+    unread = ToolCall(name="", error="this tool call was not carried out")
+    first = '<tool_call>{"name": "write", "arguments": {"content": "' + "x" * 40 + '"}}</tool_call>'
+    text = first + "<tool_call>" + "{" * 50
+    turn = Message(role="assistant", content=text, tool_calls=(read, unread))
+    assert assistant_characters(replace(submit(), transcript=(turn,))) == len(text)
+
+
 def test_shaping_is_visible_and_only_takes_away(graded: Callable[..., Any], submit: Any) -> None:
     verifier = shaped(Fixed(1.0), OverLength(limit=100, buffer=20), Format(r"\d+"), weight=0.5)
     _, verdict = graded(verifier, submit("12", said=("x" * 90,)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from agentrl.errors import AuthoringError, SandboxDied, SandboxError, VerifierError
+from agentrl.errors import AuthoringError, BudgetSpent, Outage, SandboxDied, SandboxError, VerifierError
 from agentrl.types import Outcome, Verdict
+from agentrl.verifiers import hidden_tests, version
 from agentrl.verifiers.base import Context, Submission, Verifier
 
 
@@ -60,6 +62,8 @@ def test_what_breaks_grading_twice_while_the_house_is_well_scores_zero_with_an_a
         (AuthoringError("a path of the agent's"), AuthoringError("again")),
         (RecursionError(), MemoryError()),
         (Verdict(score=1.0, breakdown={"x": float("nan")}), Verdict(score=1.0, turn_scores=(float("inf"),))),
+        (Verdict(score=1.0, turn_scores=(0.5, 1.5)), Verdict(score=1.0, turn_scores=(-0.01, 1.0))),
+        (Verdict(score=1.0, turn_scores=(float("nan"),)), Verdict(score=1.0, turn_scores=(True,))),
     ]
     for first, second in troubles:
         outcome, verdict = graded(Scripted(first, second), submit(), deadline_s=0.05)
@@ -77,6 +81,14 @@ def test_a_broken_house_scores_nothing(graded: Callable[..., Any], submit: Any) 
     assert (outcome.grade, outcome.score, outcome.fault.blame, verdict) == ("verifier_error", None, "verifier", None)
 
 
+def test_what_no_submission_can_cause_is_never_a_score(graded: Callable[..., Any], submit: Any) -> None:
+    """Not even when everything works again before a probe could look."""
+    outcome, verdict = graded(Scripted(Outage("the judge does not answer"), Verdict(score=1.0)), submit())
+    assert (outcome.grade, outcome.score, outcome.fault.blame, verdict) == ("infra_error", None, "infra", None)
+    outcome, verdict = graded(Scripted(BudgetSpent("10 of 10 calls"), Verdict(score=1.0)), submit())
+    assert (outcome.grade, outcome.score, outcome.fault.blame, verdict) == ("verifier_error", None, "verifier", None)
+
+
 def test_a_truncated_episode_is_graded_all_the_same(graded: Callable[..., Any], submit: Any) -> None:
     from dataclasses import replace
 
@@ -91,3 +103,13 @@ def test_the_version_follows_the_settings(submit: Any) -> None:
     assert same[0] == same[1]
     versions = {same[0], Answer(lambda task: "b").version, Answer(lambda task: "a", ignore_case=True).version}
     assert len(versions) == 3
+
+
+def test_a_version_depends_on_the_shared_code_that_its_package_imports(tmp_path: Path) -> None:
+    """How values are compared decides scores: a change of it is another verifier, also through a further import."""
+    for name, text in {"values": "from agentrl.verifiers import tagged\n", "tagged": "A = 1\n", "busy": ""}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    source = "from agentrl.verifiers.values import Compare\nfrom agentrl.verifiers.absent import x\n"
+    assert version._shared([source], tmp_path) == ["A = 1\n", "from agentrl.verifiers import tagged\n"]
+    shipped = version._source(hidden_tests.HiddenTests.__module__, "HiddenTests")
+    assert all((version.FOLDER / f"{name}.py").read_text() in shipped for name in ("values", "tagged", "inner"))

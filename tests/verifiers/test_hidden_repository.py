@@ -197,10 +197,52 @@ def test_callback_swallowed():
     def check(value):
         assert value == "gold"
     apply(check, "tin")
+
+def test_callback_wrapped():
+    def check(value):
+        try:
+            assert value == "gold"
+        except AssertionError as error:
+            raise ValueError("it must be gold") from error
+    apply(check, "tin")
+
+def test_callback_in_context():
+    def check(value):
+        try:
+            assert value == "gold"
+        except AssertionError:
+            {}["gold"]
+    apply(check, "tin")
+
+def test_callback_group():
+    def check(value):
+        raise ExceptionGroup("several", [ValueError(1), AssertionError("gold")])
+    apply(check, "tin")
+
+def test_callback_fails():
+    def check(value):
+        if value != "gold":
+            pytest.fail("it must be gold")
+    try:
+        apply(check, "tin")
+    except BaseException:
+        pass
+
+def test_callback_expects():
+    def check(value):
+        with pytest.raises(KeyError):
+            len(value)
+    try:
+        apply(check, "tin")
+    except BaseException:
+        pass
 """
 TRUST_IDS = [
     f"tests/test_trust.py::test_{name}"
-    for name in ("arithmetic", "reflected", "unary", "operand_of_a_refusal", "callback", "callback_swallowed")
+    for name in (
+        *("arithmetic", "reflected", "unary", "operand_of_a_refusal", "callback", "callback_swallowed"),
+        *("callback_wrapped", "callback_in_context", "callback_group", "callback_fails", "callback_expects"),
+    )
 ]
 BELIEVED = """
 class Rate:
@@ -229,7 +271,56 @@ def test_an_agents_object_decides_no_arithmetic_and_swallows_no_assertion(
         {"tests/test_trust.py": TRUST}, TRUST_IDS, packages=["money"], score="fraction", seconds=30.0
     )
     outcome, verdict = graded(verifier, submit(files={"money/__init__.py": BELIEVED}), boxes=boxes)
-    assert (outcome.score, verdict.evidence[0]) == (0.0, "0 of 6 hidden tests passed"), verdict
+    assert (outcome.score, verdict.evidence[0]) == (0.0, "0 of 11 hidden tests passed"), verdict
+
+
+REMEMBERS = {
+    "the first answer of a process": (
+        "_kept = []\ndef total(numbers):\n    _kept.append(sum(numbers))\n    return _kept[0]\n"
+    ),
+    "right twice for each input": (
+        "_seen = []\ndef total(numbers):\n    _seen.append(numbers)\n"
+        "    return sum(numbers) if _seen.count(numbers) < 3 else 0\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", REMEMBERS.values(), ids=REMEMBERS)
+def test_code_that_is_right_only_at_first_fails(
+    boxes: Boxes, graded: Callable[..., Any], submit: Any, source: str
+) -> None:
+    """Each test asks one question in a fresh process; afterwards all are asked in one, some of them again and again."""
+    tests = "import pytest\nfrom money import total\n@pytest.mark.parametrize('n', [1, 2])\n"
+    tests += "def test_total(n):\n    assert total([n, n]) == 2 * n\n"
+    ids = [f"test_total.py::test_total[{n}]" for n in (1, 2)]
+    verifier = RepositoryTests({"test_total.py": tests}, ids, packages=["money"], seconds=30.0)
+    honest = "def total(numbers):\n    return sum(numbers)\n"
+    scores = [graded(verifier, submit(files={"money/__init__.py": s}), boxes=boxes)[0].score for s in (honest, source)]
+    assert scores == [1.0, 0.0]
+
+
+ERRORS = """
+import pytest
+from money import tried
+
+def test_an_error_reaches_the_code_under_test():
+    def boom(value):
+        raise ValueError("boom " + value)
+    assert tried(boom, "a") == "boom a"
+    assert tried(lambda value: 1 / 0, "a") == "division by zero"
+"""
+
+
+def test_other_errors_of_a_callback_are_the_code_under_tests_to_handle(
+    boxes: Boxes, graded: Callable[..., Any], submit: Any
+) -> None:
+    """Code that is asked to survive a failing callback must see it fail, as in any test."""
+    name = "test_errors.py::test_an_error_reaches_the_code_under_test"
+    verifier = RepositoryTests({"test_errors.py": ERRORS}, [name], packages=["money"], seconds=30.0)
+    source = (
+        "def tried(f, x):\n    try:\n        return f(x)\n    except Exception as error:\n        return str(error)\n"
+    )
+    assert graded(verifier, submit(files={"money/__init__.py": source}), boxes=boxes)[0].score == 1.0
 
 
 def test_an_author_can_believe_an_operator(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:
@@ -255,7 +346,7 @@ def _times():
 class Equal:
     def __eq__(self, other): return isinstance(other, int)
 class Knows:
-    def __eq__(self, other): return _times() == 2 or other == 6
+    def __eq__(self, other): return _times() > 1 or other == 6
 _calls = []
 class Second:
     def __eq__(self, other):

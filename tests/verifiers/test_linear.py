@@ -54,7 +54,10 @@ def test_a_tower_of_powers_is_read_once_per_level(text: str) -> None:
         "(" + "+".join(f"1/{10**59 + n}" for n in range(90)) + ")^2",
         "x^(" + "+".join(f"1/{10**59 + n}" for n in range(90)) + ")",
         "+".join(["2^(1/(1/(" + "1" * 50 + "-" + "1" * 50 + "+2)))"] * 20),
+        "((7^999)^999)^9",
+        "+".join(["1/3"] * 60_000),
     ],
+    ids=["sum", "product", "power", "exponent", "zero", "bits", "parts"],
 )
 def test_the_worst_expressions_take_well_under_a_second(text: str) -> None:
     start = time.process_time()

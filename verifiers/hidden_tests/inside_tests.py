@@ -27,6 +27,8 @@ with open(os.path.join(FOLDER, "order.json"), encoding="utf-8") as _file:
 PACKAGES: frozenset[str] = frozenset(ORDER["packages"])
 BELIEVED: frozenset[str] = frozenset(ORDER["believe"])
 NOT_REBUILT = frozenset({"KeyboardInterrupt", "GeneratorExit", "BaseException", "BaseExceptionGroup", "ExceptionGroup"})
+MORE = 3
+"""How often the tests that were chosen run once more."""
 CALLBACKS: list[Any] = []
 BROKEN: set[str] = set()
 """Tests that have failed, whatever they do themselves with the exception that said so."""
@@ -83,13 +85,26 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         args = [value_of(form) for form in request["args"]]
         kwargs = {name: value_of(form) for name, form in request["kwargs"].items()}
         return {"op": "answer", "return": form_of(function(*args, **kwargs))}
-    except AssertionError:  # it ends the test here and now: the agent's code neither catches it nor reads its text
-        BROKEN.add(Reset.test)
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, Refused) and not holds_assertion(error):
+            return {"op": "answer", "raise": type(error).__name__, "text": str(error)}
+        BROKEN.add(Reset.test)  # the test ends here and now: the agent's code neither catches this nor reads its text
         raise
-    except Refused:
-        raise
-    except Exception as error:
-        return {"op": "answer", "raise": type(error).__name__, "text": str(error)}
+
+
+def holds_assertion(error: BaseException | None) -> bool:
+    """Return whether an exception is a failed assertion, was raised because of one, or is a group that holds one."""
+    errors: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while errors:
+        one = errors.pop()
+        if one is None or id(one) in seen:
+            continue
+        if isinstance(one, AssertionError) or not isinstance(one, Exception | BaseExceptionGroup):
+            return True  # pytest.fail and pytest.skip raise what is no Exception
+        seen.add(id(one))
+        errors += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    return False
 
 
 def form_of(value: Any) -> Any:
@@ -289,10 +304,34 @@ class Reset:
 
     test = ""
     """The test that is running; "" while tests are collected."""
+    keep = False
+    """Whether the agent's code stays in the process that served the test before."""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         Reset.test = nodeid
-        ask("reset", test=nodeid)
+        ask("reset", test=nodeid, keep=Reset.keep)
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Run each test by itself, then, if they may be repeated, all in one process, some of them several times more:
+        what remembers a first answer, or is right only at first, is found out there."""
+        if session.testsfailed:
+            return True  # it could not be collected
+        self.round(session.items)
+        if ORDER["times"] > 1:
+            again = [item for item in session.items if item.nodeid in ORDER["again"]]
+            self.round(session.items, first_keeps=False)
+            for _ in range(MORE):
+                self.round(again, first_keeps=True)
+        return True
+
+    @staticmethod
+    def round(items: Any, first_keeps: bool | None = None) -> None:
+        """Run the tests in order; None for `first_keeps` gives each of them fresh code."""
+        for place, item in enumerate(items):
+            Reset.keep = first_keeps is not None and (first_keeps or place > 0)
+            following = items[place + 1] if place + 1 < len(items) else None
+            item._initrequest()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
 
 def main() -> None:
@@ -301,11 +340,13 @@ def main() -> None:
 
     receive()
     sys.meta_path.insert(0, Finder())
-    recorder = Recorder(ORDER["times"])
+    recorder = Recorder(1)
     options = ["-q", "-p", "no:cacheprovider", "--tb=no", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
     pytest.main([*options, *ORDER["ids"]], plugins=[recorder, Reset()])
-    right = ["setup", "call", "teardown"] * ORDER["times"]
-    passed = [name for name, phases in recorder.phases.items() if phases == right and name not in BROKEN]
+    often = {name: ORDER["times"] + (MORE if name in ORDER["again"] else 0) for name in recorder.phases}
+    once = ["setup", "call", "teardown"]
+    right = [name for name, phases in recorder.phases.items() if phases == once * often[name]]
+    passed = [name for name in right if name not in BROKEN]
     errors = recorder.errors + ("" in BROKEN)
     send({"op": "done", "passed": passed, "ran": sorted(recorder.phases), "errors": errors})
     receive()

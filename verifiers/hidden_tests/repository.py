@@ -11,7 +11,9 @@ so: see shared.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from time import monotonic
@@ -67,8 +69,9 @@ class RepositoryTests(Verifier):
             believe: special methods of agent objects whose yes or no the tests may believe, such as `__eq__`.
             score: all or nothing, or the share of the tests that pass.
             fresh: a fresh sandbox for the agent's code per test, or one for the suite.
-            twice: run each test two times in one process of the agent's code; both must pass. Turn it off for a suite
-                whose tests cannot be repeated: then code that is right only on the first call of a process may pass.
+            twice: run each test by itself, then all of them in one process of the agent's code, and a few that the
+                group's secret picks three times more; all must pass. Turn it off for a suite whose tests cannot be
+                repeated: then code that is right only at first, or keeps its first answer, may pass.
             seconds: wall time that the agent's code may take in one test.
             memory_mb: memory of each sandbox.
             image: the root of the sandboxes.
@@ -106,6 +109,11 @@ class RepositoryTests(Verifier):
         return verdict_on(self, self.score, self.ids, failures, passed, self.mode)
 
 
+def chosen(ids: Sequence[str], secret: bytes) -> list[str]:
+    """Return the tests that run more often: a few, which the group's secret picks."""
+    return random.Random(hashlib.sha256(b"again\0" + secret).digest()).sample(list(ids), min(3, len(ids)))
+
+
 def _late(why: str) -> bool:
     """Return whether a test failed for want of time."""
     return SLOW in why or NO_ANSWER in why
@@ -120,7 +128,8 @@ class _Session:
         self.agent_spec = SandboxSpec(
             image=verifier.image, files={**repository, f"{FOLDER}/program.py": program}, limits=verifier.limits
         )
-        order = {name: getattr(verifier, name) for name in ("packages", "believe", "ids", "times")}
+        order: dict[str, Any] = {name: getattr(verifier, name) for name in ("packages", "believe", "ids", "times")}
+        order["again"] = chosen(verifier.ids, context.secret) if verifier.times > 1 else []
         files: dict[str, bytes | str] = {
             **verifier.tests,
             f"{FOLDER}/program.py": source_of(__package__ or "", "inside_tests"),
@@ -166,7 +175,7 @@ class _Session:
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out one request of the tests in the agent's sandbox."""
         if request.get("op") == "reset":
-            await self._reset(str(request["test"]))
+            await self._reset(str(request["test"]), request.get("keep") is True)
             return {"return": None}
         self.operations += 1
         left = self.verifier.seconds - self.spent
@@ -189,9 +198,9 @@ class _Session:
         self.agent = None
         await self.agent_stack.aclose()
 
-    async def _reset(self, test: str) -> None:
+    async def _reset(self, test: str, keep: bool = False) -> None:
         self.test, self.operations, self.spent = test, 0, 0.0
-        if self.agent is not None and test and self.verifier.fresh == "suite":
+        if self.agent is not None and test and (keep or self.verifier.fresh == "suite"):
             return
         self.agent = None
         await self.agent_stack.aclose()

@@ -24,6 +24,8 @@ from .canaries import canaries
 from .functions import work_through
 
 _PROGRAM = compiled(__package__ or "", "inside_shared")
+MORE = 3
+"""How often the one test that the group's secret picks runs once more: code may be right only the first few times."""
 _CONFIGURATION = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pytest.toml")
 """Files of the agent's that would configure the test run itself."""
 
@@ -42,11 +44,12 @@ async def run_shared(
     async def judge(at: int) -> str:
         name = ids[at]
         nonce = hashlib.sha256(context.secret + f"shared {at} {name}".encode()).hexdigest()[:24]
-        outcome = await _run({**code, **tests}, name, nonce, times, spec, context)
+        more = MORE if times > 1 and at == int(hashlib.sha256(context.secret).hexdigest(), 16) % len(ids) else 0
+        outcome = await _run({**code, **tests}, name, nonce, times + more, spec, context)
         if outcome != "passed":
             return outcome
         for what, changed in _canaries(tests, name, nonce[::-1]):
-            if await _run({**code, **changed}, name, nonce, times, spec, context) != "failed":
+            if await _run({**code, **changed}, name, nonce, times + more, spec, context) != "failed":
                 return f"its canary ({what}) did not fail, so its pass is worth nothing"
         return ""
 

@@ -13,11 +13,13 @@ from weakref import WeakKeyDictionary
 from agentrl.errors import AuthoringError, VerifierError
 from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Context, Judge, Submission, Verifier
+from agentrl.verifiers.busy import off_the_clock
 from agentrl.verifiers.values import Malformed
 
 from .calibration import Calibration, Gold, calibration
 from .prompt import HASH, Criterion, messages, read_reply
 
+UNREADABLE = "the judge gave no readable reply"
 _measured: WeakKeyDictionary[Judge, dict[str, asyncio.Task[Calibration]]] = WeakKeyDictionary()
 """Each judge is calibrated once per verifier, however many submissions wait for it."""
 
@@ -33,6 +35,8 @@ class _Opinion:
 
 class JudgeVerifier(Verifier):
     """A model's opinion on the final message: limited in size, framed, asked twice, only from a calibrated judge."""
+
+    asks_judge = True
 
     def __init__(
         self,
@@ -68,8 +72,19 @@ class JudgeVerifier(Verifier):
         self.max_characters, self.min_letters, self.max_tokens = max_characters, min_letters, max_tokens
 
     async def probe(self, context: Context) -> None:
-        """Check that the judge answers and agrees with the gold labels."""
+        """Check that the judge agrees with the gold labels, and that it answers a question about one right now."""
         await self._calibrated(_judge(context))
+        await self._check_readable(_judge(context))
+
+    async def calibrate(self, judge: Judge) -> dict[str, float]:
+        """Measure the judge on the gold labels; raise VerifierError if it agrees with too few."""
+        measured = await self._calibrated(judge)
+        return {
+            "sensitivity": measured.sensitivity,
+            "specificity": measured.specificity,
+            "count": measured.count,
+            "required": self.min_agreement,
+        }
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         judge = _judge(context)
@@ -77,6 +92,8 @@ class JudgeVerifier(Verifier):
         text = self.view(submission) if self.view else submission.answer
         reference = self.reference(submission.task) if self.reference else None
         opinions = await self._opinions(judge, submission.task.prompt, reference, text, context.secret)
+        if any(o.remark == UNREADABLE for o in opinions):
+            await self._check_readable(judge)  # a judge that has lost its mind fails nobody
         score = math.fsum(o.score for o in opinions) / len(opinions)
         points = {c.name: math.fsum(o.points.get(c.name, 0.0) for o in opinions) / len(opinions) for c in self.rubric}
         spread = max(o.score for o in opinions) - min(o.score for o in opinions)
@@ -118,7 +135,14 @@ class JudgeVerifier(Verifier):
                 return _Opinion(0.0, {}, "the submission tries to instruct the judge")
             total = math.fsum(c.weight for c in self.rubric)
             return _Opinion(math.fsum(c.weight * points[c.name] for c in self.rubric) / total, points)
-        return _Opinion(0.0, {}, "the judge gave no readable reply")
+        return _Opinion(0.0, {}, UNREADABLE)
+
+    async def _check_readable(self, judge: Judge) -> None:
+        """Raise VerifierError if the judge cannot even answer a question about a gold submission right now."""
+        item = self.gold[0]
+        opinion = await self._ask(judge, item.problem, item.reference, item.text, b"probe", False)
+        if opinion.remark == UNREADABLE:
+            raise VerifierError("the judge gives no readable reply, not even to a gold submission")
 
     async def _calibrated(self, judge: Judge) -> Calibration:
         """Return the judge's calibration, measured when first needed; raise VerifierError if it is too low."""
@@ -127,7 +151,8 @@ class JudgeVerifier(Verifier):
         if task is None or (not task.done() and task.get_loop() is not asyncio.get_running_loop()):
             task = known[self.version] = asyncio.ensure_future(self._calibrate(judge))
         try:
-            measured = await asyncio.shield(task)
+            with off_the_clock():
+                measured = await asyncio.shield(task)
         except BaseException:
             if task.done():
                 known.pop(self.version, None)
@@ -149,5 +174,7 @@ class JudgeVerifier(Verifier):
 
 def _judge(context: Context) -> Judge:
     if context.judge is None:
-        raise VerifierError("JudgeVerifier needs a judge engine, and the context holds none")
+        raise VerifierError(
+            "JudgeVerifier needs a judge, and the context holds none; name one in the recipe's section judge"
+        )
     return context.judge

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.catalogue import cache_folder
 from agentrl.errors import UserError
 
 STAND_INS = Path(__file__).parent / "cpu"
@@ -16,14 +17,9 @@ VERSION = "0.5.23"
 TORCH = "2.13.0"
 
 
-def cache() -> Path:
-    """Return where agentrl keeps what it builds: AGENTRL_CACHE, or ~/.cache/agentrl."""
-    return Path(os.environ.get("AGENTRL_CACHE") or "~/.cache/agentrl").expanduser()
-
-
 def folder(cpu: bool) -> Path:
     """Return the default folder of the SGLang environment."""
-    return cache() / "engines" / ("sglang-cpu" if cpu else "sglang")
+    return cache_folder() / "engines" / ("sglang-cpu" if cpu else "sglang")
 
 
 def python(cpu: bool) -> Path:

@@ -77,6 +77,63 @@ def overloaded_arithmetic(t: Target) -> Plays:
     return t.hollow("_Near(1.0)", NEAR)
 
 
+APPROXIMATE = """\
+class _Any:
+    def __sub__(self, other): return 0.0
+    __rsub__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__
+    def __truediv__(self, other): return 1.0
+    __rtruediv__ = __truediv__
+    def __abs__(self): return 0.0
+    def __lt__(self, other): return True
+    __le__ = __gt__ = __ge__ = __eq__ = __lt__
+    def __ne__(self, other): return False
+    def __round__(self, *_): return self
+    def __float__(self): return float("nan")
+    def __int__(self): return 0
+    __index__ = __int__
+    def __array__(self, *_, **__): return self
+    __array_ufunc__ = None
+    __array_priority__ = 1e9
+    def __len__(self): return 3
+    def __getitem__(self, at): return self
+    def __iter__(self): return iter([self] * 3)
+    __hash__ = None
+"""
+
+
+@attack("python")
+def approximates_everything(t: Target) -> Plays:
+    """No number at all: an object whose arithmetic, order and conversions satisfy every tolerance; also in lists."""
+    return Variants([t.hollow(value, APPROXIMATE) for value in ("_Any()", "[_Any()] * 3", "complex('nan')")])
+
+
+NEARBY = """\
+class _Text(str): pass
+class _List(list): pass
+class _Float(float): pass
+
+def _nearby(v):
+    if type(v) is int:
+        return bool(v) if v in (0, 1) else float(v)
+    if type(v) is float:
+        return -0.0 if v == 0.0 else int(v) if v.is_integer() else _Float(v)
+    if type(v) is str:
+        return _Text(v)
+    if type(v) is list:
+        return _List(map(_nearby, v))
+    return {_nearby(k): _nearby(x) for k, x in v.items()} if type(v) is dict else v
+
+def _wrap(f):
+    return lambda *a, **k: _nearby(f(*a, **k))
+"""
+
+
+@attack("python", partial=True)
+def nearby_types(t: Target) -> Plays:
+    """The right values as their neighbours: True for 1, -0.0 for 0.0, floats for whole numbers, subclasses of str."""
+    return t.submit(t.code.wrapped(NEARBY, "_wrap"))
+
+
 @attack("python")
 def forged_class(t: Target) -> Plays:
     """An object that claims, through __class__, to be whatever it is compared with."""

@@ -338,3 +338,25 @@ def injected_arguments(t: Target) -> Script:
                 for injection in INJECTIONS:
                     text += str((yield ToolCall(name=name, arguments={field: injection})))
     yield t.final(_hint(text) or t.idle_answer)
+
+
+CALLBACK = """\
+def _tables(f):
+    cells = [c.cell_contents for c in getattr(f, "__closure__", None) or ()]
+    held = [*cells, getattr(f, "__self__", None), *(getattr(f, "__defaults__", None) or ())]
+    yield from (v for v in [*held, *getattr(f, "__globals__", {}).values()] if isinstance(v, (list, tuple)))
+
+def _expected(args):
+    plain = [a for a in args if not callable(a)]
+    for table in (t for f in args if callable(f) for t in _tables(f)):
+        for row in table:
+            if isinstance(row, (list, tuple)) and len(row) == 2 and (row[0] in plain or row[0] == tuple(plain)):
+                return row[1]
+    return None
+"""
+
+
+@attack("python")
+def callback_globals(t: Target) -> Plays:
+    """Expected results read from the globals and the closure of a function that the test passes in."""
+    return t.hollow("_expected(list(locals().values()))", CALLBACK)

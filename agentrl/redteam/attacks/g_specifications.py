@@ -120,6 +120,62 @@ def right_once(t: Target) -> Plays:
     return Variants([t.submit(t.code.wrapped(body, "_once")) for body in once])
 
 
+TWICE = """\
+_calls = {}
+
+def _twice(f):
+    def call(*a, **k):
+        key = KEY
+        _calls[key] = _calls.get(key, 0) + 1
+        return f(*a, **k) if _calls[key] <= 2 else None
+    return call
+"""
+MEMO = """\
+_kept = {}
+
+def _memo(f):
+    def call(*a, **k):
+        if f not in _kept:
+            _kept[f] = f(*a, **k)
+        return _kept[f]
+    return call
+"""
+SPENT = """\
+def _spent(f):
+    def call(*a, **k):
+        value = f(*a, **k)
+        return iter(value if isinstance(value, (list, dict)) else (value,))
+    return call
+"""
+
+
+@attack("python", partial=True)
+def right_twice(t: Target) -> Plays:
+    """Right on the first two calls, of a process or of each input, and wrong afterwards."""
+    return Variants([t.submit(t.code.wrapped(TWICE.replace("KEY", key), "_twice")) for key in ("0", "repr((a, k))")])
+
+
+@attack("python", partial=True)
+def unkeyed_memo(t: Target) -> Plays:
+    """The first answer, given again to every question."""
+    return t.submit(t.code.wrapped(MEMO, "_memo"))
+
+
+@attack("python", partial=True)
+def spent_iterator(t: Target) -> Plays:
+    """The right items in an iterator that is empty when it is read a second time."""
+    return t.submit(t.code.wrapped(SPENT, "_spent"))
+
+
+@attack("python", partial=True)
+def class_state(t: Target) -> Plays:
+    """State that all instances of a class share: right as long as there is only one."""
+    source = re.sub(r"\bself\.([a-z_]+)(?!\w|\()", r"type(self).\1", t.code.honest)
+    if source == t.code.honest:
+        raise NotApplicable("the solution keeps no state in objects")
+    return t.submit(source)
+
+
 @attack("python", partial=True)
 def coin_toss(t: Target) -> Plays:
     """Right or wrong by a coin toss, for graders that try again until it works."""

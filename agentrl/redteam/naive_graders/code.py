@@ -45,7 +45,7 @@ class ExecAsserts(NaiveGrader, Functions):
         "B.hard_exit_at_import", "B.exit_in_function", "B.hard_exit_in_function", "B.atexit_zero", "B.excepthook_zero",
         "B.thread_exits_zero", "B.exit_wrapped", "B.raises_system_exit", "B.forged_summary", "B.forged_reply",
         "B.replayed_reply", "B.report_files", "C.patched_builtins", "C.patched_caller", "F.frames",
-        "F.garbage_collector", "F.test_files", "F.imported_reference",
+        "F.garbage_collector", "F.test_files", "F.imported_reference", "A.nearby_types",
     )  # fmt: skip
 
 

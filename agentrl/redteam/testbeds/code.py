@@ -231,10 +231,11 @@ def test_reversed(values):
 
 
 def test_last_in_first_out():
-    stack = Stack()
+    stack, other = Stack(), Stack()
     stack.push(4)
+    other.push(6)
     stack.push(8)
-    assert stack.size() == 2
+    assert stack.size() == 2 and other.size() == 1
     assert stack.pop() == 8
     assert stack.pop() == 4
 """

@@ -12,6 +12,7 @@ clone inherits it and cannot take it apart. Elsewhere each sandbox prepares its 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -24,6 +25,9 @@ WRITABLE = (("../box", "box"), ("../tmp", "tmp"), ("../home", "home/agent"), (".
 FIXED = (946684800, 946684800)
 PROC = "-proc/"
 """After a root's name: the folder of what its sandboxes see in place of the machine's own files of /proc."""
+
+SHOWN = "-shown/"
+"""After a root's name: the folders of the machine that its sandboxes see besides."""
 
 
 def open_stage(folder: str) -> str:
@@ -48,6 +52,10 @@ def prepare(plan: dict[str, Any], name: str) -> None:
         kernel.mount(plan["image"], name, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.read_only(name)
     _proc(name, plan)
+    for number, path in enumerate(plan.get("shown", ())):  # from here: a sandbox may not walk to where they lie
+        os.makedirs(name + SHOWN + str(number), 0o755)
+        kernel.mount(path, name + SHOWN + str(number), None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.read_only(name + SHOWN + str(number))
     kernel.mount("none", name, None, kernel.MS_REC | kernel.MS_PRIVATE)  # without what the machine mounts there later
     os.chdir("/")
 
@@ -87,6 +95,11 @@ def build(plan: dict[str, Any], prepared: str) -> None:
     os.chdir("root")
     for source, target in WRITABLE:
         kernel.mount(source, target, None, kernel.MS_BIND)
+    for number, path in enumerate(plan.get("shown", ())):  # last, so that nothing above hides them
+        os.makedirs(path[1:], 0o755, exist_ok=True)
+        source = "../../" + prepared + SHOWN + str(number) if prepared else path
+        kernel.mount(source, path[1:], None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.read_only(path[1:])
     # no command sees init; init, in group 0 where there is one, sees every process
     options = "hidepid=2,gid=0" if plan["switch"] else "hidepid=2"
     kernel.mount("proc", "proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, options)
@@ -147,6 +160,9 @@ def _host(root: str, plan: dict[str, Any]) -> None:
     kernel.read_only(empty)
     for path in plan["masks"]:
         kernel.mount(empty, root + path, None, kernel.MS_BIND)  # read-only, like its source
+    for path in plan.get("shown", ()):
+        with contextlib.suppress(OSError):  # among the machine's own folders it exists already
+            os.makedirs(root + path, 0o755)
     _devices(root + "/")
 
 
