@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +45,8 @@ class ToolFormat(Protocol):
     """Reads and writes tool calls."""
 
     name: str
+    form: str
+    """What to write, as an error tells the policy."""
 
     def read(self, text: str) -> Read: ...
 
@@ -278,6 +280,40 @@ class Llama:
         if len(calls) > 1:
             raise ValueError(f"the llama tool format writes one call per message, got {len(calls)}")
         return f'{{"name": {dump(calls[0].name)}, "parameters": {dump(calls[0].arguments)}}}'
+
+
+_STRAY = re.compile(
+    r'\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"(?:name|function)"\s*+:\s*+"([^"\\\n]{1,64})"\s*+,'
+    r'\s*+"(?:arguments|parameters)"\s*+:\s*+\{'
+)
+_WRAPPER = re.compile(r"(?:```\w{0,20}|<\w{1,20}>)\s*+$")
+
+
+def stray_calls(text: str, tools: Container[str], form: str) -> Read | None:
+    """Read a message that holds calls of known tools as plain JSON, where the tool format would see a final answer.
+
+    Many models write a right call in a Markdown block in place of the tags that their template asks for. Such a
+    message is not a final answer. Where every call in it is whole, it says what to do as plainly as tags would, and
+    is carried out; otherwise the policy is told what to write. None when the text holds nothing like a call.
+    """
+    calls: list[ToolCall] = []
+    content, place = "", 0
+    while (start := _STRAY.search(text, place)) is not None:
+        if start.group(1) not in tools:
+            place = start.end()
+            continue
+        if not calls:
+            content = _WRAPPER.sub("", text[: start.start()].rstrip()).rstrip()
+        try:
+            value, place = _json(text, start.start())
+            value.pop("type", None)
+            keys = {"function": "name", "parameters": "arguments"}
+            calls.append(_call({keys.get(key, key): item for key, item in value.items()}, "arguments"))
+        except _Refused as error:
+            return Read(content, (*calls, _broken(str(error), form)))
+        if len(calls) > MAX_CALLS:
+            break
+    return Read(content, _bounded(calls, len(calls))) if calls else None
 
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (Hermes(), Mistral(), Llama())

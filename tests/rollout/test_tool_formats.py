@@ -23,6 +23,7 @@ from agentrl.rollout.tool_formats import (
     instructions,
     recognise,
     split_thinking,
+    stray_calls,
 )
 from agentrl.types import ToolCall
 
@@ -296,3 +297,72 @@ def test_long_hostile_texts_are_read_in_no_time(text: str) -> None:
     escape_tags(text)
     harmless(text)
     assert process_time() - began < 2.0
+
+
+STRAY = '{"name": "read", "arguments": {"path": "a.py"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        STRAY,
+        f"I look at it first.\n\n```json\n{STRAY}\n```",
+        f"```\n{STRAY}\n```\nThen I will fix it.",
+        f"<tools>\n{STRAY}\n</tools>",
+        STRAY.replace("arguments", "parameters"),
+        STRAY.replace('"name"', '"type": "function", "function"'),
+    ],
+)
+def test_a_call_of_a_known_tool_in_any_wrapping_is_a_call(text: str) -> None:
+    """A right call without the tags of the template is carried out: it is not a final answer."""
+    parsed = stray_calls(text, {"read", "write"}, Hermes.form)
+    assert parsed is not None
+    assert parsed.calls == (ToolCall(name="read", arguments={"path": "a.py"}),)
+    assert parsed.content == ("I look at it first." if text.startswith("I look") else "")
+
+
+def test_several_stray_calls_are_read_in_order() -> None:
+    """All of them are carried out, in the order in which they stand."""
+    other = STRAY.replace("a.py", "b.py")
+    parsed = stray_calls(f"```json\n{STRAY}\n```\n```json\n{other}\n```", {"read"}, Hermes.form)
+    assert parsed is not None
+    assert [call.arguments["path"] for call in parsed.calls] == ["a.py", "b.py"]
+
+
+def test_a_broken_stray_call_is_answered_with_what_to_write() -> None:
+    """The policy is told the form of its own tool format."""
+    parsed = stray_calls('```json\n{"name": "read", "arguments": {"path": }}\n```', {"read"}, Hermes.form)
+    assert parsed is not None
+    assert [call.error for call in parsed.calls] == [
+        "this tool call was not carried out: not valid JSON: Expecting value near '}}'. "
+        'Write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "done",
+        '{"name": "Ada", "arguments": {"age": 3}}',
+        '{"name": "read"}',
+        'The tool is called "read", its "arguments" are in the manual.',
+    ],
+)
+def test_an_answer_that_calls_no_known_tool_stays_an_answer(text: str) -> None:
+    """JSON that names none of the episode's tools may be the answer that was asked for."""
+    assert stray_calls(text, {"read"}, Hermes.form) is None
+
+
+def test_stray_calls_are_read_in_linear_time() -> None:
+    """Neither many calls, nor many beginnings, nor much white space cost more than their length."""
+    texts = [
+        STRAY * 40_000,
+        '{"name": "read", "arguments": {' * 60_000,
+        ('{"name": "no", "arguments": {' + " " * 50) * 20_000,
+        "{" + " " * 1_000_000,
+        '{"name"' + " " * 1_000_000 + ":",
+    ]
+    for text in texts:
+        began = process_time()
+        stray_calls(text, {"read"}, Hermes.form)
+        assert process_time() - began < 1.0
