@@ -62,13 +62,15 @@ class Tool:
             model = self.arguments.model_validate_json(json.dumps(dict(arguments)), strict=True)
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False, include_input=False)[:3]
-            raise CallError(f"{self.name}: {'; '.join(map(self._problem, problems))}") from None
+            raise CallError(f"{self.name}: {'; '.join(self._problem(p, arguments) for p in problems)}") from None
         except (TypeError, ValueError, RecursionError):
             raise CallError(f"{self.name}: the arguments are not plain JSON") from None
         return {name: getattr(model, name) for name in self.arguments.model_fields}
 
-    def _problem(self, error: Any) -> str:
+    def _problem(self, error: Any, arguments: Mapping[str, Any]) -> str:
         place = ".".join(map(str, error["loc"]))
+        if error["type"] in ("int_type", "float_type", "bool_type") and isinstance(arguments.get(place), str):
+            return f"{place}: {error['msg']}, not a text: write it without quotes"
         if error["type"] == "extra_forbidden":
             near = difflib.get_close_matches(place, self.arguments.model_fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.arguments.model_fields)}"

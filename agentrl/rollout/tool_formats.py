@@ -196,16 +196,23 @@ class Hermes:
         return Read("".join(outside).strip(), _bounded(calls, len(calls) + count))
 
     def _one(self, text: str, start: int) -> tuple[ToolCall, int]:
-        """Return the call whose opening tag ends at `start`, and where the text after it begins."""
+        """Return the call whose opening tag ends at `start`, and where the text after it begins.
+
+        The template of Qwen2.5-Coder shows its model a call in doubled braces by mistake, and the model writes them;
+        the second pair adds nothing and is left out. A whole call at the end of a message needs no closing tag:
+        nothing else can follow it.
+        """
         try:
-            value, end = _json(text, start)
-            while end < len(text) and text[end].isspace():
-                end += 1
+            doubled = _DOUBLED.match(text, start)
+            value, end = _json(text, doubled.end() - 1 if doubled else start)
+            end = _space(text, end)
+            if doubled and text.startswith("}", end):
+                end = _space(text, end + 1)
+            if _END.fullmatch(text, end):
+                return _call(value, "arguments"), len(text)
             if not text.startswith(self._close, end):
                 after = text[end : end + 20].split("\n")[0]
-                raise _Refused(
-                    f"{self._close} expected after the JSON, found {after!r}" if after else "it is not closed"
-                )
+                raise _Refused(f"{self._close} expected after the JSON, found {after!r}")
             return _call(value, "arguments"), end + len(self._close)
         except _Refused as error:
             # Reading continues after the next closing tag: what lies between belongs to this broken call.
@@ -282,10 +289,22 @@ class Llama:
         return f'{{"name": {dump(calls[0].name)}, "parameters": {dump(calls[0].arguments)}}}'
 
 
+_DOUBLED = re.compile(r"\s*+\{\s*+\{")
+_END = re.compile(r"\s*+(?:```\s*+)?")
+
+
+def _space(text: str, place: int) -> int:
+    """Return where the white space that begins at `place` ends."""
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
 _STRAY = re.compile(
-    r'\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"(?:name|function)"\s*+:\s*+"([^"\\\n]{1,64})"\s*+,'
+    r'\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"(?:name|function|function_name|tool|tool_name)"\s*+:\s*+"([^"\\\n]{1,64})"\s*+,'
     r'\s*+"(?:arguments|parameters)"\s*+:\s*+\{'
 )
+_KEYS = {**dict.fromkeys(("function", "function_name", "tool", "tool_name"), "name"), "parameters": "arguments"}
 _WRAPPER = re.compile(r"(?:```\w{0,20}|<\w{1,20}>)\s*+$")
 
 
@@ -307,8 +326,7 @@ def stray_calls(text: str, tools: Container[str], form: str) -> Read | None:
         try:
             value, place = _json(text, start.start())
             value.pop("type", None)
-            keys = {"function": "name", "parameters": "arguments"}
-            calls.append(_call({keys.get(key, key): item for key, item in value.items()}, "arguments"))
+            calls.append(_call({_KEYS.get(key, key): item for key, item in value.items()}, "arguments"))
         except _Refused as error:
             return Read(content, (*calls, _broken(str(error), form)))
         if len(calls) > MAX_CALLS:

@@ -78,7 +78,7 @@ def test_broken_calls_say_what_is_wrong_and_what_to_write(inside: str, reason: s
 
 def test_a_call_without_its_end_or_beginning_is_refused() -> None:
     for text, reason in (
-        (f"<tool_call>{GOOD}", "it does not end with </tool_call>"),
+        (f"<tool_call>{GOOD} and so on", "it does not end with </tool_call>"),
         (f"<tool_call>{GOOD[:-9]}", "it does not end with </tool_call>"),
         ("well</tool_call>", "</tool_call> without <tool_call> before it"),
     ):
@@ -311,6 +311,7 @@ STRAY = '{"name": "read", "arguments": {"path": "a.py"}}'
         f"<tools>\n{STRAY}\n</tools>",
         STRAY.replace("arguments", "parameters"),
         STRAY.replace('"name"', '"type": "function", "function"'),
+        STRAY.replace('"name"', '"function_name"'),
     ],
 )
 def test_a_call_of_a_known_tool_in_any_wrapping_is_a_call(text: str) -> None:
@@ -366,3 +367,27 @@ def test_stray_calls_are_read_in_linear_time() -> None:
         began = process_time()
         stray_calls(text, {"read"}, Hermes.form)
         assert process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>\n{{{GOOD}}}\n</tool_call>",
+        f"<tool_call>\n{{{GOOD}\n</tool_call>",
+        f"<tool_call>{{ {GOOD} }}</tool_call>",
+        f"<tool_call>\n{GOOD}",
+        f"```json\n<tool_call>\n{GOOD}\n```",
+    ],
+)
+def test_hermes_reads_doubled_braces_and_a_whole_call_at_the_end(text: str) -> None:
+    """Both are unambiguous, and a model whose template shows doubled braces writes nothing else."""
+    assert hermes.read(text).calls == (CALL,)
+
+
+def test_doubled_braces_around_something_else_stay_an_error() -> None:
+    """Only the braces are forgiven: what is inside must be one whole call."""
+    assert errors('<tool_call>{{"name": "look"}}</tool_call>') == [
+        "this tool call was not carried out: the call of 'look' has no \"arguments\". "
+        'Write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
+    ]
+    assert errors(f"<tool_call>{{{GOOD}, {GOOD}}}</tool_call>")[0] is not None
