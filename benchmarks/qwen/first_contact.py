@@ -1,6 +1,6 @@
 """Plays every environment and level with an untrained model and keeps every episode, to see what the model does there.
 
-    python -m benchmarks.qwen.first_contact MODEL --url http://127.0.0.1:31000 --out FOLDER [--tasks 20] [--envs files sql]
+    python -m benchmarks.qwen.first_contact MODEL --url http://127.0.0.1:31000 --out FOLDER [--tasks 20] [--envs files]
 
 MODEL is a transformers folder, the URL an SGLang server that has it. FOLDER gets one JSONL file of episodes per
 environment and summary.json: success per level, how episodes ended, tool errors, tokens.
