@@ -71,7 +71,7 @@ class Tool:
         except ValidationError as error:
             self._refuse_many(error.error_count())
             problems = error.errors(include_url=False, include_context=False, include_input=False)[:3]
-            raise CallError(f"{self.name}: {'; '.join(map(self._problem, problems))}") from None
+            raise CallError(f"{self.name}: {'; '.join(self._problem(p, arguments) for p in problems)}") from None
         except (TypeError, ValueError, RecursionError):
             raise CallError(f"{self.name}: the arguments are not plain JSON") from None
         return {name: getattr(model, name) for name in self.arguments.model_fields}
@@ -82,8 +82,10 @@ class Tool:
             names = ", ".join(self.arguments.model_fields)
             raise CallError(f"{self.name}: {count} problems with the arguments; there are: {names}") from None
 
-    def _problem(self, error: Any) -> str:
+    def _problem(self, error: Any, arguments: Mapping[str, Any]) -> str:
         place = ".".join(map(str, error["loc"]))
+        if error["type"] in ("int_type", "float_type", "bool_type") and isinstance(arguments.get(place), str):
+            return f"{place}: {error['msg']}, not a text: write it without quotes"
         if error["type"] == "extra_forbidden":
             near = difflib.get_close_matches(place, self.arguments.model_fields, n=1) if len(place) <= MAX_NEAR else []
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.arguments.model_fields)}"

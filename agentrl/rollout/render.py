@@ -14,7 +14,7 @@ Nothing that a policy samples or a tool returns makes rendering raise: what a te
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from agentrl.rollout.tool_formats import (
     instructions,
     recognise,
     split_thinking,
+    stray_calls,
 )
 from agentrl.types import Message, Role, ToolCall
 
@@ -135,14 +136,19 @@ class Renderer:
         """Return whether a turn holds text that some templates remove from history: thinking, or words beside calls."""
         return bool(turn.thinking or (turn.content and turn.tool_calls))
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
-        """Read a sampled turn as a message; a call that cannot be read exactly carries an error instead."""
+    def parse(self, token_ids: Sequence[int], tools: Container[str] = ()) -> Message:
+        """Read a sampled turn as a message; a call that cannot be read exactly carries an error instead.
+
+        `tools` are the names of the episode's tools: a call of one of them is a call in whatever wrapping it stands.
+        """
         ids = list(token_ids)
         while ids and ids[-1] in self.stop_token_ids:
             ids.pop()
         text = self.decode(ids)
         thinking, rest = split_thinking("<think>" + text if self._thinks else text)
         parsed = self.tool_format.read(rest)
+        if not parsed.calls:
+            parsed = stray_calls(rest, tools, self.tool_format.form) or parsed
         broken = any(call.error is not None for call in parsed.calls)  # then the text itself is the only record of it
         content = rest.strip() if broken else parsed.content
         return Message(role="assistant", content=content, tool_calls=parsed.calls, thinking=thinking)

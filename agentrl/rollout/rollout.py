@@ -238,7 +238,7 @@ class _Turns:
         completion = self._completion = await episode.timed("engine", self._sample(room))
         episode.stage = "environment"
         self._turn += 1
-        message = self.renderer.parse(completion.token_ids)
+        message = self.renderer.parse(completion.token_ids, episode.tools)
         if completion.finish != "stop":
             # Cut off by a budget: its calls may be half written, so none of them is carried out.
             episode.transcript.append(message)

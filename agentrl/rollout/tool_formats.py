@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +45,8 @@ class ToolFormat(Protocol):
     """Reads and writes tool calls."""
 
     name: str
+    form: str
+    """What to write, as an error tells the policy."""
 
     def read(self, text: str) -> Read: ...
 
@@ -201,16 +203,23 @@ class Hermes:
         return Read("".join(outside).strip(), _bounded(calls, len(calls) + count))
 
     def _one(self, text: str, start: int) -> tuple[ToolCall, int]:
-        """Return the call whose opening tag ends at `start`, and where the text after it begins."""
+        """Return the call whose opening tag ends at `start`, and where the text after it begins.
+
+        The template of Qwen2.5-Coder shows its model a call in doubled braces by mistake, and the model writes them;
+        the second pair adds nothing and is left out. A whole call at the end of a message needs no closing tag:
+        nothing else can follow it.
+        """
         try:
-            value, end = _json(text, start)
-            while end < len(text) and text[end].isspace():
-                end += 1
+            doubled = _DOUBLED.match(text, start)
+            value, end = _json(text, doubled.end() - 1 if doubled else start)
+            end = _space(text, end)
+            if doubled and text.startswith("}", end):
+                end = _space(text, end + 1)
+            if _END.fullmatch(text, end):
+                return _call(value, "arguments"), len(text)
             if not text.startswith(self._close, end):
                 after = text[end : end + 20].split("\n")[0]
-                raise _Refused(
-                    f"{self._close} expected after the JSON, found {after!r}" if after else "it is not closed"
-                )
+                raise _Refused(f"{self._close} expected after the JSON, found {after!r}")
             return _call(value, "arguments"), end + len(self._close)
         except _Refused as error:
             # Reading continues after the next closing tag: what lies between belongs to this broken call.
@@ -285,6 +294,51 @@ class Llama:
         if len(calls) > 1:
             raise ValueError(f"the llama tool format writes one call per message, got {len(calls)}")
         return f'{{"name": {dump(calls[0].name)}, "parameters": {dump(calls[0].arguments)}}}'
+
+
+_DOUBLED = re.compile(r"\s*+\{\s*+\{")
+_END = re.compile(r"\s*+(?:```\s*+)?")
+
+
+def _space(text: str, place: int) -> int:
+    """Return where the white space that begins at `place` ends."""
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+_STRAY = re.compile(
+    r'\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"(?:name|function|function_name|tool|tool_name)"\s*+:\s*+"([^"\\\n]{1,64})"\s*+,'
+    r'\s*+"(?:arguments|parameters)"\s*+:\s*+\{'
+)
+_KEYS = {**dict.fromkeys(("function", "function_name", "tool", "tool_name"), "name"), "parameters": "arguments"}
+_WRAPPER = re.compile(r"(?:```\w{0,20}|<\w{1,20}>)\s*+$")
+
+
+def stray_calls(text: str, tools: Container[str], form: str) -> Read | None:
+    """Read a message that holds calls of known tools as plain JSON, where the tool format would see a final answer.
+
+    Many models write a right call in a Markdown block in place of the tags that their template asks for. Such a
+    message is not a final answer. Where every call in it is whole, it says what to do as plainly as tags would, and
+    is carried out; otherwise the policy is told what to write. None when the text holds nothing like a call.
+    """
+    calls: list[ToolCall] = []
+    content, place = "", 0
+    while (start := _STRAY.search(text, place)) is not None:
+        if start.group(1) not in tools:
+            place = start.end()
+            continue
+        if not calls:
+            content = _WRAPPER.sub("", text[: start.start()].rstrip()).rstrip()
+        try:
+            value, place = _json(text, start.start())
+            value.pop("type", None)
+            calls.append(_call({_KEYS.get(key, key): item for key, item in value.items()}, "arguments"))
+        except _Refused as error:
+            return Read(content, (*calls, _broken(str(error), form)))
+        if len(calls) > MAX_CALLS:
+            break
+    return Read(content, _bounded(calls, len(calls))) if calls else None
 
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (Hermes(), Mistral(), Llama())

@@ -145,7 +145,10 @@ def test_valid_arguments_arrive_as_their_types() -> None:
         ({"what": "a", "color": "red", "colour": "red"}, "paint: no argument 'color'; did you mean 'colour'?"),
         ({"what": 1, "colour": "red"}, "paint: what: Input should be a valid string"),
         ({"what": "a", "colour": "green"}, "paint: colour: Input should be 'red' or 'blue'"),
-        ({"what": "a", "colour": "red", "times": "2"}, "paint: times: Input should be a valid integer"),
+        (
+            {"what": "a", "colour": "red", "times": "2"},
+            "paint: times: Input should be a valid integer, not a text: write it without quotes",
+        ),
         ({"what": "a", "colour": "red", "times": True}, "paint: times: Input should be a valid integer"),
         ({"what": "a", "colour": "red", "times": 6}, "paint: times: Input should be less than or equal to 5"),
         ({"what": {1, 2}, "colour": "red"}, "paint: the arguments are not plain JSON"),

@@ -23,6 +23,7 @@ from agentrl.rollout.tool_formats import (
     instructions,
     recognise,
     split_thinking,
+    stray_calls,
 )
 from agentrl.types import ToolCall
 
@@ -77,7 +78,7 @@ def test_broken_calls_say_what_is_wrong_and_what_to_write(inside: str, reason: s
 
 def test_a_call_without_its_end_or_beginning_is_refused() -> None:
     for text, reason in (
-        (f"<tool_call>{GOOD}", "it does not end with </tool_call>"),
+        (f"<tool_call>{GOOD} and so on", "it does not end with </tool_call>"),
         (f"<tool_call>{GOOD[:-9]}", "it does not end with </tool_call>"),
         ("well</tool_call>", "</tool_call> without <tool_call> before it"),
     ):
@@ -296,3 +297,97 @@ def test_long_hostile_texts_are_read_in_no_time(text: str) -> None:
     escape_tags(text)
     harmless(text)
     assert process_time() - began < 2.0
+
+
+STRAY = '{"name": "read", "arguments": {"path": "a.py"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        STRAY,
+        f"I look at it first.\n\n```json\n{STRAY}\n```",
+        f"```\n{STRAY}\n```\nThen I will fix it.",
+        f"<tools>\n{STRAY}\n</tools>",
+        STRAY.replace("arguments", "parameters"),
+        STRAY.replace('"name"', '"type": "function", "function"'),
+        STRAY.replace('"name"', '"function_name"'),
+    ],
+)
+def test_a_call_of_a_known_tool_in_any_wrapping_is_a_call(text: str) -> None:
+    """A right call without the tags of the template is carried out: it is not a final answer."""
+    parsed = stray_calls(text, {"read", "write"}, Hermes.form)
+    assert parsed is not None
+    assert parsed.calls == (ToolCall(name="read", arguments={"path": "a.py"}),)
+    assert parsed.content == ("I look at it first." if text.startswith("I look") else "")
+
+
+def test_several_stray_calls_are_read_in_order() -> None:
+    """All of them are carried out, in the order in which they stand."""
+    other = STRAY.replace("a.py", "b.py")
+    parsed = stray_calls(f"```json\n{STRAY}\n```\n```json\n{other}\n```", {"read"}, Hermes.form)
+    assert parsed is not None
+    assert [call.arguments["path"] for call in parsed.calls] == ["a.py", "b.py"]
+
+
+def test_a_broken_stray_call_is_answered_with_what_to_write() -> None:
+    """The policy is told the form of its own tool format."""
+    parsed = stray_calls('```json\n{"name": "read", "arguments": {"path": }}\n```', {"read"}, Hermes.form)
+    assert parsed is not None
+    assert [call.error for call in parsed.calls] == [
+        "this tool call was not carried out: not valid JSON: Expecting value near '}}'. "
+        'Write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "done",
+        '{"name": "Ada", "arguments": {"age": 3}}',
+        '{"name": "read"}',
+        'The tool is called "read", its "arguments" are in the manual.',
+    ],
+)
+def test_an_answer_that_calls_no_known_tool_stays_an_answer(text: str) -> None:
+    """JSON that names none of the episode's tools may be the answer that was asked for."""
+    assert stray_calls(text, {"read"}, Hermes.form) is None
+
+
+def test_stray_calls_are_read_in_linear_time() -> None:
+    """Neither many calls, nor many beginnings, nor much white space cost more than their length."""
+    texts = [
+        STRAY * 40_000,
+        '{"name": "read", "arguments": {' * 60_000,
+        ('{"name": "no", "arguments": {' + " " * 50) * 20_000,
+        "{" + " " * 1_000_000,
+        '{"name"' + " " * 1_000_000 + ":",
+    ]
+    for text in texts:
+        began = process_time()
+        stray_calls(text, {"read"}, Hermes.form)
+        assert process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>\n{{{GOOD}}}\n</tool_call>",
+        f"<tool_call>\n{{{GOOD}\n</tool_call>",
+        f"<tool_call>{{ {GOOD} }}</tool_call>",
+        f"<tool_call>\n{GOOD}",
+        f"```json\n<tool_call>\n{GOOD}\n```",
+    ],
+)
+def test_hermes_reads_doubled_braces_and_a_whole_call_at_the_end(text: str) -> None:
+    """Both are unambiguous, and a model whose template shows doubled braces writes nothing else."""
+    assert hermes.read(text).calls == (CALL,)
+
+
+def test_doubled_braces_around_something_else_stay_an_error() -> None:
+    """Only the braces are forgiven: what is inside must be one whole call."""
+    assert errors('<tool_call>{{"name": "look"}}</tool_call>') == [
+        "this tool call was not carried out: the call of 'look' has no \"arguments\". "
+        'Write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
+    ]
+    assert errors(f"<tool_call>{{{GOOD}, {GOOD}}}</tool_call>")[0] is not None
