@@ -9,7 +9,8 @@ AgentRLError
 │   └── SandboxDied                its sandbox died of something inside it (memory, processes, kill)
 ├── InfraError                     a cause seen outside the agent's sandbox: retried, never scored
 │   ├── SandboxError  EngineError  StorageError
-└── VerifierError                  grading itself broke: retried in fresh sandboxes, never a silent 0
+├── VerifierError                  grading itself broke: retried in fresh sandboxes, never a silent 0
+└── Halted                         the whole command must stop: a ceiling was reached, an endpoint is gone
 """
 
 import traceback
@@ -66,6 +67,11 @@ class StorageError(InfraError):
 
 class VerifierError(AgentRLError):
     """Grading broke, or gave something that is not a finite score in [0, 1]."""
+
+
+class Halted(AgentRLError):
+    """The whole command must stop, not one episode alone: a ceiling was reached, or an endpoint is gone. What is
+    finished is kept."""
 
 
 class InvariantError(AgentRLError, AssertionError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl import metrics, seeds, statistics
-from agentrl.errors import UserError
+from agentrl.errors import AgentRLError, UserError
 from agentrl.hashing import task_hash, words_hash
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
@@ -75,7 +75,7 @@ class Evaluation:
         """Estimate pass@k without bias, over tasks with at least k tries."""
         rates = {task: statistics.pass_at_k(len(p), sum(p), k) for task, p in self.passes.items() if len(p) >= k}
         family = self.family
-        return statistics.bootstrap(list(rates.values()), families=[family.get(task, "") for task in rates])
+        return statistics.rate(list(rates.values()), families=[family.get(task, "") for task in rates])
 
     def per_task(self) -> dict[str, float]:
         """Return the share of passes of each task: what paired comparisons are made of."""
@@ -139,8 +139,14 @@ def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int)
     return [Problem(runtime.name, environment.task(split, level, index)) for level, index in places]
 
 
+class Plays(Protocol):
+    """What an evaluation needs of a player."""
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory: ...
+
+
 async def evaluate(
-    player: Player,
+    player: Plays,
     tasks: Sequence[Problem],
     *,
     samples: int,
@@ -148,24 +154,50 @@ async def evaluate(
     key: bytes,
     concurrency: int = 256,
     progress: Callable[[int, int], None] | None = None,
+    done: Mapping[tuple[int, int], Trajectory] | None = None,
+    record: Callable[[Trajectory, str], Awaitable[None]] | None = None,
 ) -> Evaluation:
-    """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds."""
+    """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds.
+
+    `done` holds tries of an interrupted evaluation, by group and index: they are not played again. `record` is given
+    every other one as it ends.
+    """
     slots = asyncio.Semaphore(concurrency)
+    earlier = done or {}
     finished = 0
 
     async def one(number: int, index: int) -> Trajectory:
         nonlocal finished
-        async with slots:
-            rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
-            trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+        rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
+        trajectory = earlier.get((rollout_id.group, index))
+        if trajectory is None:
+            async with slots:
+                trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+            if record:
+                await record(trajectory, tasks[number].env)
         finished += 1
         if progress:
             progress(finished, len(tasks) * samples)
         return trajectory
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(n, i)) for n in range(len(tasks)) for i in range(samples)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one(n, i)) for n in range(len(tasks)) for i in range(samples)]
+    except BaseExceptionGroup as errors:
+        ours = errors.subgroup(AgentRLError)
+        if ours is None:
+            raise
+        raise _first(ours) from errors
     return Evaluation(problems=tuple(tasks), trajectories=tuple(task.result() for task in running))
+
+
+def _first(errors: BaseExceptionGroup[AgentRLError]) -> AgentRLError:
+    """Return the first error of a group: one message tells a user more than hundreds of the same."""
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    assert isinstance(first, AgentRLError)
+    return first
 
 
 class Evaluator:

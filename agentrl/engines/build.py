@@ -78,13 +78,19 @@ def make(
 def chat(section: recipe.OpenaiEngine) -> OpenaiEngine:
     """Return an endpoint for evaluation and judges."""
     from agentrl.engines.openai import OpenaiEngine
+    from agentrl.engines.spending import Ceiling, Spending
 
+    ceiling = Ceiling(
+        tokens=section.max_tokens_total,
+        cost=section.max_cost,
+        price_in=section.price_in,
+        price_out=section.price_out,
+    )
+    spending = Spending(
+        ceiling, requests_per_minute=section.requests_per_minute, tokens_per_minute=section.tokens_per_minute
+    )
     return OpenaiEngine(
-        section.url,
-        section.model,
-        key_variable=section.key_variable,
-        requests_per_minute=section.requests_per_minute,
-        retries=section.retries,
+        section.url, section.model, key_variable=section.key_variable, spending=spending, retries=section.retries
     )
 
 
