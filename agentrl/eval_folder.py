@@ -101,7 +101,8 @@ class EvalFolder:
     def write(self, report: Mapping[str, Any], markdown: str) -> None:
         """Write the report: after this the evaluation counts as finished."""
         _write(self.path / "report.md", markdown + "\n")
-        _write(self.path / REPORT, json.dumps(report, indent=1) + "\n")
+        shown = {name: value for name, value in report.items() if name != "key"}  # the owner alone may read that
+        _write(self.path / REPORT, json.dumps(shown, indent=1) + "\n")
 
 
 def rows(folder: Path) -> dict[tuple[int, int], Stored]:

@@ -151,9 +151,12 @@ def _environment(env: str, summary: Mapping[str, Any], ks: Sequence[int]) -> lis
         for level, part in summary["by_level"].items():
             rates = "  ".join(f"pass@{k} {interval(part[f'pass@{k}'])}" for k in ks)
             lines.append(f"    level {level:<4} {rates}  ({task_count(part)})")
+    per_success = "no success"
+    if summary["passed"]:
+        per_success = f"per success {summary['tokens_per_success']:.0f} tokens, "
+        per_success += f"{summary['turns_per_success']:.1f} turns, {summary['seconds_per_success']:.1f} s"
     lines.append(
-        f"    per success {summary['tokens_per_success']:.0f} tokens, {summary['turns_per_success']:.1f} turns, "
-        f"{summary['seconds_per_success']:.1f} s; tool errors {summary['tool_errors']:.2f} per episode; "
+        f"    {per_success}; tool errors {summary['tool_errors']:.2f} per episode; "
         f"cut off {summary['truncated']:.0%}; ungraded {summary['ungraded']}"
     )
     shows = f"    this size can show a difference of {100 * (summary['detectable'] or 0):.0f} points"

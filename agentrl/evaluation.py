@@ -279,20 +279,6 @@ class Evaluator:
         return lines
 
 
-def compare(a: Evaluation, b: Evaluation) -> Interval:
-    """Tell how much better `b` is than `a` on the same tasks: a paired interval of the pass rate.
-
-    It is refused when too many tries of either could not be graded: they count as failed, whatever caused that.
-    """
-    for name, side in (("first", a), ("second", b)):
-        if side.ungraded > MAX_UNGRADED * len(side.trajectories):
-            raise UserError(
-                f"{side.ungraded} of {len(side.trajectories)} tries of the {name} policy could not be graded, more "
-                f"than {MAX_UNGRADED:.0%}: a comparison would measure that; find out why, then evaluate again"
-            )
-    return gain(a.per_task(), b.per_task(), a.family)
-
-
 def gain(before: Mapping[str, float], after: Mapping[str, float], family: Mapping[str, str] | None = None) -> Interval:
     """Compare two policies by each task's share of passes, and the family of each task that has one."""
     shared = sorted(before.keys() & after.keys())
