@@ -72,7 +72,7 @@ def evaluate(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe, run, checkpoint, transformers folder, hub id, SGLang URL, MODEL@URL, or earlier evaluation. "
+            help="A recipe, run, checkpoint, transformers folder, hub id, SGLang URL, MODEL@URL or earlier evaluation. "
             "With --endpoint: the recipe or run whose tasks are tried."
         ),
     ] = None,

@@ -153,7 +153,9 @@ def _same(name: str, rules: Protocol, others: Sequence[tuple[str, Protocol]]) ->
         if theirs["hash"] != rules["hash"]:
             raise UserError(
                 f"{name} (protocol {rules['hash']}) and {other} (protocol {theirs['hash']}) cannot be compared; they "
-                "differ in:\n  " + "\n  ".join(eval_folder.differences(rules, theirs)) + "\nevaluate both again together"
+                "differ in:\n  "
+                + "\n  ".join(eval_folder.differences(rules, theirs))
+                + "\nevaluate both again together"
             )
 
 

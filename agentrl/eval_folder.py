@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.codec import Stored
+from agentrl.engines.spending import Spending
 from agentrl.errors import StorageError, UserError
 from agentrl.evaluation import Problem
 from agentrl.hashing import digest, task_hash
-from agentrl.codec import Stored
-from agentrl.engines.spending import Spending
 from agentrl.recipe import EvalSection, Recipe, RolloutSection
 from agentrl.rollout import store
 
@@ -136,7 +136,7 @@ def open_folder(
 ) -> Iterator[EvalFolder]:
     """Open the folder of an evaluation: the newest unfinished one of the same protocol and policies, or a new one.
 
-    `out` names the folder itself. `policies` tell each policy's `name`, and an `identity` that changes with its weights.
+    `out` names the folder itself. `policies` tell their `name`, and an `identity` that changes with the weights.
     """
     wanted = {"format": FORMAT, "protocol": rules, "policies": [dict(p) for p in policies]}
     try:
@@ -201,7 +201,9 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{path} is in use by another agentrl process; wait until it ends, or use --fresh") from None
+            raise UserError(
+                f"{path} is in use by another agentrl process; wait until it ends, or use --fresh"
+            ) from None
         yield
     finally:
         os.close(handle)

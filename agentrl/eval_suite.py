@@ -80,7 +80,9 @@ def load(path: Path) -> Suite:
     return suite
 
 
-def evaluate(path: Path, *, limits: Mapping[str, Any] | None = None, **options: Any) -> tuple[dict[str, Any], list[int]]:
+def evaluate(
+    path: Path, *, limits: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[dict[str, Any], list[int]]:
     """Evaluate every model of a suite; return the report, and which k it is about. `options` are those of `run_all`."""
     suite = load(path)
     base = suite.recipe()

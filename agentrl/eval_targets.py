@@ -136,7 +136,9 @@ def _from_hub(name: str) -> Path:
     except errors.GatedRepoError as error:
         raise UserError(f"{name}: the hub asks for an accepted licence: accept it there, then set HF_TOKEN") from error
     except errors.RepositoryNotFoundError as error:
-        raise UserError(f"{name}: no such folder here and no such model on the hub (a private one needs HF_TOKEN)") from error
+        raise UserError(
+            f"{name}: no such folder here and no such model on the hub (a private one needs HF_TOKEN)"
+        ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
         raise UserError(
             f"{name}: no such folder here, the hub cannot be reached, and its cache does not hold the model; name a "

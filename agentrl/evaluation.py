@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl import metrics, seeds, statistics
-from agentrl.errors import AgentRLError, UserError
+from agentrl.errors import AgentRLError
 from agentrl.hashing import task_hash, words_hash
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe

@@ -93,9 +93,13 @@ def _resampled_means(
 ) -> NDArray[np.float64]:
     """Return means over as many families as there are, drawn with replacement, each with its tasks' sum and count."""
     random = np.random.default_rng(seed)
-    drawn = (random.integers(0, len(sums), len(sums)) for _ in range(draws))
-    means: NDArray[np.float64] = np.stack([sums[chosen].sum() / counts[chosen].sum() for chosen in drawn])
-    return means
+    count = len(sums)
+    rows = max(1, (1 << 20) // count)  # as many draws at a time as fit well into memory
+    means: list[NDArray[np.float64]] = []
+    for first in range(0, draws, rows):
+        chosen = random.integers(0, count, (min(rows, draws - first), count))
+        means.append(sums[chosen].sum(axis=1) / counts[chosen].sum(axis=1))
+    return np.concatenate(means)
 
 
 def rate(values: Sequence[float], *, families: Sequence[str] | None = None) -> Interval:
@@ -103,7 +107,7 @@ def rate(values: Sequence[float], *, families: Sequence[str] | None = None) -> I
 
     Ten failures of ten, or one family alone, leave the bootstrap nothing to vary: it says [0, 0], which nobody knows.
     """
-    drawn = bootstrap(values, families=families)
+    drawn = bootstrap(values, families=families) if len(set(values)) != 1 else Interval(values[0], 0.0, 0.0)
     if not values or drawn.low < drawn.high:
         return drawn
     count = len(_by_family(values, families))

@@ -289,7 +289,9 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if self.usage is not None and self.segments:
-            raise ValueError(f"trajectory of {self.task.id} has token ids and an endpoint's usage; it can have only one")
+            raise ValueError(
+                f"trajectory of {self.task.id} has token ids and an endpoint's usage; it can have only one"
+            )
         if self.task.secret:
             raise ValueError(f"trajectory of {self.task.id} carries the task's secret; build it from task.public()")
         if self.outcome.grade == "graded" and not self.segments and self.usage is None:

@@ -38,6 +38,8 @@ class Endpoint:
     url: str
     seen: list[Body] = field(default_factory=list)
     """The bodies of its requests, in order."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Their headers."""
 
 
 @contextmanager
@@ -54,6 +56,7 @@ def serve(answer: Callable[[Body], Reply]) -> Iterator[Endpoint]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             endpoint.seen.append(body)
+            endpoint.headers.append(dict(self.headers))
             self.reply(answer(body))
 
         def reply(self, reply: Reply) -> None:

@@ -117,7 +117,7 @@ class OpenaiEngine:
         tools: Sequence[Mapping[str, Any]] = (),
         timeout_s: float | None = None,
     ) -> Answer:
-        """Sample one assistant turn. `tools`: JSON schemas, as an environment gives them. `timeout_s`: of one request."""
+        """Sample one assistant turn. `tools`: JSON schemas, as an environment gives them. `timeout_s`: per request."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [_message(message) for message in messages],
@@ -191,9 +191,7 @@ class OpenaiEngine:
             raise EngineError(message)
         raise Refused(message, status)
 
-    async def _post(
-        self, path: str, body: Mapping[str, Any], timeout_s: float
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request and read its reply, up to a limit of bytes and seconds in all."""
         if self._http is None:
             raise EngineError("the OpenAI engine is not running; call start() first")

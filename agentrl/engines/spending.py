@@ -52,7 +52,10 @@ class Spending:
 
     def reserve(self, prompt: int, completion: int) -> None:
         """Put aside what a request may take at most; raise `Halted` when that could cross the ceiling."""
-        prompts, completions = self.prompt + self._reserved[0] + prompt, self.completion + self._reserved[1] + completion
+        prompts, completions = (
+            self.prompt + self._reserved[0] + prompt,
+            self.completion + self._reserved[1] + completion,
+        )
         limit, ceiling = "", self.ceiling
         if ceiling.tokens is not None and prompts + completions > ceiling.tokens:
             limit = f"the ceiling of {ceiling.tokens} tokens"

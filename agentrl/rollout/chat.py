@@ -1,12 +1,12 @@
-"""Plays episodes with a chat endpoint: messages and tools in, tool calls out, by the driver and budgets of every rollout.
+"""Plays episodes with a chat endpoint: messages and tools in, calls out, by the driver and budgets of every rollout.
 
-    opening messages ─┬─> ask ─> check the calls ─> (envs/play.py acts) ─┐     a budget ends the episode: it is graded
-                      └──────────────── observations ────────────────────┘     the endpoint is gone: `Halted`, resumed later
+opening messages ─┬─> ask ─> check the calls ─> (envs/play.py acts) ─┐  a budget ends the episode: it is graded
+                  └──────────────── observations ────────────────────┘  the endpoint is gone: `Halted`
 
 There are no token ids: the trajectory carries the endpoint's own count instead, and cannot be trained on. Whatever the
 endpoint sends in the policy's name counts as the policy's: a call that cannot be read is answered with an error, and a
-conversation that the endpoint refuses while it answers others is graded 0. Waits for rate limits and retries are no part
-of an episode's time.
+conversation that the endpoint refuses while it answers others is graded 0. Waits for rate limits and retries are no
+part of an episode's time.
 """
 
 from __future__ import annotations

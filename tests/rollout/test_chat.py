@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from agentrl.engines.spending import Ceiling, Spending
 from agentrl.errors import EngineError, Halted
 from agentrl.evaluation import Problem
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
-from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.types import Message, Trajectory
 from tests.chat_endpoint import Body, Reply, call, expert, said, serve
 
@@ -28,6 +28,24 @@ BUDGET = Budget(context=ANY_CONTEXT, tokens=200, turns=4)
 YES = said("yes")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environments() -> Iterator[None]:
+    """The environment, opened once for all episodes."""
+    recipe = recipes.build(
+        {
+            "run": {"name": "r"},
+            "model": {"type": "scratch"},
+            "envs": [{"name": "countdown", "sandbox": "process", "unsafe": True}],
+        }
+    )
+    with assembly.runtimes(recipe) as runtimes:
+        RUNTIMES.update(runtimes)
+        yield
+
+
+RUNTIMES: dict[str, EnvRuntime] = {}
+
+
 def play(answer: Callable[[Body], Reply], *, budget: Budget = BUDGET, **options: Any) -> tuple[Trajectory, list[Body]]:
     """Play one countdown task with a server; the probe "Say yes." is answered as it should be."""
 
@@ -35,16 +53,14 @@ def play(answer: Callable[[Body], Reply], *, budget: Budget = BUDGET, **options:
         return YES if body["messages"][0]["content"] == "Say yes." else answer(body)
 
     async def main(url: str) -> Trajectory:
-        recipe = recipes.build({"run": {"name": "r"}, "model": {"type": "scratch"}, "envs": [{"name": "countdown"}]})
-        endpoint = OpenaiEngine(url, "m", backoff_s=0.01, retries=options.pop("retries", 1), **options)
-        with assembly.runtimes(recipe) as runtimes:
-            await endpoint.start()
-            try:
-                await endpoint.answers()
-                player = ChatPlayer(endpoint=endpoint, runtimes=runtimes, budget=budget)
-                return await player.play("countdown", TASK, RolloutId(seed=1, group=7, index=0, key=b"k"))
-            finally:
-                await endpoint.close()
+        endpoint = OpenaiEngine(url, "m", backoff_s=0.01, retries=1, **options)
+        await endpoint.start()
+        try:
+            await endpoint.answers()
+            player = ChatPlayer(endpoint=endpoint, runtimes=RUNTIMES, budget=budget)
+            return await player.play("countdown", TASK, RolloutId(seed=1, group=7, index=0, key=b"k"))
+        finally:
+            await endpoint.close()
 
     with serve(reply) as server:
         trajectory = asyncio.run(main(server.url))
@@ -132,7 +148,7 @@ STRANGE: dict[str, tuple[Reply, float]] = {
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_whatever_an_endpoint_sends_in_the_policys_name_is_graded(name: str) -> None:
-    """No reply leaves an episode without a grade while the endpoint answers others; nonsense of a count is estimated."""
+    """No reply leaves an episode without a grade while the endpoint answers others; nonsense counts are estimated."""
     reply, score = STRANGE[name]
     trajectory, _ = play(lambda body: reply)
     assert (trajectory.outcome.grade, trajectory.outcome.score) == ("graded", score), trajectory.outcome
