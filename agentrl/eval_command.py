@@ -13,7 +13,7 @@ from agentrl import assembly, eval_folder, eval_report, evaluation, seeds
 from agentrl.errors import UserError
 from agentrl.eval_folder import EvalFolder, Protocol
 from agentrl.eval_report import markdown, table
-from agentrl.eval_targets import Target, find
+from agentrl.eval_targets import Target, find, recipe_of
 from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, overlap, problems_of
 from agentrl.recipe import EvalSection, OpenaiEngine, Recipe
 from agentrl.report import curve as pictures
@@ -86,9 +86,9 @@ def evaluate(
     endpoint's section: key_variable, requests_per_minute, tokens_per_minute, max_tokens_total, price_in, price_out,
     max_cost. `options`: tasks, levels, temperature, out, fresh, curve, say.
     """
-    tasks_from = find(on, overrides=overrides).recipe if on else None
+    tasks_from = recipe_of(on, overrides) if on else None
     first = find(target, recipe=tasks_from, overrides=overrides, limits=endpoint)
-    other = find(compare, recipe=first.recipe, overrides=overrides, limits=endpoint) if compare else None
+    other = find(compare, recipe=tasks_from or first.recipe, overrides=overrides, limits=endpoint) if compare else None
     return run(first, other, ks=k, **options)
 
 

@@ -138,6 +138,8 @@ def open_folder(
 
     `out` names the folder itself. `policies` tell their `name`, and an `identity` that changes with the weights.
     """
+    if fresh and out is not None and (out / RECORD).exists():
+        raise UserError(f"{out} holds an evaluation already; --fresh needs another --out")
     wanted = {"format": FORMAT, "protocol": rules, "policies": [dict(p) for p in policies]}
     try:
         path = out if out is not None else _unfinished(parent, wanted) if not fresh else None

@@ -12,7 +12,7 @@ from agentrl import eval_folder
 from agentrl import recipe as recipes
 from agentrl.errors import UserError
 from agentrl.hashing import short
-from agentrl.recipe import OpenaiEngine, Recipe
+from agentrl.recipe import OpenaiEngine, Recipe, TransformersEngine
 from agentrl.runfolder import check_format
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -79,10 +79,20 @@ def find(
     if (path.parent / eval_folder.RECORD).is_file() and path.name.isdigit():
         return _stored(path.parent, int(path.name))
     if (path / "config.json").is_file():
-        return Target(text, _needed(text, recipe), path)
+        return Target(text, _weights(_needed(text, recipe)), path)
     if _HUB.fullmatch(text) and not path.exists():
-        return Target(text, _needed(text, recipe), _from_hub(text))
+        return Target(text, _weights(_needed(text, recipe)), _from_hub(text))
     raise UserError(f"{text}: neither {KINDS}")
+
+
+def recipe_of(text: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe whose tasks `--on` names: a file, a run or a checkpoint. No weights are looked at."""
+    path = Path(text)
+    places = (path, path / "recipe.yaml", path.parent.parent / "recipe.yaml")
+    for place in places[: 3 if (path / "COMPLETE").is_file() else 2]:
+        if place.is_file():
+            return recipes.load(place, list(overrides))
+    raise UserError(f"{text}: neither a recipe nor a run; --on names what says on which tasks a policy is tried")
 
 
 def at_endpoint(section: OpenaiEngine, recipe: Recipe) -> Target:
@@ -102,6 +112,14 @@ def _needed(text: str, recipe: Recipe | None) -> Recipe:
     if recipe is None:
         raise UserError(f"{text} does not say on which tasks; name a recipe or a run with --on")
     return recipe
+
+
+def _weights(recipe: Recipe) -> Recipe:
+    """Return a recipe for a model whose weights are here: an endpoint cannot serve them."""
+    if not isinstance(recipe.rollout.engine, OpenaiEngine):
+        return recipe
+    rollout = recipe.rollout.model_copy(update={"engine": TransformersEngine()})
+    return recipe.model_copy(update={"rollout": rollout})
 
 
 def _run(path: Path, wanted: Path | None = None, overrides: Sequence[str] = ()) -> Target:

@@ -148,7 +148,7 @@ def mcnemar(better: int, worse: int) -> float:
     """
     flips = better + worse
     tail = sum(math.comb(flips, i) for i in range(min(better, worse) + 1))
-    return min(1.0, 2 * tail / 2**flips)
+    return min(1.0, 2 * tail / (1 << flips))
 
 
 def changes(a: Sequence[float], b: Sequence[float], *, families: Sequence[str] | None = None) -> tuple[int, int]:

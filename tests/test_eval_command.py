@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from agentrl import assembly, eval_command, eval_folder, eval_suite
+from agentrl import assembly, eval_command, eval_folder, eval_suite, eval_targets
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.errors import Halted, RecipeError, UserError
@@ -288,6 +288,27 @@ def test_hub_ids_come_from_the_hubs_cache_and_are_told_when_they_are_not_there(
         eval_command.find("org/absent", recipe=recipes.load(recipe))
     with pytest.raises(UserError, match="--on"):
         eval_command.find("org/tiny")
+
+
+def test_the_tasks_of_a_run_are_taken_without_looking_at_its_weights(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "r"
+    (run / "checkpoints" / "step-000001").mkdir(parents=True)
+    (run / "checkpoints" / "step-000001" / "COMPLETE").write_text("")
+    (run / "recipe.yaml").write_text(recipe.read_text())
+    for place in (recipe, run, run / "checkpoints" / "step-000001"):
+        assert eval_targets.recipe_of(str(place), ["eval.tasks=3"]).eval == EvalSection(tasks=3)
+    with pytest.raises(UserError, match="neither a recipe nor a run"):
+        eval_targets.recipe_of(str(tmp_path / "nothing"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    api = eval_command.find("m@http://127.0.0.1:9/v1", recipe=recipes.load(recipe))
+    beside = eval_command.find(str(tmp_path / "model"), recipe=api.recipe)
+    assert beside.recipe.rollout.engine.type == "transformers", "weights that are here are not asked for at an endpoint"
+
+
+def test_a_ceiling_of_cost_needs_prices(recipe: Path, good: str) -> None:
+    with pytest.raises(UserError, match="max_cost needs the prices"):
+        evaluate(good, recipe, endpoint={"max_cost": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ def chat(section: recipe.OpenaiEngine) -> OpenaiEngine:
     from agentrl.engines.openai import OpenaiEngine
     from agentrl.engines.spending import Ceiling, Spending
 
+    if section.max_cost is not None and not (section.price_in or section.price_out):
+        raise RecipeError("max_cost needs the prices of a million tokens: set price_in and price_out")
     ceiling = Ceiling(
         tokens=section.max_tokens_total,
         cost=section.max_cost,

@@ -131,7 +131,7 @@ class OpenaiEngine:
             body["tools"] = [t if "function" in t else {"type": "function", "function": t} for t in tools]
         prompt = len(json.dumps(body)) // 3  # rather too many than too few: tokens of text have four letters or so
         reserved = (prompt, max_tokens)
-        self.spending.reserve(*reserved)
+        await self.spending.reserve(*reserved)
         taken = (0, 0)
         try:
             answer = await self._exchange("/chat/completions", body, sum(reserved), timeout_s or self._timeout_s)

@@ -41,6 +41,8 @@ class Spending:
         self.prompt = self.completion = 0
         """Tokens of the requests that were answered."""
         self._reserved = [0, 0]
+        self._settled = asyncio.Event()
+        """Set, and replaced, whenever a request has ended."""
         self._request_s = 60.0 / requests_per_minute if requests_per_minute else 0.0
         self._token_s = 60.0 / tokens_per_minute if tokens_per_minute else 0.0
         self._next_request = self._next_token = 0.0
@@ -50,25 +52,32 @@ class Spending:
         """What the answered requests cost."""
         return self.ceiling.price(self.prompt, self.completion)
 
-    def reserve(self, prompt: int, completion: int) -> None:
-        """Put aside what a request may take at most; raise `Halted` when that could cross the ceiling."""
+    async def reserve(self, prompt: int, completion: int) -> None:
+        """Put aside what a request may take at most. Where that could cross the ceiling, wait for the requests under
+        way, which may take less than was put aside for them; raise `Halted` when there are none."""
+        while limit := self._crossed(prompt, completion):
+            if self._reserved == [0, 0]:
+                raise Halted(
+                    f"{limit} is reached: {self.prompt} prompt and {self.completion} completion tokens were used "
+                    f"(cost {self.cost:.4g}), and the next request could cross it; what is finished is kept: raise "
+                    "the ceiling and run the same command again to resume"
+                )
+            await self._settled.wait()
+        self._reserved[0] += prompt
+        self._reserved[1] += completion
+
+    def _crossed(self, prompt: int, completion: int) -> str:
+        """Say which ceiling a request could cross; nothing where it cannot."""
         prompts, completions = (
             self.prompt + self._reserved[0] + prompt,
             self.completion + self._reserved[1] + completion,
         )
-        limit, ceiling = "", self.ceiling
+        ceiling = self.ceiling
         if ceiling.tokens is not None and prompts + completions > ceiling.tokens:
-            limit = f"the ceiling of {ceiling.tokens} tokens"
-        elif ceiling.cost is not None and ceiling.price(prompts, completions) > ceiling.cost:
-            limit = f"the ceiling of {ceiling.cost:g} in cost"
-        if limit:
-            raise Halted(
-                f"{limit} is reached: {self.prompt} prompt and {self.completion} completion tokens were used "
-                f"(cost {self.cost:.4g}), and the next request could cross it; what is finished is kept: raise the "
-                "ceiling and run the same command again to resume"
-            )
-        self._reserved[0] += prompt
-        self._reserved[1] += completion
+            return f"the ceiling of {ceiling.tokens} tokens"
+        if ceiling.cost is not None and ceiling.price(prompts, completions) > ceiling.cost:
+            return f"the ceiling of {ceiling.cost:g} in cost"
+        return ""
 
     def settle(self, reserved: tuple[int, int], prompt: int, completion: int) -> None:
         """Replace a reservation by what the request took; 0 and 0 where it failed."""
@@ -77,6 +86,8 @@ class Spending:
         self.prompt += prompt
         self.completion += completion
         self._next_token += (prompt + completion - sum(reserved)) * self._token_s
+        self._settled.set()
+        self._settled = asyncio.Event()
 
     async def turn(self, tokens: int) -> None:
         """Wait until the rate limits allow a request of about so many tokens; requests are let through in order."""

@@ -218,7 +218,7 @@ def test_tokens_per_minute_space_requests() -> None:
         paced = Spending(tokens_per_minute=60_000)  # a thousand per second
         began = time.monotonic()
         for _ in range(3):
-            paced.reserve(200, 200)
+            await paced.reserve(200, 200)
             await paced.turn(400)
             paced.settle((200, 200), 100, 200)  # it took less than it might have
         return time.monotonic() - began
@@ -227,19 +227,27 @@ def test_tokens_per_minute_space_requests() -> None:
 
 
 def test_a_ceiling_is_never_crossed() -> None:
-    """Requests that could cross it are not sent: what is under way counts with all that it may take."""
-    spending = Spending(Ceiling(tokens=1000))
-    spending.reserve(300, 300)
-    with pytest.raises(Halted, match="the ceiling of 1000 tokens is reached"):
-        spending.reserve(300, 101)
-    spending.settle((300, 300), 250, 10)
-    spending.reserve(300, 440)
-    spending.settle((300, 440), 0, 0)
-    assert (spending.prompt, spending.completion) == (250, 10)
-    priced = Spending(Ceiling(cost=1.0, price_in=1.0, price_out=10.0))
-    priced.reserve(500_000, 50_000)
-    with pytest.raises(Halted, match="the ceiling of 1 in cost"):
-        priced.reserve(0, 1)
+    """Requests that could cross it wait for those under way, and are not sent when nothing is left to wait for."""
+
+    async def main() -> None:
+        spending = Spending(Ceiling(tokens=1000))
+        await spending.reserve(300, 300)
+        waiting = asyncio.create_task(spending.reserve(300, 440))
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "the first may still take all that it may"
+        spending.settle((300, 300), 250, 10)
+        await waiting
+        spending.settle((300, 440), 0, 0)
+        assert (spending.prompt, spending.completion) == (250, 10)
+        with pytest.raises(Halted, match="the ceiling of 1000 tokens is reached: 250 prompt and 10 completion"):
+            await spending.reserve(300, 441)
+        priced = Spending(Ceiling(cost=1.0, price_in=1.0, price_out=10.0))
+        await priced.reserve(500_000, 50_000)
+        priced.settle((500_000, 50_000), 500_000, 50_000)
+        with pytest.raises(Halted, match="the ceiling of 1 in cost"):
+            await priced.reserve(0, 1)
+
+    asyncio.run(main())
     with pytest.raises(Halted, match="ceiling of 50 tokens"):
         play(lambda body: said(RIGHT), spending=Spending(Ceiling(tokens=50)))
 
