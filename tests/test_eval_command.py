@@ -6,7 +6,9 @@ import json
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -193,7 +195,6 @@ def test_earlier_evaluations_are_compared_under_one_protocol_only(recipe: Path, 
 
 
 def test_the_protocol_changes_with_whatever_a_score_depends_on(tasks: list[Problem]) -> None:
-    from dataclasses import replace
 
     rollout, section = recipes.RolloutSection(), EvalSection()
     versions = {"verifier of countdown": "a", "environment countdown": "b"}
@@ -255,7 +256,6 @@ def test_a_comparison_with_too_many_ungraded_tries_is_refused_and_said(
     play = ChatPlayer.play
 
     async def broken(self: ChatPlayer, *arguments: Any) -> Any:
-        from dataclasses import replace
 
         fault = Fault(component="sandbox", blame="infra", cause="the disk is full")
         outcome = Outcome(ending="done", grade="infra_error", score=None, fault=fault)
@@ -375,3 +375,27 @@ def test_the_picture_is_well_formed_whatever_the_names_are() -> None:
     assert first == ["56.0,270.0", "340.0,188.0", "624.0,24.0"], "k in octaves, 1.0 at the top"
     ElementTree.fromstring(curve.draw([("alone", [[1, 0.0, 0.0, 0.1]])]))
     ElementTree.fromstring(curve.draw([]))
+
+
+def test_a_killed_evaluation_resumes(recipe: Path, tasks: list[Problem]) -> None:
+    """Kill -9 in the middle: what had ended is not played again, and the report is whole."""
+    solve = expert(tasks)
+    with serve(lambda body: replace(solve(body), delay_s=0.3)) as server:
+        arguments = ["eval", str(recipe), "--endpoint", server.url, "--model", "m", "--json"]
+        process = subprocess.Popen([sys.executable, "-m", "agentrl", *arguments], stderr=subprocess.DEVNULL)
+        evaluations = recipe.parent / "runs" / "r" / "evaluations"
+        try:
+            until = time.monotonic() + 100
+            while not list(evaluations.glob("*/1/trajectories-*")) and time.monotonic() < until:
+                time.sleep(0.05)
+        finally:
+            process.kill()
+            process.wait()
+        (folder,) = evaluations.iterdir()
+        before = len(list(store.read(folder / "1")))
+        assert 0 < before < TASKS
+        asked = len(server.seen)
+        report = evaluate(f"m@{server.url}", recipe)
+        prompts = {m["content"] for body in server.seen[asked:] for m in body["messages"] if m["role"] == "user"}
+    assert report["folder"] == str(folder) and len(prompts) == TASKS - before
+    assert report["policies"][0]["environments"]["countdown"]["passed"] == TASKS
