@@ -154,6 +154,7 @@ def test_whatever_an_endpoint_sends_in_the_policys_name_is_graded(name: str) -> 
     assert (trajectory.outcome.grade, trajectory.outcome.score) == ("graded", score), trajectory.outcome
     usage = trajectory.usage or {}
     assert all(0 <= usage[side] <= MAX_REPLY for side in ("prompt", "completion"))
+    assert not any("\ud800" in message.content for message in trajectory.messages), "no file and no endpoint takes one"
     codec.line(trajectory, "countdown")
 
 
