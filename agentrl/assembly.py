@@ -16,6 +16,7 @@ from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
 from agentrl.curriculum.tasks import Source
 from agentrl.engines.base import Engine
+from agentrl.engines.build import chat
 from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
 from agentrl.envs.task_check import task_of
@@ -23,9 +24,10 @@ from agentrl.errors import AuthoringError, RecipeError
 from agentrl.evaluation import Evaluator
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics
-from agentrl.recipe import EnvSection, Recipe
+from agentrl.recipe import EnvSection, OpenaiEngine, Recipe
 from agentrl.report.terminal import Progress
 from agentrl.report.trackers import TensorBoard
+from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import Player, RequestGate
 from agentrl.rollout.render import Renderer
@@ -341,8 +343,19 @@ def make_player(
     environments: Mapping[str, EnvRuntime],
 ) -> Player:
     """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
+    return Player(
+        engine=engine,
+        renderer=renderer,
+        runtimes=environments,
+        budget=budget_of(recipe, context),
+        sampling=sampling_of(recipe),
+    )
+
+
+def budget_of(recipe: Recipe, context: int) -> Budget:
+    """Return what one episode may use. `context` is the model's longest sequence."""
     section = recipe.rollout
-    budget = Budget(
+    return Budget(
         context=min(section.max_context or context, context),
         tokens=section.max_tokens,
         turn_tokens=section.max_turn_tokens,
@@ -352,8 +365,12 @@ def make_player(
         verify_seconds=section.verify_seconds,
         retries=section.retries,
     )
-    sampling = SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
-    return Player(engine=engine, renderer=renderer, runtimes=environments, budget=budget, sampling=sampling)
+
+
+def sampling_of(recipe: Recipe) -> SamplingParams:
+    """Return how turns are sampled."""
+    section = recipe.rollout
+    return SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
 
 
 @asynccontextmanager
@@ -365,11 +382,21 @@ async def open_player(
     url: str | None = None,
     folder: Path,
     say: Say,
-) -> AsyncIterator[Player]:
+) -> AsyncIterator[Player | ChatPlayer]:
     """Start an engine that serves a policy without training it, and open its player.
 
     The policy is the model in `model`, else the one the recipe starts from; `url` names a server that has it already.
+    A recipe whose engine is a chat endpoint has its policy there, and needs neither torch nor a tokenizer.
     """
+    if isinstance(recipe.rollout.engine, OpenaiEngine) and model is None and url is None:
+        endpoint = chat(recipe.rollout.engine)
+        try:
+            await endpoint.start()
+            budget, sampling = budget_of(recipe, ANY_CONTEXT), sampling_of(recipe)
+            yield ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
+        finally:
+            await endpoint.close()
+        return
     from agentrl.learn.weights import hand_over
     from agentrl.recipe import SglangEngine
 

@@ -75,30 +75,69 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    target: Annotated[str, typer.Argument(help="A recipe, run, checkpoint, transformers folder or server URL.")],
-    k: Annotated[str, typer.Option(help="Which pass@k, e.g. 1,8.")] = "1",
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe, run, checkpoint, transformers folder, hub id, SGLang URL, MODEL@URL or earlier evaluation. "
+            "With --endpoint: the recipe or run whose tasks are tried."
+        ),
+    ] = None,
+    k: Annotated[str | None, typer.Option(help="Which pass@k, e.g. 1,8; by default 1, or the suite's.")] = None,
     compare: Annotated[
-        str | None, typer.Option(help="Another policy on the same tasks; gives a paired interval.")
+        str | None, typer.Option(help="Another policy on the same tasks; gives a paired interval and a verdict.")
     ] = None,
     on: Annotated[str | None, typer.Option(help="The recipe or run whose tasks a folder or URL is tried on.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="How many tasks; by default the recipe's.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="By default the recipe's.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="How many tasks; by default the recipe's.")] = None,
+    levels: Annotated[str | None, typer.Option(help="E.g. 1,3-5; by default the recipe's.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="By default the recipe's.")] = None,
+    set_: Overrides = None,
+    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, e.g. http://host/v1.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
+    key_env: Annotated[str | None, typer.Option(help="The environment variable that holds its key.")] = None,
+    rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute at most.")] = None,
+    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute, about.")] = None,
+    max_tokens_total: Annotated[int | None, typer.Option(min=1, help="Stop before more tokens than this.")] = None,
+    price_in: Annotated[float | None, typer.Option(min=0.0, help="Price of a million prompt tokens.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0.0, help="Price of a million completion tokens.")] = None,
+    max_cost: Annotated[float | None, typer.Option(min=0.0, help="Stop before it could cost more than this.")] = None,
+    suite: Annotated[Path | None, typer.Option(help="A file that names many models and environments.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; by default in the run's evaluations/.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted evaluation.")] = False,
+    curve: Annotated[Path | None, typer.Option(help="Draw pass@k of every policy into this SVG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--md", help="As a Markdown table.")] = False,
 ) -> None:
-    """Evaluate a policy on held-out tasks: pass@k with intervals, alone or against another."""
-    from agentrl import eval_command
+    """Evaluate policies on held-out tasks: pass@k with intervals, alone or against each other.
 
-    ks = eval_command.parse_ks(k)
-    report = eval_command.evaluate(
-        target,
-        compare=compare,
-        on=on,
-        k=ks,
-        tasks=tasks,
-        temperature=temperature,
-        say=lambda text: typer.echo(text, err=True),
-    )
-    typer.echo(eval_command.dump(report) if as_json else eval_command.table(report, ks))
+    An interrupted evaluation is resumed by the same command. Exits with 1 when a comparison had to be refused.
+
+    \b
+    agentrl eval runs/quickstart --k 1,8 --compare recipes/quickstart.yaml --curve curve.svg
+    agentrl eval ./model --on recipes/quickstart.yaml
+    agentrl eval recipes/quickstart.yaml --endpoint http://127.0.0.1:8000/v1 --model NAME --max-tokens-total 2000000
+    agentrl eval --suite suite.yaml --md
+    """
+    from agentrl import eval_command, eval_suite
+    from agentrl.envs import commands
+
+    named = {"key_variable": key_env, "requests_per_minute": rpm, "tokens_per_minute": tpm, "max_cost": max_cost}
+    named |= {"max_tokens_total": max_tokens_total, "price_in": price_in, "price_out": price_out}
+    limits = {name: value for name, value in named.items() if value is not None}
+    options: dict[str, Any] = {"tasks": tasks, "levels": commands.numbers(levels), "temperature": temperature}
+    options |= {"out": out, "fresh": fresh, "curve": curve, "say": lambda text: typer.echo(text, err=True)}
+    if suite is not None:
+        eval_command.only_suite(target, compare, on, endpoint, set_)
+        ks = eval_command.parse_ks(k) if k else None
+        report, ks = eval_suite.evaluate(suite, limits=limits, ks=ks, **options)
+    else:
+        ks = eval_command.parse_ks(k or "1")
+        policy, tasks_of = eval_command.named(target, endpoint, model, on)
+        report = eval_command.evaluate(
+            policy, compare=compare, on=tasks_of, k=ks, endpoint=limits, overrides=set_ or [], **options
+        )
+    write = eval_command.dump if as_json else lambda r: eval_command.write(r, ks, as_markdown)
+    typer.echo(write(report))
+    raise typer.Exit(eval_command.exit_code(report))
 
 
 @model_app.command("get")

@@ -58,6 +58,7 @@ def to_row(trajectory: Trajectory, env: str) -> dict[str, Any]:
         "ledger": _dump(trajectory.ledger),
         "timings": _dump({name: round(seconds, 6) for name, seconds in trajectory.timings.items()}),
         "root": trajectory.root,
+        "usage": None if trajectory.usage is None else _dump(trajectory.usage),
     }
 
 
@@ -100,6 +101,7 @@ def from_row(row: Mapping[str, Any]) -> Stored:
         ledger=json.loads(row["ledger"]),
         timings=json.loads(row["timings"]),
         root=row["root"],
+        usage=json.loads(row["usage"]) if row.get("usage") else None,
     )
     return Stored(row["env"], trajectory)
 

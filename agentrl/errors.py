@@ -10,8 +10,9 @@ AgentRLError
 ├── InfraError                     a cause seen outside the agent's sandbox: retried, never scored
 │   ├── SandboxError  EngineError  StorageError
 │   └── Outage                     seen without anything of the policy's: no submission can have caused it
-└── VerifierError                  grading itself broke: retried in fresh sandboxes, never a silent 0
-    └── BudgetSpent                the judge may not be asked any more
+├── VerifierError                  grading itself broke: retried in fresh sandboxes, never a silent 0
+│   └── BudgetSpent                the judge may not be asked any more
+└── Halted                         the whole command must stop: a ceiling was reached, an endpoint is gone
 """
 
 import traceback
@@ -76,6 +77,11 @@ class VerifierError(AgentRLError):
 
 class BudgetSpent(VerifierError):
     """The judge's budget is spent: nothing that asks it can be scored any more, whatever was submitted."""
+
+
+class Halted(AgentRLError):
+    """The whole command must stop, not one episode alone: a ceiling was reached, or an endpoint is gone. What is
+    finished is kept."""
 
 
 class InvariantError(AgentRLError, AssertionError):

@@ -1,75 +1,31 @@
-"""`agentrl eval`: finds the policy that a target names and tries it on held-out tasks, alone or against another."""
+"""`agentrl eval`: tries policies on held-out tasks under one protocol, alone or against each other, and reports."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl import assembly, evaluation, judges, seeds, statistics
-from agentrl import recipe as recipes
+from agentrl import assembly, eval_folder, eval_report, evaluation, judges, seeds
 from agentrl.errors import UserError
-from agentrl.evaluation import Evaluation, Problem, interval, overlap, problems_of, task_count
-from agentrl.recipe import EvalSection, Recipe
+from agentrl.eval_folder import EvalFolder, Protocol
+from agentrl.eval_report import markdown, table
+from agentrl.eval_targets import Target, find, recipe_of
+from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, overlap, problems_of
+from agentrl.recipe import EvalSection, OpenaiEngine, Recipe
+from agentrl.report import curve as pictures
+from agentrl.rollout.chat import ChatPlayer
 from agentrl.rollout.rollout import EnvRuntime
-from agentrl.runfolder import check_format
+from agentrl.rollout.store import Store
+from agentrl.types import Trajectory
 
+__all__ = ["Target", "dump", "evaluate", "find", "parse_ks", "run", "run_all", "write"]
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A policy to be evaluated, and the recipe that says on what."""
-
-    name: str
-    recipe: Recipe
-    model: Path | None
-    """A transformers folder; None: what the recipe starts from."""
-    url: str | None = None
-    """A running SGLang server that serves the model."""
-    trained: frozenset[str] = frozenset()
-    """Hashes of the tasks the policy was trained on, where that is known."""
-
-
-def find(text: str, *, recipe: Recipe | None = None) -> Target:
-    """Find what the user means: a recipe, a run folder, a checkpoint, a transformers folder or a server's URL.
-
-    Folders and URLs that carry no recipe of their own take `recipe`.
-    """
-    if text.startswith(("http://", "https://")):
-        return Target(text, _needed(text, recipe), None, url=text)
-    path = Path(text)
-    if path.is_file():
-        return Target(text, recipes.load(path), None)
-    if (path / "recipe.yaml").is_file():
-        return _run(path)
-    if (path / "COMPLETE").is_file() and (path.parent.parent / "recipe.yaml").is_file():
-        return _run(path.parent.parent, path)
-    if (path / "config.json").is_file():
-        return Target(text, _needed(text, recipe), path)
-    raise UserError(
-        f"{text}: neither a recipe, a run folder, a checkpoint, a transformers folder nor a server's URL (http://...)"
-    )
-
-
-def _needed(text: str, recipe: Recipe | None) -> Recipe:
-    if recipe is None:
-        raise UserError(f"{text} does not say on which tasks; name a recipe or a run with --on")
-    return recipe
-
-
-def _run(path: Path, wanted: Path | None = None) -> Target:
-    from agentrl.learn import checkpoint
-
-    saved = checkpoint.load(wanted) if wanted else checkpoint.latest(path / "checkpoints")
-    if saved is None:
-        raise UserError(f"{path} has no checkpoint yet")
-    check_format(path)
-    trained = frozenset(saved.metrics["trained"]) if saved.metrics else frozenset()
-    return Target(f"{path} after step {saved.step}", recipes.load(path / "recipe.yaml"), saved.model, None, trained)
+KEEP = 1 << 50
+"""Bytes that the episodes of an evaluation may take: none is ever deleted."""
 
 
 def parse_ks(text: str) -> list[int]:
@@ -83,111 +39,282 @@ def parse_ks(text: str) -> list[int]:
     return ks
 
 
+def named(target: str | None, endpoint: str | None, model: str | None, on: str | None) -> tuple[str, str | None]:
+    """Return the policy that the command line names, and what its tasks come from."""
+    if (endpoint is None) != (model is None):
+        raise UserError("--endpoint needs --model, and --model needs --endpoint: which model, and where it is served")
+    if endpoint is not None:
+        if target is not None and on is not None:
+            raise UserError("the policy is at --endpoint: name the recipe of its tasks once, as target or with --on")
+        return f"{model}@{endpoint}", on or target
+    if target is None:
+        raise UserError("say what to evaluate: a recipe, a run, a model, --endpoint URL --model NAME, or --suite FILE")
+    return target, on
+
+
+def only_suite(*others: Any) -> None:
+    """Refuse options beside --suite that the suite's file settles."""
+    if any(other for other in others):
+        raise UserError("--suite names its models, environments and comparisons itself; leave out target, --compare, "
+                        "--on, --endpoint and --set")  # fmt: skip
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """Return 1 where a comparison had to be refused, else 0."""
+    return int(any(c.get("refused") for c in report.get("comparisons", ())))
+
+
+def write(report: Mapping[str, Any], ks: Sequence[int], as_markdown: bool) -> str:
+    """Write the report for people, as text or as Markdown."""
+    return markdown(report, ks) if as_markdown else table(report, ks)
+
+
 def evaluate(
-    target: str, *, compare: str | None = None, on: str | None = None, k: Sequence[int] = (1,), **options: Any
+    target: str,
+    *,
+    compare: str | None = None,
+    on: str | None = None,
+    k: Sequence[int] = (1,),
+    endpoint: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    **options: Any,
 ) -> dict[str, Any]:
     """Evaluate a policy on held-out tasks, alone or against another; return the report as plain data.
 
-    `target` and `compare` name a recipe, a run folder, a checkpoint, a transformers folder or a server's URL. `on`
-    names the recipe or run whose tasks are tried, for a folder or URL. `options`: tasks, temperature, say.
+    `target` and `compare` name a recipe, a run folder, a checkpoint, a transformers folder, a hub id, an SGLang
+    server's URL, an OpenAI-compatible endpoint (`MODEL@URL`) or the folder of an earlier evaluation. `on` names the
+    recipe or run whose tasks are tried, for what has no recipe of its own. `endpoint` holds further keys of an
+    endpoint's section: key_variable, requests_per_minute, tokens_per_minute, max_tokens_total, price_in, price_out,
+    max_cost. `options`: tasks, levels, temperature, out, fresh, curve, say.
     """
-    first = find(target, recipe=find(on).recipe if on else None)
-    return run(first, find(compare, recipe=first.recipe) if compare else None, ks=k, **options)
+    tasks_from = recipe_of(on, overrides) if on else None
+    first = find(target, recipe=tasks_from, overrides=overrides, limits=endpoint)
+    other = find(compare, recipe=tasks_from or first.recipe, overrides=overrides, limits=endpoint) if compare else None
+    return run(first, other, ks=k, **options)
 
 
-def run(
-    target: Target,
-    other: Target | None,
+def run(target: Target, other: Target | None, *, ks: Sequence[int], **options: Any) -> dict[str, Any]:
+    """Evaluate one policy, or two on the same tasks with the same seeds; return the report as plain data."""
+    pairs = [(0, 1)] if other is not None else []
+    return run_all([target, *([other] if other is not None else [])], ks=ks, pairs=pairs, **options)
+
+
+def run_all(
+    targets: Sequence[Target],
     *,
     ks: Sequence[int],
+    pairs: Sequence[tuple[int, int]] = (),
+    base: Recipe | None = None,
     tasks: int | None = None,
+    levels: Sequence[int] | None = None,
     temperature: float | None = None,
+    out: Path | None = None,
+    fresh: bool = False,
+    curve: Path | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """Evaluate one policy, or two on the same tasks with the same seeds; return the report as plain data."""
-    section = target.recipe.eval or EvalSection()
-    if tasks is not None or temperature is not None:
-        warmth = section.temperature if temperature is None else temperature
-        section = section.model_copy(update={"tasks": tasks or section.tasks, "temperature": warmth})
-    with assembly.runtimes(target.recipe) as runtimes:
-        problems = problems_of(target.recipe, section, runtimes)
-        key = evaluation.new_key()  # one for both sides, drawn now: no policy can have met its hidden cases
-        results = [
-            asyncio.run(_try(t, section, problems, runtimes, ks, key, say)) for t in (target, other) if t is not None
-        ]
-    report: dict[str, Any] = {
-        "key": key.hex(),
-        "policies": [
-            {
-                "name": t.name,
-                "environments": {env: part.summary(ks) for env, part in result.by_environment().items()},
-                "trained_on": overlap([p.task for p in problems], set(t.trained)),
-            }
-            for t, result in zip((target, other), results, strict=False)
-            if t is not None
-        ],
-    }
-    if judge := judges.judge_of(runtimes):
-        report["judge"] = judge.report()
-    if len(results) == 2:
-        difference = evaluation.compare(results[1], results[0])
-        report["difference"] = difference.as_dict()
-        report["verdict"] = statistics.verdict(difference)
+    """Evaluate policies under the protocol of one recipe, by default the first one's. `pairs` are compared: the first
+    against the second."""
+    live = [target for target in targets if target.stored is None]
+    base = base or (live or list(targets))[0].recipe
+    changed = {"tasks": tasks, "levels": list(levels) if levels else None, "temperature": temperature}
+    section = (base.eval or EvalSection()).model_copy(update={k: v for k, v in changed.items() if v is not None})
+    if not live:
+        stored = [_stored(target) for target in targets]
+        _same(targets[0].name, stored[0][1], [(t.name, rules) for t, (_, rules) in zip(targets, stored, strict=True)])
+        return _report(targets, [results for results, _ in stored], stored[0][1], ks, pairs, curve)
+    with assembly.runtimes(base) as runtimes:
+        problems = problems_of(base, section, runtimes)
+        seed = seeds.derive(base.run.seed, "eval")
+        versions, judge = assembly.source_versions(runtimes), judges.judge_of(runtimes)
+        rules = eval_folder.protocol(problems, base.rollout, section, seed, versions, judge.name if judge else "")
+        earlier = {t.stored: _stored(t) for t in targets if t.stored is not None}
+        _same("this evaluation", rules, [(t.name, earlier[t.stored][1]) for t in targets if t.stored is not None])
+        policies = [{"name": target.name, "identity": target.identity} for target in live]
+        recipe = base.model_copy(update={"eval": section})
+        parent = base.run.out / base.run.name / "evaluations"
+        with eval_folder.open_folder(parent, out, rules, policies, recipe=recipe, fresh=fresh) as folder:
+            try:
+                played = [
+                    asyncio.run(_try(t, number, folder, recipe, problems, runtimes, ks, seed, say))
+                    for number, t in enumerate(live, 1)
+                ]
+            except BaseException:
+                say(f"the episodes that ended are kept in {folder.path}; the same command resumes there")
+                raise
+            own = iter(played)
+            results = [earlier[t.stored][0] if t.stored is not None else next(own) for t in targets]
+            report = _report(targets, results, rules, ks, pairs, curve, key=folder.key.hex(), folder=str(folder.path))
+            if judge is not None:
+                report["judge"] = judge.report()
+            folder.write(report, markdown(report, ks))
     return report
+
+
+def _same(name: str, rules: Protocol, others: Sequence[tuple[str, Protocol]]) -> None:
+    """Refuse to put results beside each other that came about under different protocols."""
+    for other, theirs in others:
+        if theirs["hash"] != rules["hash"]:
+            raise UserError(
+                f"{name} (protocol {rules['hash']}) and {other} (protocol {theirs['hash']}) cannot be compared; they "
+                "differ in:\n  "
+                + "\n  ".join(eval_folder.differences(rules, theirs))
+                + "\nevaluate both again together"
+            )
+
+
+def _stored(target: Target) -> tuple[Evaluation, Protocol]:
+    """Read the results of an earlier evaluation, with their protocol."""
+    assert target.stored is not None
+    record, _ = eval_folder.read(target.stored.parent)
+    rows = eval_folder.rows(target.stored)
+    groups = sorted({group for group, _ in rows})
+    tries = min((sum(g == group for g, _ in rows) for group in groups), default=0)
+    if not tries or len(groups) != record["protocol"]["task_count"]:
+        raise UserError(f"{target.stored}: episodes of this evaluation are missing")
+    problems = [Problem(rows[group, 0].env, rows[group, 0].trajectory.task) for group in groups]
+    trajectories = [rows[group, index].trajectory for group in groups for index in range(tries)]
+    return Evaluation(problems=tuple(problems), trajectories=tuple(trajectories)), record["protocol"]
 
 
 async def _try(
     target: Target,
-    section: EvalSection,
+    number: int,
+    folder: EvalFolder,
+    base: Recipe,
     problems: Sequence[Problem],
     runtimes: Mapping[str, EnvRuntime],
     ks: Sequence[int],
-    key: bytes,
+    seed: int,
     say: Say,
 ) -> Evaluation:
-    recipe = target.recipe
-    say(f"evaluating {target.name}: {len(problems)} tasks, {max(ks)} tries each")
-    folder = recipe.run.out / recipe.run.name / "evaluation"
-    async with (
-        judges.open_judge(recipe, runtimes, say=say) as judge,
-        assembly.open_player(recipe, runtimes, model=target.model, url=target.url, folder=folder, say=say) as player,
-    ):
+    """Play what is missing of one policy's episodes; the budget is that of the protocol, the engine the policy's."""
+    section = base.eval or EvalSection()
+    own = target.recipe.rollout
+    budget = base.rollout.model_copy(update={"engine": own.engine, "concurrency": own.concurrency})
+    recipe = target.recipe.model_copy(update={"rollout": budget, "envs": base.envs})
+    done = {at: row.trajectory for at, row in eval_folder.rows(folder.side(number)).items()}
+    samples = max(ks)
+    total = len(problems) * samples
+    have = sum((EVAL_GROUP + n, i) in done for n in range(len(problems)) for i in range(samples))
+    say(f"evaluating {target.name}: {len(problems)} tasks, {samples} tries each" + (f", {have} done" if have else ""))
+
+    def progress(finished: int, of: int) -> None:
+        if finished > have and of >= 20 and finished * 10 // of > (finished - 1) * 10 // of:
+            say(f"  {finished} of {of} episodes")
+
+    async with AsyncExitStack() as stack:
+        play: Any = None
+        judge: judges.Judge | None = None
+        if have < total:
+            judge = await stack.enter_async_context(judges.open_judge(base, runtimes, say=say))
+            opened = assembly.open_player(
+                recipe, runtimes, model=target.model, url=target.url, folder=folder.side(number), say=say
+            )
+            player = await stack.enter_async_context(opened)
+            if isinstance(player, ChatPlayer):
+                stack.enter_context(folder.spending(number, player.endpoint.spending))
+            play = player.at(section.temperature)
+        store = Store(folder.side(number), disk_bytes=KEEP)
+        stack.push_async_callback(store.close)
+
+        async def record(trajectory: Trajectory, env: str) -> None:
+            if judge is None or not judge.refused or trajectory.outcome.score is not None:
+                await store.add(trajectory, env)
+
         result = await evaluation.evaluate(
-            player.at(section.temperature),
+            play,
             problems,
-            samples=max(ks),
-            seed=seeds.derive(recipe.run.seed, "eval"),
-            key=key,
-            concurrency=recipe.rollout.concurrency,
+            samples=samples,
+            seed=seed,
+            key=folder.key,
+            concurrency=own.concurrency,
+            progress=progress,
+            done=done,
+            record=record,
         )
     if judge is not None and judge.refused:
         raise UserError(f"{judge.spent}; the tries that it did not judge would have counted as failed")
     return result
 
 
-def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
-    """Write the report for people."""
-    lines = []
-    for policy in report["policies"]:
-        lines.append(
-            f"{policy['name']}, tasks that were trained on: {policy['trained_on'][0]} (near-duplicates: "
-            f"{policy['trained_on'][1]})"
+def _report(
+    targets: Sequence[Target],
+    results: Sequence[Evaluation],
+    rules: Protocol,
+    ks: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    curve: Path | None,
+    **more: Any,
+) -> dict[str, Any]:
+    short = [result for result in results if any(len(t) < max(ks) for t in result.passes.values())]
+    if short:
+        raise UserError(f"--k {max(ks)} needs as many tries per task; an earlier evaluation has fewer")
+    policies = []
+    for target, result in zip(targets, results, strict=True):
+        policies.append(
+            {
+                "name": target.name,
+                "environments": {env: eval_report.figures(part, ks) for env, part in result.by_environment().items()},
+                "trained_on": _trained_on(target, result),
+                "curve": eval_report.curve(result),
+                "notes": _notes(target, result),
+            }
         )
-        for env, summary in policy["environments"].items():
-            lines.append(f"  {env}: {task_count(summary)}")
-            lines += [f"    pass@{k:<4} {interval(summary[f'pass@{k}'])}" for k in ks]
-            lines.append("    by level  " + "  ".join(f"{level}: {p:.2f}" for level, p in summary["levels"].items()))
-            lines.append(
-                f"    per success {summary['tokens_per_success']:.0f} tokens, {summary['turns_per_success']:.1f} turns"
-                f"; tool errors {summary['tool_errors']:.2f} per episode; cut off {summary['truncated']:.0%}; "
-                f"ungraded {summary['ungraded']}"
-            )
-    if "judge" in report:
-        judge = report["judge"]
-        lines.append(f"judge: {judge['judge']}, {judge['calls']} questions, {judge['tokens']} tokens")
-    if "verdict" in report:
-        lines.append(f"first against second: {report['verdict']}")
-    return "\n".join(lines)
+    report = {**more, "protocol": rules, "policies": policies}
+    if pairs:
+        report["comparisons"] = [c for a, b in pairs for c in _comparisons(targets, results, a, b)]
+    if curve is not None:
+        lines = [(t.name, eval_report.curve(result)) for t, result in zip(targets, results, strict=True)]
+        curve.parent.mkdir(parents=True, exist_ok=True)
+        curve.write_text(pictures.draw(lines), encoding="utf-8")
+    return report
+
+
+def _trained_on(target: Target, result: Evaluation) -> Sequence[int]:
+    if target.stored is None:
+        return overlap([problem.task for problem in result.problems], set(target.trained))
+    _, report = eval_folder.read(target.stored.parent)
+    counts: list[int] = report["policies"][int(target.stored.name) - 1]["trained_on"]
+    return counts
+
+
+def _notes(target: Target, result: Evaluation) -> list[str]:
+    """Say what a reader must know about these figures."""
+    notes = []
+    engine = target.recipe.rollout.engine
+    usage = [t.usage for t in result.trajectories if t.usage is not None]
+    if usage:
+        prompt, completion = (sum(u[name] for u in usage) for name in ("prompt", "completion"))
+        prices = (engine.price_in, engine.price_out) if isinstance(engine, OpenaiEngine) else (0.0, 0.0)
+        cost = (prompt * prices[0] + completion * prices[1]) / 1e6
+        notes.append(
+            f"played by a chat endpoint: no token ids, tokens as it counts them ({prompt} prompt, {completion} "
+            "completion" + (f", cost {cost:.4g})" if any(prices) else ")")
+        )
+    if result.ungraded > evaluation.MAX_UNGRADED * len(result.trajectories):
+        notes.append(f"{result.ungraded} of {len(result.trajectories)} tries have no grade and count as failed")
+    return notes
+
+
+def _comparisons(targets: Sequence[Target], results: Sequence[Evaluation], a: int, b: int) -> list[dict[str, Any]]:
+    """Compare two policies over all environments, and in each one where there are several."""
+    parts = {"": (results[a], results[b])}
+    first, second = results[a].by_environment(), results[b].by_environment()
+    if len(first) > 1:
+        parts |= {env: (first[env], second[env]) for env in first}
+    rows = []
+    for env, (one, other) in parts.items():
+        row: dict[str, Any] = {"first": targets[a].name, "second": targets[b].name, "environment": env}
+        try:
+            row |= eval_report.compare(other, one)
+        except UserError as error:
+            row |= {"verdict": f"not compared: {error}", "refused": True}
+        if targets[a].stored is not None or targets[b].stored is not None:
+            row["verdict"] += " (evaluated apart: hidden cases differ)"
+        row["verdict"] += f" on {env}" if env else ""
+        rows.append(row)
+    return rows
 
 
 def dump(report: Mapping[str, Any]) -> str:

@@ -6,13 +6,13 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl import codec, metrics, seeds, statistics
 from agentrl.envs.task_check import task_of
-from agentrl.errors import UserError
+from agentrl.errors import AgentRLError
 from agentrl.hashing import task_hash, words_hash
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
@@ -77,7 +77,7 @@ class Evaluation:
         """Estimate pass@k without bias, over tasks with at least k tries."""
         rates = {task: statistics.pass_at_k(len(p), sum(p), k) for task, p in self.passes.items() if len(p) >= k}
         family = self.family
-        return statistics.bootstrap(list(rates.values()), families=[family.get(task, "") for task in rates])
+        return statistics.rate(list(rates.values()), families=[family.get(task, "") for task in rates])
 
     def per_task(self) -> dict[str, float]:
         """Return the share of passes of each task: what paired comparisons are made of."""
@@ -146,8 +146,14 @@ def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int)
     return [Problem(runtime.name, task_of(environment, split, level, index)) for level, index in places]
 
 
+class Plays(Protocol):
+    """What an evaluation needs of a player."""
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory: ...
+
+
 async def evaluate(
-    player: Player,
+    player: Plays,
     tasks: Sequence[Problem],
     *,
     samples: int,
@@ -155,24 +161,50 @@ async def evaluate(
     key: bytes,
     concurrency: int = 256,
     progress: Callable[[int, int], None] | None = None,
+    done: Mapping[tuple[int, int], Trajectory] | None = None,
+    record: Callable[[Trajectory, str], Awaitable[None]] | None = None,
 ) -> Evaluation:
-    """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds."""
+    """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds.
+
+    `done` holds tries of an interrupted evaluation, by group and index: they are not played again. `record` is given
+    every other one as it ends.
+    """
     slots = asyncio.Semaphore(concurrency)
+    earlier = done or {}
     finished = 0
 
     async def one(number: int, index: int) -> Trajectory:
         nonlocal finished
-        async with slots:
-            rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
-            trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+        rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
+        trajectory = earlier.get((rollout_id.group, index))
+        if trajectory is None:
+            async with slots:
+                trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+            if record:
+                await record(trajectory, tasks[number].env)
         finished += 1
         if progress:
             progress(finished, len(tasks) * samples)
         return trajectory
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(n, i)) for n in range(len(tasks)) for i in range(samples)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one(n, i)) for n in range(len(tasks)) for i in range(samples)]
+    except BaseExceptionGroup as errors:
+        ours = errors.subgroup(AgentRLError)
+        if ours is None:
+            raise
+        raise _first(ours) from errors
     return Evaluation(problems=tuple(tasks), trajectories=tuple(task.result() for task in running))
+
+
+def _first(errors: BaseExceptionGroup[AgentRLError]) -> AgentRLError:
+    """Return the first error of a group: one message tells a user more than hundreds of the same."""
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    assert isinstance(first, AgentRLError)
+    return first
 
 
 class Evaluator:
@@ -252,20 +284,6 @@ class Evaluator:
         if solved:
             lines.append("one solved episode:\n" + episode.show(solved[0]))
         return lines
-
-
-def compare(a: Evaluation, b: Evaluation) -> Interval:
-    """Tell how much better `b` is than `a` on the same tasks: a paired interval of the pass rate.
-
-    It is refused when too many tries of either could not be graded: they count as failed, whatever caused that.
-    """
-    for name, side in (("first", a), ("second", b)):
-        if side.ungraded > MAX_UNGRADED * len(side.trajectories):
-            raise UserError(
-                f"{side.ungraded} of {len(side.trajectories)} tries of the {name} policy could not be graded, more "
-                f"than {MAX_UNGRADED:.0%}: a comparison would measure that; find out why, then evaluate again"
-            )
-    return gain(a.per_task(), b.per_task(), a.family)
 
 
 def gain(before: Mapping[str, float], after: Mapping[str, float], family: Mapping[str, str] | None = None) -> Interval:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl import seeds
 from agentrl.errors import RecipeError
-from agentrl.recipe import EnvSection, Recipe
+from agentrl.recipe import Engine, EnvSection, Recipe
 from agentrl.types import Trajectory
 
 BINS = 10
@@ -144,7 +144,7 @@ def as_data(recipe: Recipe, model: Path | None, samples: int, levels: Sequence[L
     budgets = ("max_turns", "max_tokens", "max_turn_tokens", "max_context", "temperature", "top_p", "top_k")
     return {
         "env": section.name,
-        "model": source.resolve().name if source else "scratch",
+        "model": _model_name(rollout.engine, source),
         "engine": rollout.engine.type,
         "split": section.split,
         "samples": samples,
@@ -154,6 +154,12 @@ def as_data(recipe: Recipe, model: Path | None, samples: int, levels: Sequence[L
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": {key: machine[key] for key in ("agentrl", "commit", "python", "packages", "machine")},
     }
+
+
+def _model_name(engine: Engine, source: Path | None) -> str:
+    if engine.type == "openai":
+        return engine.model
+    return source.resolve().name if source else "scratch"
 
 
 def _only(recipe: Recipe, name: str) -> Recipe:

@@ -283,16 +283,25 @@ class Trajectory:
     """Seconds spent in engine, tools, verifier and overhead."""
     root: str = ""
     """Hash of the pinned root the sandbox ran on."""
+    usage: Mapping[str, int] | None = None
+    """For an episode that a chat endpoint played, which gives no token ids: the `prompt` and `completion` tokens that
+    it took. Such a trajectory has no segments, so nothing of it can ever be trained on."""
 
     def __post_init__(self) -> None:
+        if self.usage is not None and self.segments:
+            raise ValueError(
+                f"trajectory of {self.task.id} has token ids and an endpoint's usage; it can have only one"
+            )
         if self.task.secret:
             raise ValueError(f"trajectory of {self.task.id} carries the task's secret; build it from task.public()")
-        if self.outcome.grade == "graded" and not self.segments:
+        if self.outcome.grade == "graded" and not self.segments and self.usage is None:
             raise ValueError(f"graded trajectory of {self.task.id} has no tokens")
 
     @property
     def sampled_tokens(self) -> int:
         """The number of tokens that the policy sampled."""
+        if self.usage is not None:
+            return self.usage["completion"]
         return int(sum(s.loss_mask.sum() for s in self.segments))
 
     @property

@@ -14,11 +14,11 @@ from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
 from agentrl.errors import Fault, UserError
+from agentrl.eval_report import compare, curve, figures
 from agentrl.evaluation import (
     EVAL_GROUP,
     Evaluation,
     Problem,
-    compare,
     evaluate,
     overlap,
     problems,
@@ -115,8 +115,8 @@ def test_what_could_not_be_graded_counts_as_failed(found: tuple[list[Problem], R
         {"1": 1 / 3, "2": 1 / 3},
     )
     with pytest.raises(UserError, match="4 of 6 tries of the second policy could not be graded"):
-        compare(result, broken)
-    assert compare(result, result).value == 0.0
+        compare(broken, result)
+    assert compare(result, result)["difference"]["value"] == 0.0
 
 
 def test_every_environment_is_evaluated_whatever_the_number_of_tasks() -> None:
@@ -132,8 +132,11 @@ def test_every_environment_is_evaluated_whatever_the_number_of_tasks() -> None:
 
 def test_two_policies_are_compared_on_the_same_tasks(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
     weak, strong = tried(found, {0}, 1), tried(found, {0, 1, 2, 3, 4}, 1)
-    assert compare(weak, strong).value == pytest.approx(4 / 6)
-    assert compare(weak, weak).value == 0.0
+    assert compare(weak, strong)["difference"]["value"] == pytest.approx(4 / 6)
+    assert (compare(weak, strong)["better"], compare(weak, strong)["worse"]) == (4, 0)
+    assert compare(weak, strong)["verdict"].startswith("no difference at this size: +66.7 points"), "p is 0.125"
+    assert compare(weak, weak)["difference"] == {"value": 0.0, "low": pytest.approx(-0.39, abs=0.01),
+                                                 "high": pytest.approx(0.39, abs=0.01)}  # fmt: skip
 
 
 def test_intervals_draw_families(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
@@ -142,9 +145,21 @@ def test_intervals_draw_families(found: tuple[list[Problem], Renderer, EnvRuntim
     assert apart.summary([1])["families"] == 6 and apart.family == {}
     assert alike.summary([1])["families"] == 1
     assert apart.pass_at(1).low < 0.2
-    assert alike.pass_at(1).low == 0.5, "there is one family to draw"
-    nothing = tried(found, set())
-    assert compare(nothing, apart).low < 0.5 == compare(tried((one_family, *found[1:]), set()), alike).low
+    assert alike.pass_at(1).low < apart.pass_at(1).low, "one family alone tells next to nothing"
+    nothing, none_alike = tried(found, set()), tried((one_family, *found[1:]), set())
+    wide, narrow = compare(none_alike, alike)["difference"], compare(nothing, apart)["difference"]
+    assert wide["value"] == narrow["value"] == 0.5 and wide["low"] < narrow["low"]
+
+
+def test_every_figure_is_told_per_environment_and_level(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
+    told = figures(tried(found, {0, 1, 2}), [1, 2])
+    assert (told["pass@2"]["value"], told["all@2"]["value"], told["best@2"]["value"]) == (0.5, 0.5, 0.5)
+    assert (told["variance_share_between"], told["variance_within"], told["passed"]) == (1.0, 0.0, 6)
+    levels = told["by_level"]
+    assert [levels[level]["pass@1"]["value"] for level in ("1", "2")] == pytest.approx([2 / 3, 1 / 3])
+    assert [levels[level]["tasks"] for level in ("1", "2")] == [3, 3]
+    assert told["token_ids"] and told["seconds_per_success"] > 0
+    assert [[k, value] for k, value, *_ in curve(tried(found, {0, 1, 2}, 3))] == [[1, 0.5], [2, 0.5], [3, 0.5]]
 
 
 def test_overlap_is_found_by_content_not_by_name(found: tuple[list[Problem], Renderer, EnvRuntime]) -> None:
@@ -197,7 +212,7 @@ def test_the_command_evaluates_an_untrained_policy(tmp_path: Path, capsys: pytes
         main(["eval", str(path), "--k", "1,2", "--compare", str(path)])
     assert end.value.code in (0, None)
     said = capsys.readouterr().out
-    assert "pass@2" in said and "no difference that these tasks can show" in said
+    assert "pass@2" in said and "no difference at this size" in said
     with pytest.raises(SystemExit) as end:
         main(["eval", str(path), "--k", "0"])
     assert end.value.code == 2

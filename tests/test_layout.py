@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = """
 cli
+eval_suite
 loop eval_command profile preflight
 warm_start
 check
@@ -15,6 +16,8 @@ redteam
 doctor
 assembly
 alarms
+eval_targets
+eval_folder eval_report
 evaluation
 judges
 learn curriculum

@@ -78,12 +78,24 @@ def make(
 def chat(section: recipe.OpenaiEngine, *, timeout_s: float = 600.0) -> OpenaiEngine:
     """Return an endpoint for evaluation and judges. `timeout_s` is what one request may take."""
     from agentrl.engines.openai import OpenaiEngine
+    from agentrl.engines.spending import Ceiling, Spending
 
+    if section.max_cost is not None and not (section.price_in or section.price_out):
+        raise RecipeError("max_cost needs the prices of a million tokens: set price_in and price_out")
+    ceiling = Ceiling(
+        tokens=section.max_tokens_total,
+        cost=section.max_cost,
+        price_in=section.price_in,
+        price_out=section.price_out,
+    )
+    spending = Spending(
+        ceiling, requests_per_minute=section.requests_per_minute, tokens_per_minute=section.tokens_per_minute
+    )
     return OpenaiEngine(
         section.url,
         section.model,
         key_variable=section.key_variable,
-        requests_per_minute=section.requests_per_minute,
+        spending=spending,
         retries=section.retries,
         timeout_s=timeout_s,
     )

@@ -15,18 +15,31 @@ from typing import Any
 
 import httpx
 
+from agentrl.engines.spending import Spending
 from agentrl.errors import EngineError, UserError
 from agentrl.types import Finish, Message, ToolCall
-from agentrl.verifiers.values import Malformed, parse_json
 
 RETRIED = (408, 409, 429, 500, 502, 503, 504)
 """HTTP statuses that are worth another try; all others are our own mistake."""
-MAX_BYTES = 1 << 20
-"""The longest reply that is read."""
+BUSY = (408, 409, 429, 502, 503, 504)
+"""Of these, the ones that tell of the endpoint's state, and nothing of what it was asked."""
+MAX_REPLY = 8 << 20
+"""Bytes of a reply that are read; a longer one is refused."""
+ENCODINGS = ("", "identity", "gzip", "deflate")
+"""How a reply may be packed: others unpack to sizes that nothing bounds."""
 
 
-class _Unreadable(ValueError):
-    """A reply of status 200 that is no answer: worth another try."""
+class TimedOut(EngineError):
+    """The caller's own time for a request was over."""
+
+
+class Refused(EngineError):
+    """The endpoint answers, but not this request: it refused it, or what it sent cannot be read."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+        """200 where the reply cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +50,10 @@ class Answer:
     finish: Finish
     prompt_tokens: int
     completion_tokens: int
+    arguments: tuple[str, ...] = ()
+    """The arguments of each tool call as the endpoint sent them."""
+    seconds: float = 0.0
+    """Wall time of the request that was answered, without waits for rate limits and retries."""
 
 
 class OpenaiEngine:
@@ -49,6 +66,7 @@ class OpenaiEngine:
         *,
         key_variable: str = "OPENAI_API_KEY",
         requests_per_minute: int | None = None,
+        spending: Spending | None = None,
         retries: int = 4,
         timeout_s: float = 600.0,
         backoff_s: float = 0.5,
@@ -58,23 +76,24 @@ class OpenaiEngine:
         self._key_variable = key_variable
         self._retries = retries
         self._backoff_s = backoff_s
-        self._spacing = 60.0 / requests_per_minute if requests_per_minute else 0.0
-        self._next = 0.0
+        self.spending = spending or Spending(requests_per_minute=requests_per_minute)
+        self._limit_key = "max_tokens"
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
-        self._counts = {"requests": 0, "retries": 0, "prompt_tokens": 0, "tokens": 0}
+        self._counts = {"requests": 0, "answers": 0, "retries": 0, "prompt_tokens": 0, "tokens": 0}
 
     async def start(self) -> None:
         """Open the client and ask the endpoint for its models, so that a wrong URL or key shows at once."""
         key = os.environ.get(self._key_variable, "")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Accept-Encoding": "gzip", **({"Authorization": f"Bearer {key}"} if key else {})}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         try:
             self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=self._timeout_s, limits=limits)
-            response = await self._http.get("/models")
+            async with self._http.stream("GET", "/models") as response:  # its list may be long, and is not read
+                status = response.status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise EngineError(f"no answer from {self.url} ({type(error).__name__}: {error}); check the URL") from error
-        if response.status_code in (401, 403):
+        if status in (401, 403):
             raise UserError(f"{self.url} refuses the key; set the environment variable {self._key_variable}")
 
     async def close(self) -> None:
@@ -96,8 +115,9 @@ class OpenaiEngine:
         top_p: float = 1.0,
         seed: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        timeout_s: float | None = None,
     ) -> Answer:
-        """Sample one assistant turn. `tools`: JSON schemas, as an environment gives them."""
+        """Sample one assistant turn. `tools`: JSON schemas, as an environment gives them. `timeout_s`: per request."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [_message(message) for message in messages],
@@ -109,88 +129,127 @@ class OpenaiEngine:
             body["seed"] = seed & (1 << 31) - 1
         if tools:
             body["tools"] = [t if "function" in t else {"type": "function", "function": t} for t in tools]
-        answer = await self._post("/chat/completions", body)
+        prompt = len(json.dumps(body)) // 3  # rather too many than too few: tokens of text have four letters or so
+        reserved = (prompt, max_tokens)
+        await self.spending.reserve(*reserved)
+        taken = (0, 0)
+        try:
+            answer = await self._exchange("/chat/completions", body, sum(reserved), timeout_s or self._timeout_s)
+            taken = (answer.prompt_tokens, answer.completion_tokens)
+        finally:
+            self.spending.settle(reserved, *taken)
+        self._counts["answers"] += 1
         self._counts["prompt_tokens"] += answer.prompt_tokens
         self._counts["tokens"] += answer.completion_tokens
         return answer
+
+    async def answers(self) -> bool:
+        """Tell whether the endpoint answers a short question right now."""
+        try:
+            await self.chat([Message(role="user", content="Say yes.")], max_tokens=16, temperature=0.0, timeout_s=60.0)
+        except EngineError:
+            return False
+        return True
 
     def statistics(self) -> Mapping[str, float]:
         """Return counters since the start."""
         return dict(self._counts)
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Send a request until it is answered, at most `retries` times more; EngineError says what came last."""
-        if self._http is None:
-            raise EngineError("the OpenAI engine is not running; call start() first")
+    async def _exchange(self, path: str, body: dict[str, Any], tokens: int, timeout_s: float) -> Answer:
+        """Send a request until it is answered; raise EngineError when the endpoint does not answer, `Refused` when it
+        does, but not to this request."""
         self._counts["requests"] += 1
-        problem = ""
+        problem, status = "", 0
         for attempt in range(self._retries + 1):
-            await self._rate_limit()
+            await self.spending.turn(tokens)
             wait = self._backoff_s * 2**attempt * (0.5 + random.random())
+            began = time.monotonic()
             try:
-                status, headers, data = await self._send(self._http, path, body)
-                if status == 200:
-                    return _answer(data)
+                status, headers, text = await self._post(path, self._named(body), timeout_s)
             except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-            except _Unreadable as error:
-                problem = f"200, but {error}"
+                problem, status = f"{type(error).__name__}: {error}", 0
+                if isinstance(error.__cause__, TimeoutError) and timeout_s < self._timeout_s:
+                    raise TimedOut(f"{self.url}{path}: {error}") from error
             else:
-                problem = f"{status}: {data[:500].decode('utf-8', 'replace')}"
-                if status not in RETRIED:
-                    break
-                wait = max(wait, _retry_after(headers))
+                if status == 200:
+                    try:
+                        return self._answer(text, body, time.monotonic() - began)
+                    except Refused as error:
+                        problem = str(error)
+                else:
+                    problem = f"{status}: {text[:500].decode(errors='replace')}"
+                    if status == 400 and self._other_limit_key(problem):
+                        continue
+                    if status not in RETRIED:
+                        break
+                    wait = max(wait, _retry_after(headers))
             if attempt < self._retries:
                 self._counts["retries"] += 1
                 await asyncio.sleep(min(wait, 60.0))
-        raise EngineError(f"{self.url}{path} gave no answer after {attempt + 1} tries; the last said {problem}")
+        message = f"{self.url}{path} gave no answer after {attempt + 1} tries; the last said {problem}"
+        if status == 0 or status in BUSY:
+            raise EngineError(message)
+        raise Refused(message, status)
 
-    async def _send(
-        self, http: httpx.AsyncClient, path: str, body: Mapping[str, Any]
-    ) -> tuple[int, httpx.Headers, bytes]:
-        """Send one request, within its time, and return status, headers and body."""
+    async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> tuple[int, Mapping[str, str], bytes]:
+        """Send one request and read its reply, up to a limit of bytes and seconds in all."""
+        if self._http is None:
+            raise EngineError("the OpenAI engine is not running; call start() first")
+        parts: list[bytes] = []
+        size = 0
         try:
-            async with asyncio.timeout(self._timeout_s), http.stream("POST", path, json=body) as response:
-                data = bytearray()
-                async for chunk in response.aiter_bytes():
-                    data += chunk
-                    if len(data) > MAX_BYTES:
-                        raise _Unreadable(f"the reply is longer than {MAX_BYTES >> 20} MiB")
-                return response.status_code, response.headers, bytes(data)
-        except TimeoutError:  # httpx measures each read alone, so a reply that trickles in would never be late
-            raise httpx.ReadTimeout(f"no whole answer within {self._timeout_s:g} s") from None
+            async with asyncio.timeout(timeout_s), self._http.stream("POST", path, json=body) as response:
+                if response.headers.get("content-encoding", "").lower() not in ENCODINGS:
+                    return 200, {}, b"a reply in an encoding that was not asked for"
+                async for part in response.aiter_bytes():
+                    parts.append(part)
+                    size += len(part)
+                    if size > MAX_REPLY:
+                        return 200, {}, b"a reply of more than %d bytes" % MAX_REPLY
+                return response.status_code, response.headers, b"".join(parts)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no whole reply within {timeout_s:.0f} s") from error
 
-    async def _rate_limit(self) -> None:
-        """Wait until the rate limit allows another request; requests are let through in order."""
-        if self._spacing:
-            now = time.monotonic()
-            slot = max(self._next, now)
-            self._next = slot + self._spacing
-            await asyncio.sleep(slot - now)
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the body with the limit under the name that this endpoint takes."""
+        return {(self._limit_key if key == "max_tokens" else key): value for key, value in body.items()}
 
+    def _other_limit_key(self, problem: str) -> bool:
+        """Take the newer name of the limit where an endpoint asks for it; tell whether that is new."""
+        wanted = "max_completion_tokens" in problem and self._limit_key == "max_tokens"
+        if wanted:
+            self._limit_key = "max_completion_tokens"
+        return wanted
 
-def _answer(data: bytes) -> Answer:
-    """Read a reply, which may hold anything."""
-    shown = data[:300].decode("utf-8", "replace")
-    try:
-        content: Any = parse_json(data, max_bytes=MAX_BYTES)
-    except Malformed as error:
-        raise _Unreadable(f"the reply is not JSON ({error}): {shown}") from None
-    try:
-        choice, usage = content["choices"][0], content.get("usage") or {}
-        message = choice["message"]
-        calls = tuple(_call(call) for call in message.get("tool_calls") or ())
-        text = message.get("content") or ""
-        if not isinstance(text, str):
-            raise TypeError("the message's content is not text")
+    def _answer(self, text: bytes, body: Mapping[str, Any], seconds: float) -> Answer:
+        """Read a reply. Only what frames the message must be right: its own parts are the model's, and are kept."""
+        try:
+            content = json.loads(text)
+            choice, usage = content["choices"][0], content.get("usage")
+            message = choice["message"]
+            finish, said, calls = choice.get("finish_reason"), message.get("content"), message.get("tool_calls")
+            thinking = message.get("reasoning_content")
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            shown = text[:300].decode(errors="replace")
+            raise Refused(f"{self.url} sent a reply that cannot be read ({error!r:.200}): {shown}", 200) from error
+        usage = usage if isinstance(usage, dict) else {}
+        pairs = [_call(call) for call in calls] if isinstance(calls, list) else []
+        # An endpoint that does not count, or counts nonsense, is counted by the length of what was said.
+        prompt = _count(usage.get("prompt_tokens"), len(json.dumps(body.get("messages"))) // 4)
+        completion = _count(usage.get("completion_tokens"), 1 + len(text) // 4)
         return Answer(
-            message=Message(role="assistant", content=text, tool_calls=calls),
-            finish="length" if choice.get("finish_reason") == "length" else "stop",
-            prompt_tokens=max(0, int(usage.get("prompt_tokens") or 0)),
-            completion_tokens=max(0, int(usage.get("completion_tokens") or 0)),
+            message=Message(
+                role="assistant",
+                content=said if isinstance(said, str) else "",
+                tool_calls=tuple(call for call, _ in pairs),
+                thinking=thinking if isinstance(thinking, str) else "",
+            ),
+            finish="length" if finish == "length" else "stop",
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            arguments=tuple(arguments for _, arguments in pairs),
+            seconds=seconds,
         )
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _Unreadable(f"the reply cannot be read ({error!r}): {shown}") from None
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -209,23 +268,37 @@ def _message(message: Message) -> dict[str, Any]:
     return body
 
 
-def _call(call: Mapping[str, Any]) -> ToolCall:
-    """Read a tool call; one whose arguments are no JSON object carries an error and is never executed."""
-    name, identifier = str(call["function"]["name"]), str(call.get("id") or "")
+def _call(call: Any) -> tuple[ToolCall, str]:
+    """Read a tool call, and its arguments as they were sent; one that cannot be read carries an error and is never
+    executed."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return ToolCall(name="", error="the tool call names no function"), ""
+    name, identifier = function["name"], call.get("id")
+    identifier = identifier if isinstance(identifier, str) else ""
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})  # some servers send the object
     try:
-        arguments = json.loads(call["function"].get("arguments") or "{}")
-    except ValueError as error:
-        return ToolCall(name=name, id=identifier, error=f"the arguments are not JSON: {error}")
-    if not isinstance(arguments, dict):
-        return ToolCall(name=name, id=identifier, error="the arguments must be a JSON object")
-    return ToolCall(name=name, arguments=arguments, id=identifier)
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        return ToolCall(name=name, id=identifier, error=f"the arguments are not JSON: {error}"), text
+    if not isinstance(value, dict):
+        return ToolCall(name=name, id=identifier, error="the arguments must be a JSON object"), text
+    return ToolCall(name=name, arguments=value, id=identifier), text
 
 
-def _retry_after(headers: httpx.Headers) -> float:
+def _count(reported: Any, estimate: int) -> int:
+    """Return a number of tokens that a reply reports, or the estimate where that is none."""
+    sound = isinstance(reported, int) and not isinstance(reported, bool) and 0 <= reported < 1 << 40
+    return reported if sound else estimate
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
     """Return the seconds that the server asks us to wait (Retry-After: a number or a date)."""
     value = headers.get("retry-after", "")
     with suppress(ValueError):
-        return float(value)
+        seconds = float(value)
+        return seconds if 0 <= seconds < 1e9 else 0.0
     with suppress(TypeError, ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return 0.0

@@ -169,6 +169,8 @@ def _turn_lengths(trajectory: Trajectory) -> list[int]:
 
 def _samples(trajectory: Trajectory, values: Floats, by_turn: bool, weight: float) -> list[TrainingSample]:
     """Return the trajectory's segments with its advantages laid on their sampled tokens."""
+    if trajectory.usage is not None:
+        raise ValueError(f"{trajectory.task.id} was played by a chat endpoint: it has no token ids to train on")
     samples: list[TrainingSample] = []
     first = 0
     for segment in trajectory.segments:

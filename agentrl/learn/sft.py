@@ -29,6 +29,8 @@ def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, list[int]]]:
     """Return SFTTrainer's rows: input_ids, and labels that are the sampled tokens and -100 elsewhere."""
     result = []
     for trajectory in trajectories:
+        if trajectory.usage is not None:
+            raise ValueError(f"{trajectory.task.id} was played by a chat endpoint: it has no token ids to train on")
         for segment in trajectory.segments:
             labels = [t if m else IGNORED for t, m in zip(segment.token_ids.tolist(), segment.loss_mask, strict=True)]
             result.append({"input_ids": segment.token_ids.tolist(), "labels": labels})

@@ -193,6 +193,16 @@ class OpenaiEngine(Section):
     """Name of the environment variable that holds the key."""
     requests_per_minute: Count | None = None
     """Requests sent per minute at most. By default there is no limit."""
+    tokens_per_minute: Count | None = None
+    """Prompt and completion tokens per minute, about. By default there is no limit."""
+    max_tokens_total: Count | None = None
+    """An evaluation stops before it could use more prompt and completion tokens than this; it can be resumed."""
+    price_in: NonNegative = 0.0
+    """Price of a million prompt tokens, for `max_cost` and reports."""
+    price_out: NonNegative = 0.0
+    """Price of a million completion tokens."""
+    max_cost: Positive | None = None
+    """An evaluation stops before it could cost more than this, at these prices; it can be resumed."""
     retries: Annotated[int, Field(ge=0, le=20)] = 4
     """How often a request is sent again after a timeout, 429 or 5xx, with growing pauses."""
 

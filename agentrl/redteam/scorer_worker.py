@@ -338,7 +338,7 @@ def serve(scorer: Any, about: dict[str, Any], path: str) -> None:
     listener.listen(64)
     children: list[Child] = []
     while True:
-        waiting = [listener, *(child.pipe for child in children)]
+        waiting: list[Any] = [listener, *(child.pipe for child in children)]
         ready = select.select(waiting, [], [], 0.05 if children else None)[0]
         if listener in ready:
             connection = listener.accept()[0]

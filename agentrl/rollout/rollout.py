@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentrl import seeds
 from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Action, Played, Stop, drive
-from agentrl.errors import EngineError, InfraError, InvariantError, UserError, fault_of
+from agentrl.errors import EngineError, Halted, InfraError, InvariantError, UserError, fault_of
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.token_log import TokenLog
@@ -116,23 +116,61 @@ async def rollout(
     budget: Budget,
     sampling: SamplingParams | None = None,
 ) -> Trajectory:
-    """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix.
+    """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix."""
+
+    def attempt(earlier: Sequence[Call]) -> _Turns:
+        chosen = sampling or SamplingParams()
+        source = _Replay(engine, earlier) if earlier else engine
+        return _Turns(source, renderer, task, rollout_id, budget, chosen)
+
+    return await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=budget)
+
+
+class Attempt(Protocol):
+    """The policy of one attempt at an episode, and what it leaves behind."""
+
+    @property
+    def acted(self) -> bool:
+        """Whether the engine has answered anything."""
+        ...
+
+    def recorded(self) -> list[Any]:
+        """Return what the engine was asked so far, with its answers: another attempt repeats them."""
+        ...
+
+    async def play(self, episode: Episode, context: Context) -> Played:
+        """Play the episode within the budget."""
+        ...
+
+    def tokens(self) -> dict[str, Any]:
+        """Return the fields of the trajectory that tell its tokens."""
+        ...
+
+
+async def play_out(
+    attempt: Callable[[list[Any]], Attempt],
+    runtime: EnvRuntime,
+    task: Task,
+    *,
+    rollout_id: RolloutId,
+    budget: Budget,
+) -> Trajectory:
+    """Play one task in as many attempts as it takes; `attempt` makes the policy of one, with the calls to repeat.
 
     An exception after the policy has acted is replayed once with the same tokens. If it recurs while the system works,
     the policy caused it: graded 0, with an alarm. So a policy can never make its own episode vanish.
     """
     delay, retries = BACKOFF_S, budget.retries
-    recorded: list[Call] = []
+    recorded: list[Any] = []
     while True:
-        source = _Replay(engine, recorded) if recorded else engine
-        turns = _Turns(source, renderer, task, rollout_id, budget, sampling or SamplingParams())
+        turns = attempt(recorded)
         episode = Episode(runtime.make(), task, seed=rollout_id.reset(task), boxes=runtime.boxes)
         context = _context(runtime, task, rollout_id, budget)
         began = perf_counter()
         try:
             played = await turns.play(episode, context)
-            return _trajectory(rollout_id, episode, turns.log, perf_counter() - began, played)
-        except InvariantError:
+            return _trajectory(rollout_id, episode, turns, perf_counter() - began, played)
+        except (InvariantError, Halted):
             raise
         except Exception as error:
             if isinstance(error, UserError) and not turns.acted:
@@ -146,7 +184,7 @@ async def rollout(
             )
             break
         if acted and not recorded:
-            recorded = turns.calls()
+            recorded = turns.recorded()
         elif retries:
             retries -= 1
             await asyncio.sleep(delay)
@@ -161,7 +199,7 @@ async def rollout(
         ledger=episode.ledger,
         root=episode.root,
     )
-    return _trajectory(rollout_id, episode, turns.log, perf_counter() - began, broken)
+    return _trajectory(rollout_id, episode, turns, perf_counter() - began, broken)
 
 
 class _Replay:
@@ -205,11 +243,15 @@ class _Turns:
         """Return whether the engine has sampled anything."""
         return bool(self._calls)
 
-    def calls(self) -> list[Call]:
+    def recorded(self) -> list[Call]:
         """Return the engine's calls so far, for a replay."""
         self.log.end_segment()
         segments = [tuple(segment.token_ids.tolist()) for segment in self.log.segments]
         return [(segments[segment][:length], completion) for segment, length, completion in self._calls]
+
+    def tokens(self) -> dict[str, Any]:
+        """Return the tokens as the engine saw them."""
+        return {"segments": self.log.finished()}
 
     async def play(self, episode: Episode, context: Context) -> Played:
         """Play the episode within the budget."""
@@ -320,14 +362,14 @@ def _context(runtime: EnvRuntime, task: Task, rollout_id: RolloutId, budget: Bud
     )
 
 
-def _trajectory(rollout_id: RolloutId, episode: Episode, log: TokenLog, total: float, played: Played) -> Trajectory:
+def _trajectory(rollout_id: RolloutId, episode: Episode, turns: Attempt, total: float, played: Played) -> Trajectory:
     overhead = max(0.0, total - sum(episode.seconds.values()))
     return Trajectory(
         task=played.task,
         group=rollout_id.group,
         index=rollout_id.index,
         seed=episode.seed,
-        segments=log.finished(),
+        **turns.tokens(),
         messages=played.messages,
         outcome=played.outcome,
         verdict=played.verdict,

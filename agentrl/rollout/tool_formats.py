@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agentrl.types import Message, ToolCall
@@ -159,6 +159,23 @@ def _call(value: Any, arguments_key: str, *, ids: bool = False) -> ToolCall:
     return ToolCall(name=value["name"], arguments=value[arguments_key], id=identifier)
 
 
+def call_of(name: str, arguments: str, identifier: str = "") -> ToolCall:
+    """Read a call whose name and arguments an endpoint hands over apart; the arguments are JSON text.
+
+    It is as strict as a tool format: what cannot be read exactly carries an error, and is never executed.
+    """
+    try:
+        value, end = _json(arguments or "{}", 0)
+        if arguments[end:].strip():
+            raise _Refused("something follows the arguments' JSON object")
+        _check([name])
+        call = _call({"name": name, "arguments": value}, "arguments")
+    except _Refused as refused:
+        text = f"this tool call was not carried out: {refused}. Write the arguments as one JSON object"
+        return ToolCall(name="", id=identifier, error=text)
+    return replace(call, id=identifier)
+
+
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")
@@ -168,7 +185,7 @@ def _broken(reason: str, form: str) -> ToolCall:
     return ToolCall(name="", error=f"this tool call was not carried out: {reason}. Write {form}")
 
 
-def _bounded(calls: list[ToolCall], count: int) -> tuple[ToolCall, ...]:
+def bounded(calls: list[ToolCall], count: int) -> tuple[ToolCall, ...]:
     """Return the calls, with a refusal of the rest when there were more than are carried out."""
     if count <= MAX_CALLS:
         return tuple(calls)
@@ -200,7 +217,7 @@ class Hermes:
                 break
             call, place = self._one(text, start + len(self._open))
             calls.append(call)
-        return Read("".join(outside).strip(), _bounded(calls, len(calls) + count))
+        return Read("".join(outside).strip(), bounded(calls, len(calls) + count))
 
     def _one(self, text: str, start: int) -> tuple[ToolCall, int]:
         """Return the call whose opening tag ends at `start`, and where the text after it begins.
@@ -260,7 +277,7 @@ class Mistral:
                 calls.append(_call(item, "arguments", ids=True))
             except _Refused as error:
                 calls.append(_broken(str(error), self.form))
-        return Read(content, _bounded(calls, len(value)))
+        return Read(content, bounded(calls, len(value)))
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         if not calls:
@@ -338,7 +355,7 @@ def stray_calls(text: str, tools: Container[str], form: str) -> Read | None:
             return Read(content, (*calls, _broken(str(error), form)))
         if len(calls) > MAX_CALLS:
             break
-    return Read(content, _bounded(calls, len(calls))) if calls else None
+    return Read(content, bounded(calls, len(calls))) if calls else None
 
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (Hermes(), Mistral(), Llama())

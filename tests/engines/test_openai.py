@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,3 +226,26 @@ def test_no_training_on_an_endpoint_without_tokens() -> None:
     section = recipe.OpenaiEngine(type="openai", url="http://127.0.0.1:9/v1", model="m")
     with pytest.raises(UserError, match="evaluation and judges, not training"):
         build.make(section, None)
+
+
+def test_a_real_servers_chat_endpoint_is_evaluated(server: Server, tmp_path: Path) -> None:
+    """SGLang's /v1 plays whole episodes of a real environment: graded, counted by the server, without token ids."""
+    from agentrl import eval_command
+    from agentrl import recipe as recipes
+
+    if not server.alive:
+        asyncio.run(server.start())
+    recipe = recipes.build(
+        {
+            "run": {"name": "r", "out": str(tmp_path)},
+            "model": {"type": "scratch"},
+            "envs": [{"name": "countdown", "levels": [1]}],
+            "rollout": {"max_tokens": 12, "max_turns": 2},
+            "eval": {"tasks": 2},
+        }
+    )
+    target = eval_command.find(f"default@{server.url}/v1", recipe=recipe)
+    report = eval_command.run(target, None, ks=[1, 2], say=lambda text: None)
+    figures = report["policies"][0]["environments"]["countdown"]
+    assert (figures["tries"], figures["ungraded"], figures["token_ids"]) == (4, 0, False)
+    assert 4 <= figures["completion_tokens"] <= 48 and figures["prompt_tokens"] > 100

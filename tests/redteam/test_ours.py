@@ -105,8 +105,10 @@ def test_the_whole_matrix_holds(name: str, boxes: Pool) -> None:
 @pytest.mark.timeout(1800)
 def test_behaviour_is_not_forged_in_a_shared_process(boxes: Pool) -> None:
     """Tolerances, callbacks, exceptions and state; what compares equal there is equal, as in any pytest run."""
-    ids = ("A.approximates_everything", "B.every_exception", "B.forged_exception", "B.swallowed_callbacks")
-    ids += ("G.right_twice", "G.unkeyed_memo", "G.spent_iterator", "G.class_state")
+    ids = (
+        *("A.approximates_everything", "B.every_exception", "B.forged_exception", "B.swallowed_callbacks"),
+        *("G.right_twice", "G.unkeyed_memo", "G.spent_iterator", "G.class_state"),
+    )
     (kind,) = SHARED
     attacked = suite.AttackTarget.of("shared", kind)
     report = asyncio.run(suite.run(attacked, boxes, chosen=[attacks()[id] for id in ids]))
