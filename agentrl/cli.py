@@ -31,6 +31,7 @@ EXTRAS = {
     "docker": "docker",
     "aiohttp": "sglang",
     "reasoning_gym": "reasoning",
+    **dict.fromkeys(("starlette", "uvicorn", "tokenizers"), "view"),
 }
 """Which extra installs a package that a command may miss."""
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
@@ -118,6 +119,22 @@ def model_export(
     from agentrl.learn.export import export
 
     typer.echo(f"ready: {export(run, to, merge=merge, step=step)}")
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders of runs; by default ./runs.")] = None,
+    port: Annotated[int | None, typer.Option(help="By default 7600, or any that is free.")] = None,
+    host: Annotated[str, typer.Option(help="Another address than this machine's own; anybody there can read.")] = (
+        "127.0.0.1"
+    ),
+    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+    redteam: Annotated[Path | None, typer.Option(help="A red-team matrix (JSON) to show as well.")] = None,
+) -> None:
+    """Look at runs in a browser: curves, curriculum, every trajectory token by token. Reads files only."""
+    from agentrl.report.viewer import command
+
+    raise typer.Exit(command.view(runs or [], port=port, host=host, browser=browser, redteam=redteam, say=typer.echo))
 
 
 @env_app.command("new")

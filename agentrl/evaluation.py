@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,10 @@ class Problem:
     def key(self) -> str:
         """Its name among the tasks of all environments."""
         return self.task.id if self.task.id.startswith(f"{self.env}/") else f"{self.env}/{self.task.id}"
+
+
+Keep = Callable[[Problem, Trajectory, str, int], Awaitable[None]]
+"""Takes a try of an evaluation, with the evaluation's stage and step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +152,12 @@ async def evaluate(
     key: bytes,
     concurrency: int = 256,
     progress: Callable[[int, int], None] | None = None,
+    keep: Callable[[Problem, Trajectory], Awaitable[None]] | None = None,
 ) -> Evaluation:
-    """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds."""
+    """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds.
+
+    `keep` gets every try as it ends.
+    """
     slots = asyncio.Semaphore(concurrency)
     finished = 0
 
@@ -158,6 +166,8 @@ async def evaluate(
         async with slots:
             rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
             trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+        if keep:
+            await keep(tasks[number], trajectory)
         finished += 1
         if progress:
             progress(finished, len(tasks) * samples)
@@ -172,14 +182,22 @@ class Evaluator:
     """Evaluates the policy of a run, always with the same tasks, budget and seeds, and writes the metric rows."""
 
     def __init__(
-        self, recipe: Recipe, runtimes: Mapping[str, EnvRuntime], player: Player, writer: Metrics, key: bytes
+        self,
+        recipe: Recipe,
+        runtimes: Mapping[str, EnvRuntime],
+        player: Player,
+        writer: Metrics,
+        key: bytes,
+        *,
+        keep: Keep | None = None,
     ) -> None:
+        """`keep` gets every try as it ends, with the stage and the step of the evaluation."""
         self.section = recipe.eval or EvalSection()
         self.tasks = problems_of(recipe, self.section, runtimes)
         self.results: dict[str, Evaluation] = {}
         """The newest evaluation of each stage that this process made."""
         self._player = player.at(self.section.temperature)
-        self._metrics, self._key = writer, key
+        self._metrics, self._key, self._keep = writer, key, keep
         self._seed = seeds.derive(recipe.run.seed, "eval")
         self._concurrency = recipe.rollout.concurrency
 
@@ -212,6 +230,11 @@ class Evaluator:
         """Evaluate now and write the row."""
         ks = self._ks(stage)
         began = time.monotonic()
+
+        async def keep(problem: Problem, trajectory: Trajectory) -> None:
+            if self._keep:
+                await self._keep(problem, trajectory, stage, step)
+
         evaluation = self.results[stage] = await evaluate(
             self._player,
             self.tasks,
@@ -219,6 +242,7 @@ class Evaluator:
             seed=self._seed,
             key=self._key,
             concurrency=self._concurrency,
+            keep=keep,
         )
         summaries = {env: part.summary(ks) for env, part in evaluation.by_environment().items()}
         row = metrics.eval_row(stage, self.section.split, time.monotonic() - began, summaries)
