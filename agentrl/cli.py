@@ -123,7 +123,9 @@ def model_export(
 
 @app.command()
 def view(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders of runs; by default ./runs.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders of runs; by default ./runs.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="By default 7600, or any that is free.")] = None,
     host: Annotated[str, typer.Option(help="Another address than this machine's own; anybody there can read.")] = (
         "127.0.0.1"
@@ -135,6 +137,21 @@ def view(
     from agentrl.report.viewer import command
 
     raise typer.Exit(command.view(runs or [], port=port, host=host, browser=browser, redteam=redteam, say=typer.echo))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    compare: Annotated[Path | None, typer.Option(help="Another run to put beside it.")] = None,
+    md: Annotated[
+        bool, typer.Option("--md", help="Markdown, for a pull request; printed unless --out is given.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The file to write; by default ./NAME.html.")] = None,
+) -> None:
+    """Write a run's curves, tables and some of its trajectories as one HTML file that needs nothing else."""
+    from agentrl.report import html
+
+    typer.echo(html.report(run, compare=compare, md=md, out=out))
 
 
 @env_app.command("new")

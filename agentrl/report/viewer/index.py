@@ -239,8 +239,8 @@ class Texts:
         with contextlib.suppress(sqlite3.ProgrammingError):  # closed meanwhile
             while True:
                 rows = index.query(
-                    "select id, part, offset, length, line from t where id > (select coalesce(max(rowid), 0) from words) "
-                    "order by id limit 500"
+                    "select id, part, offset, length, line from t where id > (select coalesce(max(rowid), 0) from "
+                    "words) order by id limit 500"
                 )
                 if not rows:
                     return

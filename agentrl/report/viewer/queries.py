@@ -12,9 +12,10 @@ from agentrl.report.viewer.index import Index
 PAGE = 100
 """Rows per page."""
 SHOWN = (
-    "key kind stage step time env task level grp idx score ending grade alarm kept reason advantage predicted turns "
-    "tokens version oldest tool_errors created changed deleted seconds tools note"
-).split()
+    "key", "kind", "stage", "step", "time", "env", "task", "level", "grp", "idx", "score", "ending", "grade", "alarm",
+    "kept", "reason", "advantage", "predicted", "turns", "tokens", "version", "oldest", "tool_errors", "created",
+    "changed", "deleted", "seconds", "tools", "note",
+)  # fmt: skip
 """Columns of a table of trajectories."""
 SORTS = {name: name for name in SHOWN if name not in ("tools", "note", "key")}
 SCORES = {
@@ -71,7 +72,9 @@ def browse(index: Index, filters: Mapping[str, str], *, sort: str = "", page: in
     down = sort.startswith("-") or not sort
     column = SORTS.get(sort.lstrip("-"), "id")
     order = f"{column} {'desc' if down else 'asc'}, id desc"
-    (count, passed, graded), = index.query(f"select count(*), sum(score = 1), count(score) from t where {condition}", values)
+    ((count, passed, graded),) = index.query(
+        f"select count(*), sum(score = 1), count(score) from t where {condition}", values
+    )
     start = max(0, page) * PAGE
     rows = index.query(
         f"select {','.join(SHOWN)} from t where {condition} order by {order} limit {PAGE} offset {start}", values
@@ -105,7 +108,9 @@ def facets(index: Index) -> dict[str, Any]:
     return answer
 
 
-def table(index: Index, condition: str, values: list[Any], order: str = "kind, stage, step, grp, idx") -> list[dict[str, Any]]:
+def table(
+    index: Index, condition: str, values: list[Any], order: str = "kind, stage, step, grp, idx"
+) -> list[dict[str, Any]]:
     """Return at most 200 rows as dictionaries."""
     rows = index.query(f"select {','.join(SHOWN)} from t where {condition} order by {order} limit 200", values)
     return [dict(zip(SHOWN, row, strict=True)) for row in rows]
@@ -163,6 +168,8 @@ def curriculum(index: Index, bins: int = 24) -> dict[str, Any]:
 
 def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored row with the values of free form as data."""
-    loaded = {name: json.loads(row[name]) if row[name] else None for name in ("outcome", "verdict", "ledger", "timings")}
+    loaded = {
+        name: json.loads(row[name]) if row[name] else None for name in ("outcome", "verdict", "ledger", "timings")
+    }
     task = {**row["task"], "setup": json.loads(row["task"]["setup"])}
     return {**row, **loaded, "task": task}

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from agentrl import metrics
+from agentrl import metrics, statistics
 from agentrl.errors import UserError
 from agentrl.report.viewer import queries, tokens
 from agentrl.report.viewer.index import Index
@@ -123,7 +123,9 @@ class RunView:
         planned = (recipe.get("run") or {}).get("steps", 0)
         steps = [row for row in rows if row["kind"] == "step"]
         evals = [row for row in rows if row["kind"] == "eval"]
-        heldout = [_evaluation(row, env, part) for row in evals[-1:] for env, part in metrics.by_environment(row).items()]
+        heldout = [
+            _evaluation(row, env, part) for row in evals[-1:] for env, part in metrics.by_environment(row).items()
+        ]
         return {
             "id": self.name,
             "state": self.state(rows, planned),
@@ -162,6 +164,7 @@ class RunView:
                 if row["kind"] == "eval"
                 for env, part in metrics.by_environment(row).items()
             ],
+            "verdict": gain(rows),
             "alarms_list": [row for row in rows if row["kind"] == "alarm"],
             "stages": {name: [row.get(name) or 0.0 for row in thinned] for name in (*STAGES, "seconds")},
             "totals": _totals(steps, [row for row in rows if row["kind"] == "eval"], warm),
@@ -171,14 +174,14 @@ class RunView:
             "environment": self._text("environment.json"),
         }
 
-    def trajectory(self, key: str, *, full: bool = False) -> dict[str, Any] | None:
-        """Return one trajectory for the page: messages, tokens, verdict, ledger, and what became of it."""
+    def trajectory(self, key: str, *, full: bool = False, limit: int = TOKENS) -> dict[str, Any] | None:
+        """Return one trajectory for the page: messages, at most `limit` tokens, verdict, ledger, what became of it."""
         row = self.index.row(key)
         if row is None:
             return None
         (columns,) = queries.table(self.index, "key = ?", [key]) or [{}]
         whole = queries.parsed(row)
-        segments, left = [], TOKENS
+        segments, left = [], limit
         for segment in whole.pop("segments"):
             ids = segment["token_ids"][:left]
             shown = {name: segment[name][: len(ids)] for name in ("logprobs", "versions", "sources")}
@@ -193,6 +196,45 @@ class RunView:
     def _text(self, name: str) -> str:
         path = self.path / name
         return path.read_text(encoding="utf-8", errors="replace")[:200_000] if path.is_file() else ""
+
+
+def gain(rows: Sequence[metrics.Row]) -> str:
+    """Say in words what RL changed: the last evaluation against the one that RL began with, task by task."""
+    evals = [row for row in rows if row["kind"] == "eval"]
+    before = [row for row in evals if row.get("stage") in ("start", "sft")][-1:]
+    after = [row for row in evals if row["step"] > 0][-1:]
+    if not before or not after:
+        return ""
+    earlier = "the warm start" if before[0]["stage"] == "sft" else "the untrained policy"
+    said = difference(before[0], after[0])
+    return f"after step {after[0]['step']} against {earlier}: {said}" if said else ""
+
+
+def difference(before: metrics.Row, after: metrics.Row) -> str:
+    """Say in words how two evaluations of the same tasks differ; nothing where they share none."""
+    first, second = metrics.passes(before), metrics.passes(after)
+    tasks = sorted(first.keys() & second.keys())
+    if not tasks or before.get("split") != after.get("split"):
+        return ""
+    named = metrics.families(after)
+    families = [named.get(task, "") for task in tasks] if named else None
+    return statistics.verdict(
+        statistics.paired([first[t] for t in tasks], [second[t] for t in tasks], families=families)
+    )
+
+
+def last_evaluation(view: RunView) -> metrics.Row | None:
+    """Return a run's newest evaluation."""
+    evals = [row for row in view.rows() if row["kind"] == "eval"]
+    return evals[-1] if evals else None
+
+
+def shared(a: RunView, b: RunView) -> dict[str, Any]:
+    """Return what two runs have in common: their tasks, and how the second's newest evaluation compares."""
+    first, second = last_evaluation(a), last_evaluation(b)
+    said = difference(first, second) if first and second and a is not b else ""
+    text = f"newest evaluations, {b.name} against {a.name}: {said}" if said else ""
+    return {"tasks": queries.shared_tasks(a.index, b.index), "verdict": text}
 
 
 def find(paths: Sequence[Path]) -> dict[str, Path]:
@@ -274,7 +316,7 @@ def _beliefs(steps: Sequence[Any]) -> dict[str, Any]:
 
 def _every(rows: Sequence[Any], count: int) -> list[Any]:
     stride = -(-len(rows) // count) if rows else 1
-    return [*rows[: -1 : stride], *rows[-1:]] if stride > 1 else list(rows)
+    return [*rows[:-1:stride], *rows[-1:]] if stride > 1 else list(rows)
 
 
 def _thin(values: Sequence[Any], count: int) -> list[Any]:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.errors import AgentRLError
 from agentrl.report.viewer import queries
-from agentrl.report.viewer.runs import RunView, find
+from agentrl.report.viewer.runs import RunView, find, shared
 
 STATIC = Path(__file__).parent / "static"
 ASSETS = {
@@ -162,8 +162,8 @@ def app(runs: Runs, *, hosts: Sequence[str] = (), redteam: Path | None = None) -
     def one(request: Request) -> Any:
         return run(request).trajectory(request.path_params["key"], full=request.query_params.get("full") == "1")
 
-    def shared(request: Request) -> Any:
-        return queries.shared_tasks(run(request).index, runs.get(request.path_params["other"]).index)
+    def common(request: Request) -> Any:
+        return shared(run(request), runs.get(request.path_params["other"]))
 
     def attacks(request: Request) -> Any:
         return json.loads(redteam.read_text(encoding="utf-8")) if redteam else None
@@ -184,7 +184,7 @@ def app(runs: Runs, *, hosts: Sequence[str] = (), redteam: Path | None = None) -
         Route(f"{base}/rows", answer(rows)),
         Route(f"{base}/one/{{key}}", answer(one)),
         Route(f"{base}/task", answer(lambda r: queries.of_task(run(r).index, r.query_params.get("task", "")))),
-        Route(f"{base}/shared/{{other}}", answer(shared)),
+        Route(f"{base}/shared/{{other}}", answer(common)),
         Route(f"{base}/events", events),
     ]
     own = frozenset({"127.0.0.1", "localhost", "[::1]", *(host.lower() for host in hosts)})
