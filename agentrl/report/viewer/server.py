@@ -169,7 +169,10 @@ def app(runs: Runs, *, hosts: Sequence[str] = (), redteam: Path | None = None) -
         return json.loads(redteam.read_text(encoding="utf-8")) if redteam else None
 
     async def events(request: Request) -> Response:
-        view = runs.get(request.path_params["run"])
+        try:
+            view = await run_in_threadpool(runs.get, request.path_params["run"])
+        except KeyError as error:
+            return _json({"error": f"there is no {error.args[0]}"}, 404)
         return StreamingResponse(_changes(view, request), media_type="text/event-stream")
 
     base = "/api/run/{run}"

@@ -3,7 +3,7 @@
 
 const KEYS = [['/', 'search the transcripts'], ['j  k', 'next, previous row or rollout'], ['Enter', 'open the row'], ['[  ]', 'previous, next page'], ['t', 'turns or tokens'], ['← →', 'move through tokens or rollouts'], ['g', 'the whole group'], ['o', 'the run\'s overview'], ['b', 'browse its trajectories'], ['r', 'all runs'], ['d', 'dark or light'], ['?', 'this list']]
 const address = () => {
-  const [path, query] = (location.hash.slice(2) || (EMBEDDED ? EMBEDDED.start : '')).split('?')
+  const [path, query] = (location.hash ? location.hash.slice(2) : EMBEDDED ? EMBEDDED.start : '').split('?')
   const safe = part => { try { return decodeURIComponent(part) } catch { return part } }
   return { path: path.split('/').map(safe), query: Object.fromEntries(new URLSearchParams(query || '')) }
 }

@@ -31,7 +31,7 @@ function useData(path, query, beat) {
 const Loading = ({ state }) => state.error ? html`<p class="error" role="alert">${state.error.message}</p>` : html`<p class="empty">Loading …</p>`
 
 // Marks that would turn, hide or overwrite what stands beside them are shown by their numbers.
-const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\uffff\ud800-\udfff]|[\u{e0000}-\u{e0fff}]/u
+const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffc\ufffe\uffff\ud800-\udfff]|[\u{e0000}-\u{e0fff}]/u
 const CONTROLS = new RegExp(`(${CONTROL.source})`, 'gu')
 const mark = c => `U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, '0')}`
 const pieces = text => CONTROL.test(text) ? text.split(CONTROLS).map((p, n) => n % 2 ? html`<span class="ctrl" key=${n}>${mark(p)}</span>` : p) : text
@@ -137,7 +137,7 @@ function RowsView({ run, query, beat, go }) {
   const [at, setAt] = useState(0), [open, setOpen] = useState(innerWidth > 820 || Object.keys(query).length > 0)
   const data = state.data
   useEffect(() => {
-    if (!data || !data.text_share || data.text_share >= 1 || EMBEDDED) return
+    if (!data || data.text_share === null || data.text_share >= 1 || EMBEDDED) return
     const timer = setTimeout(() => go.refresh(), 1000)
     return () => clearTimeout(timer)
   }, [data])
