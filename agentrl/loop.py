@@ -82,7 +82,7 @@ async def _train(run: Run) -> int:
         run.progress.say(line)
     folder = run.folder.path
     run.progress.say(f"run folder: {folder} (recipe.yaml, metrics.jsonl, trajectories/, checkpoints/)")
-    run.progress.say(f"next: agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR · docs/authoring.md")
+    run.progress.say(f"next: agentrl view {folder} · agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR")
     return 0
 
 
