@@ -31,6 +31,7 @@ EXTRAS = {
     "docker": "docker",
     "aiohttp": "sglang",
     "reasoning_gym": "reasoning",
+    "inspect_ai": "inspect",
     **dict.fromkeys(("starlette", "uvicorn", "tokenizers"), "view"),
 }
 """Which extra installs a package that a command may miss."""
@@ -152,6 +153,20 @@ def report(
     from agentrl.report import html
 
     typer.echo(html.report(run, compare=compare, md=md, out=out))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    to: Annotated[Literal["inspect"], typer.Option(help="The format: Inspect's .eval logs.")] = "inspect",
+    out: Annotated[Path | None, typer.Option(help="The folder to write; by default ./NAME-inspect.")] = None,
+    kind: Annotated[Literal["all", "train", "eval"], typer.Option(help="Which episodes.")] = "all",
+    limit: Annotated[int, typer.Option(min=1, help="The newest episodes of each log, at most.")] = 1000,
+) -> None:
+    """Write a run's trajectories as logs that `inspect view` opens."""
+    from agentrl.report import inspect_export
+
+    inspect_export.export(run, out or Path(f"{run.resolve().name}-inspect"), kind=kind, limit=limit, say=typer.echo)
 
 
 @env_app.command("new")

@@ -167,35 +167,59 @@ def entry(row: Mapping[str, Any], offset: int, length: int, line: int) -> Row:
 
 
 def entries(part: Path, offset: int = 0, index_end: int = 0) -> Iterator[tuple[list[Row], int, int]]:
+    """Yield the index columns of a file's trajectories as `values` does, under their names."""
+    for batch, end, place in values(part, offset, index_end):
+        yield [dict(zip(COLUMNS, row, strict=True)) for row in batch], end, place
+
+
+def values(part: Path, offset: int = 0, index_end: int = 0) -> Iterator[tuple[list[list[Any]], int, int]]:
     """Yield the index columns of a file's trajectories from `offset` on, in batches, each with where it ends.
 
     That is the place in the file, and in its index (from `index_end` on). What the index does not reach is read from
     the file itself.
     """
-    index = index_of(part)
-    if index.exists():
-        size, columns, batch = part.stat().st_size, COLUMNS, []
-        for text, line_end in whole_lines(index, index_end):
-            try:
-                values = json.loads(text)
-            except ValueError:
-                break
-            if isinstance(values, dict):
-                columns = tuple(values["columns"])
-            else:
-                row = dict(zip(columns, values, strict=False))
-                if row["offset"] + row["length"] > size:
-                    break
-                if row["offset"] >= offset:  # else it was read from the file itself, before the index reached it
-                    batch.append(row)
-            index_end = line_end
-        if batch:
-            offset = batch[-1]["offset"] + batch[-1]["length"]
-            yield batch, offset, index_end
+    if index_of(part).exists():
+        rows, index_end = _indexed(part, index_end)
+        rows = [row for row in rows if row[0] >= offset]  # others were read before the index reached them
+        if rows:
+            offset = rows[-1][0] + rows[-1][1]
+            yield rows, offset, index_end
     for content, end in scan(part, offset):
         lines = content.split(b"\n")[:-1]
-        yield [entry(parse(text), offset, end - offset, n) for n, text in enumerate(lines)], end, index_end
+        columns = (entry(parse(text), offset, end - offset, n) for n, text in enumerate(lines))
+        yield [[row[name] for name in COLUMNS] for row in columns], end, index_end
         offset = end
+
+
+def _indexed(part: Path, index_end: int) -> tuple[list[list[Any]], int]:
+    """Return the whole lines of an index from a place on, and where they end; stop where it is torn or ahead."""
+    size = part.stat().st_size
+    with index_of(part).open("rb") as file:
+        file.seek(index_end)
+        data = file.read()
+    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    try:
+        parsed = json.loads(b"[%s]" % b",".join(lines))  # at once: four times as fast as one by one
+    except ValueError:
+        parsed = []
+        for line in lines:
+            try:
+                parsed.append(json.loads(line))
+            except ValueError:
+                break
+    rows: list[list[Any]] = []
+    order: list[int] | None = None
+    for line, row in zip(lines, parsed, strict=False):
+        if isinstance(row, dict):
+            columns = {name: place for place, name in enumerate(row["columns"])}
+            same = tuple(row["columns"]) == COLUMNS
+            order = None if same else [columns.get(name, -1) for name in COLUMNS]
+        elif row[0] + row[1] > size:
+            break
+        else:
+            rows.append(row if order is None else [row[place] if place >= 0 else None for place in order])
+        index_end += len(line)
+    return rows, index_end
 
 
 def read(folder: Path) -> Iterator[Stored]:

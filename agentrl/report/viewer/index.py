@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,32 +21,30 @@ from typing import Any
 from agentrl import records
 from agentrl.records import COLUMNS, Resume, Rounds, Row
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the table changes."""
 OWN = ("part", "kept", "reason", "advantage", "weight")
 NAMES = (*COLUMNS, *OWN)
-HEAD = 512
-"""Bytes at the beginning of a file by which it is recognised."""
+SEEN = 512
+"""Bytes before the place up to which a file was read, by which it is recognised; a member's checksum is among them."""
 SCHEMA = f"""
-create table if not exists t(id integer primary key autoincrement, key text unique, {", ".join(NAMES)});
-create index if not exists t_grp on t(grp);
-create index if not exists t_task on t(task);
-create table if not exists done(part integer primary key, at, index_at, head);
+create table if not exists t(id integer primary key autoincrement, key text, {", ".join(NAMES)});
+create table if not exists done(part integer primary key, at, index_at, seen);
 create virtual table if not exists words using fts5(text, content='', detail='none', tokenize='unicode61');
 """
+
+INDEXES = "create unique index if not exists t_key on t(key);"
+KIND, STAGE, STEP, GROUP, IDX, ATTEMPT, TOOLS = map(
+    COLUMNS.index, ("kind", "stage", "step", "grp", "idx", "attempt", "tools")
+)
+BULK = 1000
+"""Rows from which on an empty table is filled before it is indexed."""
 
 
 def cache_folder() -> Path:
     """Return where the viewer keeps its indexes."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "agentrl" / "view"
-
-
-def key_of(row: Mapping[str, Any]) -> str:
-    """Return a trajectory's name within its run: what links name it by."""
-    if row["kind"] == "eval":
-        return f"eval.{row['stage']}.{row['step']}.{row['grp']}.{row['idx']}"
-    return f"train.{row['grp']}.{row['idx']}"
 
 
 class Index:
@@ -79,7 +77,8 @@ class Index:
             for resume in resumes:
                 self._take_back(resume)
             count = sum(self._grow_part(path) for path in records.parts(self.folder))
-            self._decide(decided)
+            self.db.executescript(INDEXES)
+            self._decide()
             self.db.commit()
             self.changes += count + len(resumes) + len(decided)
             return count
@@ -123,39 +122,52 @@ class Index:
         try:
             if path.stat().st_size <= at:
                 return 0
-            for rows, end, index_end in records.entries(path, at, index_at):
+            for rows, end, index_end in records.values(path, at, index_at):
                 self._insert(part, rows)
-                values = (part, end, index_end, _head(path))
+                values = (part, end, index_end, _seen(path, end))
                 self.db.execute("insert or replace into done values(?,?,?,?)", values)
                 count += len(rows)
         except FileNotFoundError:  # deleted to stay within the disk's budget
             pass
         return count
 
-    def _insert(self, part: int, rows: Iterable[Row]) -> None:
-        values = []
+    def _insert(self, part: int, rows: Iterable[list[Any]]) -> None:
+        values: dict[str, tuple[Any, ...]] = {}
+        groups, resumed = self.rounds.groups, bool(self.rounds.resumes)
         for row in rows:
-            if not self.rounds.counts(row):
+            group, index = row[GROUP], row[IDX]
+            if resumed and not self.rounds.counts(dict(zip(COLUMNS, row, strict=True))):
                 continue
-            decision = self.rounds.decision(row)
             own: tuple[Any, ...] = (part, None, None, None, None)
-            if decision:
-                row["step"] = decision.step
-                own = (part, int(decision.kept), decision.reason, decision.advantage, decision.weight)
-            row["tools"] = "|".join(("", *row["tools"], "")) if row["tools"] else ""
-            values.append((key_of(row), *(_plain(row.get(name)) for name in COLUMNS), *own))
-        marks = ",".join("?" * (len(NAMES) + 1))
-        self.db.executemany(f"insert or replace into t(key, {','.join(NAMES)}) values({marks})", values)
+            if row[KIND] == "eval":
+                key = f"eval.{row[STAGE]}.{row[STEP]}.{group}.{index}"
+            else:
+                key = f"train.{group}.{index}"
+                decided = groups.get(group)
+                if decided is not None and decided[0] == (row[ATTEMPT] or 0):
+                    _, row[STEP], kept, reason, samples = decided
+                    own = (part, int(kept), reason, *samples.get(index, (None, None)))
+            row[TOOLS] = "|".join(("", *row[TOOLS], "")) if row[TOOLS] else ""
+            values[key] = (key, *row, *own)  # a rollout that a resumed run made again replaces the earlier one
+        sql = f"insert or replace into t(key, {','.join(NAMES)}) values({','.join('?' * (len(NAMES) + 1))})"
+        if len(values) > BULK and not self.db.execute("select 1 from t limit 1").fetchone():
+            self.db.execute("drop index if exists t_key")
+        else:
+            self.db.executescript(INDEXES)
+        try:
+            self.db.executemany(sql, values.values())
+        except UnicodeEncodeError:
+            self.db.executemany(sql, [tuple(map(_plain, row)) for row in values.values()])
 
-    def _decide(self, groups: Sequence[int]) -> None:
+    def _decide(self) -> None:
         """Write down what became of groups whose rows came before."""
+        undecided = self.db.execute("select grp, idx, attempt from t where kind='train' and kept is null").fetchall()
         values = []
-        for group in groups:
-            attempt, step, kept, reason, samples = self.rounds.groups[group]
-            rows = self.db.execute("select idx from t where grp=? and kind='train' and attempt=?", (group, attempt))
-            for (index,) in rows.fetchall():
-                advantage, weight = samples.get(index, (None, None))
-                values.append((step, int(kept), reason, advantage, weight, f"train.{group}.{index}"))
+        for group, index, attempt in undecided:
+            decided = self.rounds.groups.get(group)
+            if decided is not None and decided[0] == (attempt or 0):
+                _, step, kept, reason, samples = decided
+                values.append((step, int(kept), reason, *samples.get(index, (None, None)), f"train.{group}.{index}"))
         self.db.executemany("update t set step=?, kept=?, reason=?, advantage=?, weight=? where key=?", values)
 
     def _take_back(self, resume: Resume) -> None:
@@ -195,16 +207,16 @@ class Index:
 
     def _trusted(self, db: sqlite3.Connection) -> bool:
         """Return whether the files are those that the table was made from."""
-        for part, at, head in db.execute("select part, at, head from done").fetchall():
+        for part, at, seen in db.execute("select part, at, seen from done").fetchall():
             path = self.part(part)
-            if path.exists() and (path.stat().st_size < at or _head(path) != head):
+            if path.exists() and (path.stat().st_size < at or _seen(path, at) != seen):
                 return False
         return True
 
 
 def _connect(path: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, check_same_thread=False)
-    db.executescript("pragma journal_mode=off; pragma synchronous=off; pragma cache_size=-65536;" + SCHEMA)
+    db.executescript("pragma journal_mode=off; pragma synchronous=off; pragma cache_size=-65536;" + SCHEMA + INDEXES)
     return db
 
 
@@ -213,9 +225,10 @@ def _plain(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _head(path: Path) -> str:
+def _seen(path: Path, end: int) -> str:
     with path.open("rb") as file:
-        return sha256(file.read(HEAD)).hexdigest()
+        file.seek(max(0, end - SEEN))
+        return sha256(file.read(min(SEEN, end))).hexdigest()
 
 
 class Texts:

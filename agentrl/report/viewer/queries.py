@@ -95,9 +95,15 @@ def browse(index: Index, filters: Mapping[str, str], *, sort: str = "", page: in
 def facets(index: Index) -> dict[str, Any]:
     """Return the values that filters can take, with how many trajectories have each."""
     answer: dict[str, Any] = {}
-    for name in ("env", "level", "ending", "grade", "kind", "stage", "reason"):
-        sql = f"select {name}, count(*) from t where {name} is not null and {name} <> '' group by 1 order by 1"
-        answer[name] = index.query(sql)
+    names = ("env", "level", "ending", "grade", "kind", "stage", "reason")
+    columns = ",".join(names)
+    combined = index.query(f"select {columns}, count(*) from t group by {columns}")  # one pass over the table
+    for place, name in enumerate(names):
+        counts: dict[Any, int] = {}
+        for row in combined:
+            if row[place] not in (None, ""):
+                counts[row[place]] = counts.get(row[place], 0) + row[-1]
+        answer[name] = sorted(counts.items())
     tools: dict[str, int] = {}
     for text, count in index.query("select tools, count(*) from t where tools <> '' group by 1"):
         for tool in text.strip("|").split("|"):
