@@ -26,7 +26,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,view,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt verl
 	@touch $@
 
@@ -45,6 +45,7 @@ system-test: system-train
 	$(call need,/usr/sbin/debootstrap,debootstrap)
 	$(call need,/usr/bin/git,git)
 	$(call need,/usr/bin/cc,build-essential python3-dev)
+	$(call need,/usr/bin/chromium,chromium)
 
 train: system-train $(VENV)/.train
 	@if [ -e runs/$(RUN)/recipe.yaml ]; then resume=--resume; fi; \

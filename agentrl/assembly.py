@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl import envs, judges, sandboxes, seeds
+from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
 from agentrl.curriculum.tasks import Source
@@ -21,7 +22,7 @@ from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AuthoringError, RecipeError
-from agentrl.evaluation import Evaluator
+from agentrl.evaluation import Evaluator, Problem
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics
 from agentrl.recipe import EnvSection, OpenaiEngine, Recipe
@@ -83,6 +84,8 @@ class Run:
     """Brings the learner's weights into the engine under a version, as `async.in_flight` says."""
     metrics: Metrics
     evaluator: Evaluator
+    store: Store
+    """Where every trajectory goes, and what became of it."""
     checkpoint: Checkpoint | None
     """What the run is resumed from."""
     trained: set[str]
@@ -176,6 +179,9 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         stack.push_async_callback(engine.close)
         store = Store(folder.trajectories, disk_bytes=int(recipe.run.disk_gb * 2**30 * 0.5))
         stack.push_async_callback(store.close)
+        if resume:
+            drawn: Mapping[str, Any] = saved.sampler if saved else {"number": 0, "pending": []}
+            store.resumed(saved.step if saved else -1, drawn["number"], [draw[0] for draw in drawn["pending"]])
         shared = takes_turns and recipe.rollout.engine.type == "transformers"
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
         gate = RequestGate(engine)
@@ -184,8 +190,11 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         async def play(draw: Draw, index: int) -> Trajectory:
             rollout_id = RolloutId(seed=recipe.run.seed, group=draw.group, index=index, key=folder.key)
             trajectory = await player.play(draw.env, draw.task, rollout_id)
-            await store.add(trajectory, draw.env)
+            await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
             return trajectory
+
+        async def keep(problem: Problem, trajectory: Trajectory, stage: str, step: int) -> None:
+            await store.add(trajectory, problem.env, Note(kind="eval", stage=stage, step=step))
 
         async def publish(version: int) -> None:
             if recipe.asynchronous.in_flight:
@@ -211,7 +220,8 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             learner=learner,
             publish=publish,
             metrics=metrics,
-            evaluator=Evaluator(recipe, environments, player, metrics, folder.key),
+            evaluator=Evaluator(recipe, environments, player, metrics, folder.key, keep=keep),
+            store=store,
             checkpoint=saved,
             trained=set(),
             judge=judge,

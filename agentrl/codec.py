@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,38 @@ from agentrl.errors import Fault, StorageError
 from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory, Verdict
 
 FORMAT = 2
-"""Raised whenever rows change; other formats are refused."""
+"""Raised whenever rows change so that an older reader would misread them; other formats are refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What the run knew about a trajectory when it stored it. Rows of earlier versions have none of it."""
+
+    kind: Literal["train", "eval"] = "train"
+    stage: str = ""
+    """Of an evaluation: start, sft, rl or end."""
+    step: int | None = None
+    """Of an evaluation: learner steps done before it."""
+    predicted: float | None = None
+    """The pass rate that the curriculum expected of the task."""
+    time: float | None = None
+    """Time of day when it was stored, since 1970."""
+    attempt: int = 0
+    """How often the run had been resumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What became of a trajectory at the learner."""
+
+    step: int
+    """The learner step that got its group."""
+    kept: bool
+    reason: str
+    """Why its group was dropped."""
+    advantage: float | None
+    """Mean over its sampled tokens; None where it was not trained on."""
+    weight: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +58,19 @@ class Stored:
     env: str
     """The environment's name."""
     trajectory: Trajectory
+    note: Note = Note()
+    decision: Decision | None = None
+    """None for evaluations, and where the learner has not got it."""
 
 
-def to_row(trajectory: Trajectory, env: str) -> dict[str, Any]:
+def with_decision(stored: Stored, decision: Decision | None) -> Stored:
+    """Return a stored trajectory with what became of it."""
+    return replace(stored, decision=decision)
+
+
+def to_row(trajectory: Trajectory, env: str, note: Note | None = None) -> dict[str, Any]:
     """Write a trajectory as JSON data, with the same columns for every environment."""
+    note = note or Note()
     task, outcome, verdict = trajectory.task, trajectory.outcome, trajectory.verdict
     assert not task.secret, f"the trajectory of {task.id} carries a secret"
     return {
@@ -59,12 +99,13 @@ def to_row(trajectory: Trajectory, env: str) -> dict[str, Any]:
         "timings": _dump({name: round(seconds, 6) for name, seconds in trajectory.timings.items()}),
         "root": trajectory.root,
         "usage": None if trajectory.usage is None else _dump(trajectory.usage),
+        **asdict(note),
     }
 
 
-def line(trajectory: Trajectory, env: str) -> bytes:
-    """Write a trajectory as one line of a file, without its end."""
-    return _dump(to_row(trajectory, env)).encode("utf-8", "replace")
+def line(row: Mapping[str, Any]) -> bytes:
+    """Write a row as one line of a file, without its end."""
+    return _dump(row).encode("utf-8", "replace")
 
 
 def from_row(row: Mapping[str, Any]) -> Stored:
@@ -103,7 +144,10 @@ def from_row(row: Mapping[str, Any]) -> Stored:
         root=row["root"],
         usage=json.loads(row["usage"]) if row.get("usage") else None,
     )
-    return Stored(row["env"], trajectory)
+    return Stored(row["env"], trajectory, Note(**{name: row[name] for name in NOTED if name in row}))
+
+
+NOTED = tuple(part.name for part in fields(Note))
 
 
 def message_row(message: Message) -> dict[str, Any]:

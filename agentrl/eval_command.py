@@ -218,9 +218,9 @@ async def _try(
         store = Store(folder.side(number), disk_bytes=KEEP)
         stack.push_async_callback(store.close)
 
-        async def record(trajectory: Trajectory, env: str) -> None:
+        async def record(problem: Problem, trajectory: Trajectory) -> None:
             if judge is None or not judge.refused or trajectory.outcome.score is not None:
-                await store.add(trajectory, env)
+                await store.add(trajectory, problem.env)
 
         result = await evaluation.evaluate(
             play,

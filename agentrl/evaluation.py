@@ -43,6 +43,10 @@ class Problem:
         return self.task.id if self.task.id.startswith(f"{self.env}/") else f"{self.env}/{self.task.id}"
 
 
+Keep = Callable[[Problem, Trajectory, str, int], Awaitable[None]]
+"""Takes a try of an evaluation, with the evaluation's stage and step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The results of one policy on some tasks."""
@@ -162,7 +166,7 @@ async def evaluate(
     concurrency: int = 256,
     progress: Callable[[int, int], None] | None = None,
     done: Mapping[tuple[int, int], Trajectory] | None = None,
-    record: Callable[[Trajectory, str], Awaitable[None]] | None = None,
+    record: Callable[[Problem, Trajectory], Awaitable[None]] | None = None,
 ) -> Evaluation:
     """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds.
 
@@ -181,7 +185,7 @@ async def evaluate(
             async with slots:
                 trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
             if record:
-                await record(trajectory, tasks[number].env)
+                await record(tasks[number], trajectory)
         finished += 1
         if progress:
             progress(finished, len(tasks) * samples)
@@ -211,14 +215,22 @@ class Evaluator:
     """Evaluates the policy of a run, always with the same tasks, budget and seeds, and writes the metric rows."""
 
     def __init__(
-        self, recipe: Recipe, runtimes: Mapping[str, EnvRuntime], player: Player, writer: Metrics, key: bytes
+        self,
+        recipe: Recipe,
+        runtimes: Mapping[str, EnvRuntime],
+        player: Player,
+        writer: Metrics,
+        key: bytes,
+        *,
+        keep: Keep | None = None,
     ) -> None:
+        """`keep` gets every try as it ends, with the stage and the step of the evaluation."""
         self.section = recipe.eval or EvalSection()
         self.tasks = problems_of(recipe, self.section, runtimes)
         self.results: dict[str, Evaluation] = {}
         """The newest evaluation of each stage that this process made."""
         self._player = player.at(self.section.temperature)
-        self._metrics, self._key = writer, key
+        self._metrics, self._key, self._keep = writer, key, keep
         self._seed = seeds.derive(recipe.run.seed, "eval")
         self._concurrency = recipe.rollout.concurrency
 
@@ -251,6 +263,11 @@ class Evaluator:
         """Evaluate now and write the row."""
         ks = self._ks(stage)
         began = time.monotonic()
+
+        async def keep(problem: Problem, trajectory: Trajectory) -> None:
+            if self._keep:
+                await self._keep(problem, trajectory, stage, step)
+
         evaluation = self.results[stage] = await evaluate(
             self._player,
             self.tasks,
@@ -258,6 +275,7 @@ class Evaluator:
             seed=self._seed,
             key=self._key,
             concurrency=self._concurrency,
+            record=keep,
         )
         summaries = {env: part.summary(ks) for env, part in evaluation.by_environment().items()}
         row = metrics.eval_row(stage, self.section.split, time.monotonic() - began, summaries)

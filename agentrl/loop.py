@@ -88,7 +88,7 @@ async def _train(run: Run) -> int:
         run.progress.say(line)
     folder = run.folder.path
     run.progress.say(f"run folder: {folder} (recipe.yaml, metrics.jsonl, trajectories/, checkpoints/)")
-    run.progress.say(f"next: agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR · docs/authoring.md")
+    run.progress.say(f"next: agentrl view {folder} · agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR")
     return 0
 
 
@@ -108,6 +108,7 @@ async def _loop(run: Run, began: float) -> bool:
             if await _evaluate_if_due(run):
                 last = time.monotonic()
             if every and run.learner.steps % every == 0:
+                await run.store.flush()  # a checkpoint stands for rows that are on disk
                 run.save()
             if run.learner.steps >= steps:
                 return True
@@ -122,7 +123,8 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     arrived = sorted((*round_.kept, *round_.dropped), key=lambda group: group.number)
     run.sampler.observe(arrived, kept={group.number for group in round_.kept})
     run.trained.update(seen_hashes(group.task for group in round_.kept))
-    report = await run.learn(run.learner.pack(_samples(run, round_)))
+    samples = _samples(run, round_)
+    report = await run.learn(run.learner.pack(samples))
     learnt = time.monotonic()
     await run.publish(report.version)
     published = time.monotonic()
@@ -133,6 +135,7 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     row |= {"learn/seconds": learnt - began, "learn/publish_seconds": published - learnt, "seconds": published - last}
     row["rollout/tokens_per_second"] = row["rollout/tokens"] / row["seconds"]
     run.progress.show(run.metrics.log("step", run.learner.steps, row))
+    run.store.decided(run.learner.steps, round_, samples)
     known = {alarm["name"] for alarm in run.metrics.of("alarm")}
     for name, text in alarms(run.metrics.of("step"), run.metrics.of("eval")).items():
         if name not in known:

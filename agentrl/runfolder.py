@@ -4,7 +4,7 @@ runs/<name>/
   recipe.yaml         the whole resolved recipe
   environment.json    the folder's format, versions, machine, git commit
   metrics.jsonl       one line per step, evaluation and alarm; written by metrics.py alone
-  trajectories/       what the policy did; written by rollout/store.py
+  trajectories/       what the policy did, and what became of it; written by rollout/store.py, read by records.py
   checkpoints/        written by learn/checkpoint.py
   judge.json          what the judge was asked, and how well it agreed with labels; where a verifier asks one
   engine/             logs of the servers that the run started

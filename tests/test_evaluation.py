@@ -185,7 +185,7 @@ def test_overlap_is_found_in_a_file_of_trajectories() -> None:
         messages=(),
         outcome=Outcome(ending="done", grade="infra_error", score=None, fault=Fault("a", "infra", "x")),
     )
-    read = codec.from_row(json.loads(codec.line(demonstration, "e"))).trajectory.task
+    read = codec.from_row(json.loads(codec.line(codec.to_row(demonstration, "e")))).trajectory.task
     assert read.setup != task.setup
     assert overlap([task], seen_hashes([read])) == overlap([read], seen_hashes([task])) == (1, 0)
 

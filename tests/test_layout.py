@@ -29,7 +29,7 @@ sandboxes
 runfolder
 recipe
 report
-metrics
+metrics records
 codec hashing
 types seeds statistics
 gymnasium_plugin

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.errors import EngineError
 from agentrl.evaluation import seen_hashes
 from agentrl.learn import checkpoint
+from agentrl.records import entries
 from agentrl.rollout import store
 
 # The entropy bonus gives a gradient that depends on the sampled tokens even while every rollout fails.
@@ -82,7 +84,13 @@ def test_a_run_learns_and_leaves_everything_behind(write: Callable[..., Path], t
     assert all(row["learn/grad_norm"] > 0 and row["learn/mismatch_mean"] < 1e-4 for row in steps)
     assert [metrics.undeclared(row) for row in rows] == [[]] * len(rows)
     assert checkpoint.latest(run / "checkpoints").step == 4  # type: ignore[union-attr]
-    kept = list(store.read(run / "trajectories"))
+    stored_rows = list(store.read(run / "trajectories"))
+    kept = [stored for stored in stored_rows if stored.note.kind == "train"]
+    tried = [(s.note.stage, s.note.step, s.decision) for s in stored_rows if s.note.kind == "eval"]
+    assert Counter(tried) == {("start", 0, None): 4, ("sft", 0, None): 4, ("end", 4, None): 4}
+    decisions = [stored.decision for stored in kept if stored.decision is not None]
+    assert Counter(d.step for d in decisions) == {1: 4, 2: 4, 3: 4, 4: 4}
+    assert all(d.kept and d.reason == "" and d.advantage is not None and d.weight == 1.0 for d in decisions)
     assert len(kept) == sum(row["rollout/episodes"] for row in steps)
     drawn = {(stored.env, stored.trajectory.group, stored.trajectory.index) for stored in kept}
     assert drawn == {("files", group, index) for group in range(8) for index in range(2)}
@@ -161,6 +169,15 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
         return [(row["step"], row["learn/loss"]) for row in metrics.read(run / "metrics.jsonl", "step")]
 
     assert told(rough) == told(calm)
+
+    def counted(run: Path) -> dict[tuple[int, int], Any]:
+        rows = [s for s in store.read(run / "trajectories")]
+        assert len({(s.trajectory.group, s.trajectory.index) for s in rows}) == len(rows)
+        return {(s.trajectory.group, s.trajectory.index): (s.trajectory.segments, s.decision) for s in rows}
+
+    assert counted(rough) == counted(calm)
+    index = [row for part in store.parts(rough / "trajectories") for rows, _, _ in entries(part) for row in rows]
+    assert len(index) > len(counted(calm))  # what was taken back is still there, and does not count
 
 
 def _wait_for_some_work(process: "subprocess.Popen[bytes]", run: Path, rng: random.Random) -> None:

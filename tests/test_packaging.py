@@ -27,6 +27,14 @@ def test_the_wheel_adds_one_name(wheel: Path) -> None:
     for member in ("envs/files", "envs/countdown", "verifiers/answer", "sandboxes/namespace"):
         assert f"agentrl/{member}/__init__.py" in names
     assert {"agentrl/recipes/quickstart.yaml", "agentrl/recipes/schema.json"} <= set(names)
+    page = {
+        f"agentrl/report/viewer/static/{name}"
+        for name in ("index.html", "app.js", "views.js", "charts.js", "style.css")
+    }
+    vendored = {
+        f"vendor/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "htm-preact.umd.js", "LICENSES.txt")
+    }
+    assert page | {f"agentrl/report/viewer/static/{name}" for name in vendored} <= set(names)
     assert not [name for name in names if "/tests/" in name or "__pycache__" in name]
 
 

@@ -1,1 +1,1 @@
-"""Reports on runs, made from the files they leave: progress in the terminal, TensorBoard, episodes as text."""
+"""Reports on runs, made from the files they leave: in the terminal, in TensorBoard, as text and as pages."""

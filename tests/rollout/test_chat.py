@@ -76,7 +76,10 @@ def test_an_expert_behind_an_endpoint_is_played_by_the_driver_of_every_rollout()
     assert (trajectory.sampled_tokens, trajectory.oldest_version) == (10 * turns, -1)
     assert [t["function"]["name"] for t in seen[0]["tools"]] == ["calculate"]
     assert [m["role"] for m in seen[0]["messages"]] == ["system", "user"]
-    assert codec.from_row(json.loads(codec.line(trajectory, "countdown"))).trajectory.usage == trajectory.usage
+    assert (
+        codec.from_row(json.loads(codec.line(codec.to_row(trajectory, "countdown")))).trajectory.usage
+        == trajectory.usage
+    )
 
 
 def test_a_trajectory_without_token_ids_is_never_trained_on() -> None:
@@ -155,7 +158,7 @@ def test_whatever_an_endpoint_sends_in_the_policys_name_is_graded(name: str) -> 
     usage = trajectory.usage or {}
     assert all(0 <= usage[side] <= MAX_REPLY for side in ("prompt", "completion"))
     assert not any("\ud800" in message.content for message in trajectory.messages), "no file and no endpoint takes one"
-    codec.line(trajectory, "countdown")
+    codec.line(codec.to_row(trajectory, "countdown"))
 
 
 def test_a_conversation_that_the_endpoint_refuses_later_is_the_policys() -> None:

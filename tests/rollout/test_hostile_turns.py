@@ -324,7 +324,7 @@ def check_recorded(trajectory: Trajectory) -> None:
         calls = json.dumps([[c.name, c.id, c.error, dict(c.arguments)] for c in message.tool_calls], ensure_ascii=False)
         if message.role == "assistant":
             "".join((message.content, message.thinking, message.name, message.tool_call_id, calls)).encode()
-    stored = codec.from_row(json.loads(codec.line(trajectory, "hostile"))).trajectory
+    stored = codec.from_row(json.loads(codec.line(codec.to_row(trajectory, "hostile")))).trajectory
     assert [m for m in stored.messages if m.role == "assistant"] == [
         m for m in trajectory.messages if m.role == "assistant"
     ]

@@ -119,7 +119,7 @@ def test_a_torn_end_is_passed_over_and_cut_off(tmp_path: Path) -> None:
         write(tmp_path, trajectory(number))
     (path,) = parts(tmp_path)
     whole = path.read_bytes()
-    ends = [end for _, end in module._scan(path)]
+    ends = [end for _, end in module.scan(path)]
     assert ends[-1] == len(whole) and len(ends) == 3
     for length in (ends[1] + 1, ends[1] + 9, ends[1] + 40, len(whole) - 9, len(whole) - 1):
         path.write_bytes(whole[:length])

@@ -250,7 +250,9 @@ def _contaminated(
     dirty = [task.public() for task in heldout[::2]]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "demonstrations.jsonl")
-        file.write_bytes(b"\n".join(codec.line(_demonstration(shown(task)), "e") for task in dirty if shown))
+        file.write_bytes(
+            b"\n".join(codec.line(codec.to_row(_demonstration(shown(task)), "e")) for task in dirty if shown)
+        )
         told = loops.trained_on(heldout, file, [rolled(task) for task in dirty if rolled])
     evidence = (f"{len(dirty)} of {len(heldout)} held-out tasks were trained on; {told} are reported",)
     return Observed(
