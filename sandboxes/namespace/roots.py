@@ -27,11 +27,13 @@ from agentrl.errors import AuthoringError
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 SHOWN = {
-    *("self", "thread-self", "mounts", "net", "sys", "sysvipc", "cmdline", "config.gz", "consoles", "device-tree"),
-    *("devices", "execdomains", "filesystems", "iomem", "ioports", "misc", "tty", "version"),
+    *("self", "thread-self", "mounts", "net", "sys", "sysvipc", "bus", "cmdline", "config.gz", "consoles"),
+    *("device-tree", "devices", "execdomains", "filesystems", "iomem", "ioports", "kallsyms", "misc", "tty", "version"),
 }
 """What stays of /proc besides the sandbox's own processes: constants, and what belongs to a namespace. All else
 counts what the whole machine does, so two sandboxes could talk through it; some reveals the host or acts on it."""
+ALWAYS_HIDDEN = {"kcore", "sysrq-trigger"}
+"""Files of /proc that are hidden whatever their permissions: one holds the machine's memory, one acts on it."""
 _SYSCTLS = """
 crypto/fips_enabled fs/file-max fs/inotify/max_queued_events fs/inotify/max_user_instances fs/inotify/max_user_watches
 fs/nr_open fs/pipe-max-size kernel/cap_last_cap kernel/msgmax kernel/msgmnb kernel/msgmni kernel/ngroups_max
@@ -167,10 +169,19 @@ def _common() -> dict[str, Any]:
     files: list[str] = []
     folders: list[str] = []
     for name in sorted(set(os.listdir("/proc")) - SHOWN):
-        if not name.isdigit() and not os.path.islink(f"/proc/{name}"):
+        if not name.isdigit() and not os.path.islink(f"/proc/{name}") and (name in ALWAYS_HIDDEN or _open_to_all(name)):
             (folders if os.path.isdir(f"/proc/{name}") else files).append(name)
     texts = {name: text for name, text in _proc_texts().items() if name in files or name.startswith("sys/")}
     return {"stage": stage, "proc_files": files, "proc_folders": folders, "proc_texts": texts}
+
+
+def _open_to_all(name: str) -> bool:
+    """Return whether anybody may open that file of /proc; each mount costs, and what is the root user's alone needs
+    none: no user of a sandbox is the machine's root."""
+    try:
+        return bool(os.stat(f"/proc/{name}").st_mode & 0o007)
+    except OSError:
+        return True
 
 
 def _read(path: str) -> str:
