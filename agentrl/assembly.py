@@ -5,35 +5,32 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl import envs, sandboxes, seeds
+from agentrl import seeds
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
 from agentrl.curriculum.tasks import Source
 from agentrl.engines.base import Engine
 from agentrl.engines.build import make as make_engine
-from agentrl.envs.base import Environment
-from agentrl.errors import AuthoringError, RecipeError
 from agentrl.evaluation import Evaluator
 from agentrl.metrics import Metrics
-from agentrl.recipe import EnvSection, Recipe
+from agentrl.recipe import Recipe
 from agentrl.report.terminal import Progress
 from agentrl.report.trackers import TensorBoard
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.player import Player, RequestGate
+from agentrl.rollout.player import Player, RequestGate, make_player
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, TokenGenerator
+from agentrl.rollout.rollout import EnvRuntime, RolloutId
+from agentrl.rollout.runtimes import runtimes, source_versions
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
 from agentrl.rollout.tool_formats import Hermes
 from agentrl.runfolder import RunFolder, begun, open_run
-from agentrl.sandboxes.pool import Pool
 from agentrl.types import Task, ToolCall, Trajectory
-from agentrl.verifiers.version import version_of
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -163,8 +160,16 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         gate = RequestGate(engine)
         player = make_player(recipe, gate, policy.renderer, policy.context, environments)
 
+        key = folder.key
+
         async def play(draw: Draw, index: int) -> Trajectory:
-            rollout_id = RolloutId(seed=recipe.run.seed, group=draw.group, index=index, key=folder.key)
+            rollout_id = RolloutId(
+                seed=recipe.run.seed,
+                group=draw.group,
+                index=index,
+                secret=seeds.secret(key, draw.task.id, draw.group),
+                task_index=draw.task_index,
+            )
             trajectory = await player.play(draw.env, draw.task, rollout_id)
             await store.add(trajectory, draw.env)
             return trajectory
@@ -193,7 +198,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             learner=learner,
             publish=publish,
             metrics=metrics,
-            evaluator=Evaluator(recipe, environments, player, metrics, folder.key),
+            evaluator=Evaluator(recipe, environments, player, metrics, key),
             checkpoint=saved,
             trained=set(),
         )
@@ -206,62 +211,6 @@ def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:
         say(f"resuming after step {saved.step}")
     elif begun(folder.path):
         say("there is no checkpoint to resume from: training begins again")
-
-
-@contextmanager
-def runtimes(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRuntime]]:
-    """Open the recipe's environments with their sandboxes; everything they hold is released after the block."""
-    with ExitStack() as stack:
-        pools: dict[str, Pool] = {}
-        opened: dict[str, EnvRuntime] = {}
-        for section in recipe.envs:
-            if section.sandbox not in pools:
-                pools[section.sandbox] = _pool(section, recipe)
-                stack.callback(pools[section.sandbox].close)
-            opened[section.name] = EnvRuntime(
-                name=section.name, make=_maker(section, recipe), boxes=pools[section.sandbox], judge=judge
-            )
-        yield opened
-
-
-def _pool(section: EnvSection, recipe: Recipe) -> Pool:
-    backend = sandboxes.load(section.sandbox)()
-    if not backend.safe and not section.unsafe:
-        raise RecipeError(
-            f"envs: the sandbox {section.sandbox!r} of {section.name} isolates nothing; choose `namespace` or "
-            "`docker`, or say `unsafe: true` if what the policy does to this machine is no matter"
-        )
-    state = backend.available()
-    if not state.works:
-        fix = f"; {state.fix}" if state.fix else ""
-        raise RecipeError(
-            f"envs: the sandbox {section.sandbox!r} of {section.name} does not work here: "
-            f"{', '.join(state.missing)}{fix}"
-        )
-    return Pool(backend, limit=recipe.sandboxes.boxes)
-
-
-def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
-    eval_levels = recipe.eval.levels if recipe.eval else None
-    warm = recipe.warm_start.levels if recipe.warm_start else None
-    kind = envs.load(section.name)
-    try:
-        environment = kind(**section.options)
-    except (TypeError, AuthoringError) as error:
-        raise RecipeError(f"envs: {section.name} does not take these options: {error}") from error
-    for key, levels in {"envs[].levels": section.levels, "eval.levels": eval_levels, "warm_start.levels": warm}.items():
-        unknown = [level for level in levels or () if level not in environment.levels]
-        if unknown:
-            first, last = environment.levels[0], environment.levels[-1]
-            raise RecipeError(f"{key}: {section.name} has the levels {first} to {last}, not {unknown[0]}")
-    return lambda: kind(**section.options)
-
-
-def source_versions(environments: Mapping[str, EnvRuntime]) -> dict[str, str]:
-    """Return a hash of each environment's and its verifier's source and settings."""
-    instances = {name: runtime.make() for name, runtime in environments.items()}
-    own = {f"environment {name}": version_of(environment) for name, environment in instances.items()}
-    return own | {f"verifier of {name}": environment.verifier.version for name, environment in instances.items()}
 
 
 def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Source]:
@@ -289,29 +238,6 @@ def plan_of(recipe: Recipe) -> Plan:
         asynchronous=recipe.asynchronous.enabled,
         max_staleness=recipe.asynchronous.max_staleness,
     )
-
-
-def make_player(
-    recipe: Recipe,
-    engine: TokenGenerator,
-    renderer: Renderer,
-    context: int,
-    environments: Mapping[str, EnvRuntime],
-) -> Player:
-    """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
-    section = recipe.rollout
-    budget = Budget(
-        context=min(section.max_context or context, context),
-        tokens=section.max_tokens,
-        turn_tokens=section.max_turn_tokens,
-        turns=section.max_turns,
-        tool_seconds=section.tool_seconds,
-        wall_seconds=section.episode_seconds,
-        verify_seconds=section.verify_seconds,
-        retries=section.retries,
-    )
-    sampling = SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
-    return Player(engine=engine, renderer=renderer, runtimes=environments, budget=budget, sampling=sampling)
 
 
 @asynccontextmanager

@@ -34,6 +34,8 @@ class Problem:
 
     env: str
     task: Task
+    task_index: int = -1
+    """The task's index within its split and level."""
 
     @property
     def key(self) -> str:
@@ -136,7 +138,7 @@ def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int)
     per_level = list(levels)
     size = environment.size if environment.size is not None else count
     places = [(level, index) for index in range(size) for level in per_level][:count]
-    return [Problem(runtime.name, environment.task(split, level, index)) for level, index in places]
+    return [Problem(runtime.name, environment.task(split, level, index), index) for level, index in places]
 
 
 async def evaluate(
@@ -156,15 +158,17 @@ async def evaluate(
     async def one(number: int, index: int) -> Trajectory:
         nonlocal finished
         async with slots:
-            rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
-            trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+            problem, group = tasks[number], EVAL_GROUP + number
+            secret = seeds.secret(key, problem.task.id, group)
+            rollout_id = RolloutId(seed=seed, group=group, index=index, secret=secret, task_index=problem.task_index)
+            trajectory = await player.play(problem.env, problem.task, rollout_id)
         finished += 1
         if progress:
             progress(finished, len(tasks) * samples)
         return trajectory
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(n, i)) for n in range(len(tasks)) for i in range(samples)]
+    async with asyncio.TaskGroup() as task_group:
+        running = [task_group.create_task(one(n, i)) for n in range(len(tasks)) for i in range(samples)]
     return Evaluation(problems=tuple(tasks), trajectories=tuple(task.result() for task in running))
 
 

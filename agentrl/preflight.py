@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from agentrl import assembly
+from agentrl import assembly, seeds
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine
 from agentrl.report import episode
@@ -117,7 +117,7 @@ def _episode(recipe: Recipe, runtime: EnvRuntime, policy: Any) -> str:
         return "not tried: the environment has no expert()"
     script = ScriptedEngine(policy.renderer, actions)
     budget = Budget(context=policy.context, tokens=policy.context)
-    rollout_id = RolloutId(seed=recipe.run.seed, group=0, index=0)
+    rollout_id = RolloutId(seed=recipe.run.seed, group=0, index=0, secret=seeds.secret(b"", task.id, 0))
     played = asyncio.run(rollout(script, policy.renderer, runtime, task, rollout_id=rollout_id, budget=budget))
     if played.outcome.score != 1.0:
         fault = f" ({played.outcome.fault.cause})" if played.outcome.fault else ""

@@ -11,12 +11,14 @@ from agentrl.types import Group, Task, Trajectory
 
 
 class Draw(Protocol):
-    """What a sampler hands out: a task with its secret, and the number of the group it becomes."""
+    """What a sampler hands out: a task with its secret, its index, and the number of the group it becomes."""
 
     @property
     def env(self) -> str: ...
     @property
     def task(self) -> Task: ...
+    @property
+    def task_index(self) -> int: ...
     @property
     def group(self) -> int: ...
     @property
