@@ -22,7 +22,7 @@ from agentrl.recipe import Recipe
 from agentrl.report.terminal import Progress
 from agentrl.report.trackers import TensorBoard
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.player import Player, RequestGate, make_player
+from agentrl.rollout.player import Gate, Player, RequestGate, make_player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
 from agentrl.rollout.runtimes import runtimes, source_versions
@@ -140,25 +140,22 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             stack.callback(board.close)
             metrics.readers.append(board.add)
         takes_turns = not recipe.asynchronous.enabled
-        engine = make_engine(
-            recipe.rollout.engine,
-            policy.model,
-            model_path=policy.folder,
+        engine, player, gate = open_engine(
+            recipe,
+            policy,
+            environments,
+            stack,
             folder=folder.path,
-            max_context=policy.context,
             deterministic=recipe.run.deterministic,
             share=takes_turns,
             adapters=True,
             version=saved.learner["version"] if saved else 0,
             say=progress.say,
         )
-        stack.push_async_callback(engine.close)
         store = Store(folder.trajectories, disk_bytes=int(recipe.run.disk_gb * 2**30 * 0.5))
         stack.push_async_callback(store.close)
-        shared = takes_turns and recipe.rollout.engine.type == "transformers"
+        shared = takes_turns and recipe.rollout.engine.type == "transformers" and recipe.cluster is None
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
-        gate = RequestGate(engine)
-        player = make_player(recipe, gate, policy.renderer, policy.context, environments)
 
         key = folder.key
 
@@ -240,6 +237,56 @@ def plan_of(recipe: Recipe) -> Plan:
     )
 
 
+def open_engine(
+    recipe: Recipe,
+    policy: PolicyModel,
+    environments: Mapping[str, EnvRuntime],
+    stack: AsyncExitStack,
+    *,
+    folder: Path,
+    adapters: bool = False,
+    version: int = 0,
+    say: Say,
+    **options: Any,
+) -> tuple[Engine, Player, Gate]:
+    """Return the engine of a recipe (not started; `stack` closes it), a player that uses it, and a gate that keeps
+    requests back. With a cluster the players are elsewhere, and the engine brings them up."""
+    section, cluster = recipe.rollout.engine, recipe.cluster
+    engine: Engine | None = None
+    if cluster is None or section.type != "transformers":
+        engine = make_engine(
+            section,
+            policy.model,
+            model_path=policy.folder,
+            folder=folder,
+            max_context=policy.context,
+            adapters=adapters and cluster is None,
+            version=version,
+            say=say,
+            **options,
+        )
+    if cluster is None:
+        assert engine is not None
+        stack.push_async_callback(engine.close)
+        gate = RequestGate(engine)
+        return engine, make_player(recipe, gate, policy.renderer, policy.context, environments), gate
+    from agentrl.cluster import connect, kit
+
+    stack.enter_context(connect.connected(cluster, say=say))
+    from agentrl.cluster.engine import PlayersEngine
+    from agentrl.cluster.players import RayPlayers
+
+    players = RayPlayers(recipe, sources=source_versions(environments), say=say)
+    everywhere = PlayersEngine(
+        players,
+        lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),
+        servers=engine,
+        version=version,
+    )
+    stack.push_async_callback(everywhere.close)
+    return everywhere, players, players
+
+
 @asynccontextmanager
 async def open_player(
     recipe: Recipe,
@@ -259,16 +306,13 @@ async def open_player(
 
     policy = load_policy(recipe, environments, folder=model, say=lambda text: None)
     section = SglangEngine(type="sglang", launch=False, urls=[url]) if url else recipe.rollout.engine
-    engine = make_engine(
-        section, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
-    )
-    try:
+    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": section})})
+    async with AsyncExitStack() as stack:
+        engine, player, _ = open_engine(recipe, policy, environments, stack, folder=folder, say=say)
         await engine.start()
         if url is None:
             await hand_over(engine, section, policy.model)
-        yield make_player(recipe, engine, policy.renderer, policy.context, environments)
-    finally:
-        await engine.close()
+        yield player
 
 
 def load_policy(

@@ -14,6 +14,7 @@ check
 redteam
 doctor
 assembly
+cluster
 alarms
 evaluation
 learn curriculum

@@ -273,6 +273,19 @@ class SandboxSection(Section):
     """Sandboxes alive at once per backend, episodes and grading together. Raise it with `rollout.concurrency`."""
 
 
+class ClusterSection(Section):
+    """Play rollouts in processes of their own, on this machine or on a Ray cluster. RAY_ADDRESS says which cluster;
+    without it Ray starts on this machine."""
+
+    type: Literal["ray"] = "ray"
+    """Selects Ray."""
+    players: Annotated[int, Field(ge=1, le=4096)] = 2
+    """Processes that play rollouts, spread over the nodes of the cluster. About one per two cores; they share
+    `rollout.concurrency` and `sandboxes.boxes`."""
+    cpus: Positive = 1.0
+    """CPU cores that Ray sets aside for each player."""
+
+
 def one_spelling(data: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's data with each section under its own name."""
     for other, name in OTHER_NAMES.items():
@@ -310,6 +323,8 @@ class Recipe(Section):
     """How often checkpoints are written, and how many are kept."""
     sandboxes: SandboxSection = Field(default_factory=SandboxSection)
     """Limits on the sandboxes of all environments."""
+    cluster: ClusterSection | None = None
+    """Rollouts in many processes, on many machines. By default all of them are played in this process."""
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -76,6 +76,14 @@ def make_player(
     )
     sampling = SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
     return LocalPlayer(engine=engine, renderer=renderer, runtimes=environments, budget=budget, sampling=sampling)
+
+
+class Gate(Protocol):
+    """Holds requests to engines back."""
+
+    def closed(self) -> AbstractAsyncContextManager[None]:
+        """Wait until the requests under way have ended; others wait until the block is over."""
+        ...
 
 
 class RequestGate:

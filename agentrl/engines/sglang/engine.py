@@ -94,6 +94,11 @@ class SglangEngine:
         """The policy version that new tokens are sampled with."""
         return self._version
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where the servers answer: other processes may ask them too."""
+        return [server.url for server in self.servers] or list(self.urls)
+
     async def start(self) -> None:
         """Launch the servers or attach to them, and find out what they can do."""
         await self._launch()

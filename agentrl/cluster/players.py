@@ -1,0 +1,504 @@
+"""The near side of the players: hands each rollout to one of them, and takes every result exactly once.
+
+    play(rollout) ── least loaded ──> player 1 ─┬─ result ──────────────> the first one wins, a later one is dropped
+         ^                            player 2  ├─ player or node lost ─┐
+         │                            ...       ├─ past its deadline ───┤
+         └──── again, the same seeds, elsewhere ┴───────────────────────┘
+    watch(player) ── a beat per second ──> silent, dead or unfit: not used any more; a new one takes its place
+
+Ray never repeats a call, and never restarts a player: a restarted one would have the weights of its start. Which
+rollouts are done stands in one table here, so that it does not matter what Ray believes of a node: one that was marked
+dead may still answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+
+from agentrl.cluster.actor import PlayerActor, PlayerUnfit
+from agentrl.cluster.kit import EXACT, Kit, facts
+from agentrl.engines.base import Weights
+from agentrl.errors import Fault, InfraError, InvariantError, UserError
+from agentrl.recipe import Recipe
+from agentrl.rollout.rollout import RolloutId
+from agentrl.types import Outcome, Segment, Task, Trajectory
+
+START_S = 300.0
+"""The longest that a player may take from its request to its first rollout."""
+BEAT_S = 1.0
+SILENCE_S = 30.0
+"""A player that does not answer for this long is lost, whatever Ray says."""
+MARGIN_S = 60.0
+"""What a rollout may take beside its episode and its grading."""
+MOST_LOSSES = 4
+"""Players that may be lost under one rollout before it is given up: perhaps it is what kills them."""
+MOST_REPLACEMENTS = 3
+"""New players in the place of one that was lost, without a finished rollout between them."""
+CLOSE_S = 20.0
+"""How long closing waits for players to close their sandboxes."""
+
+Say = Callable[[str], None]
+Key = tuple[int, int]
+
+
+class PlayerLost(InfraError):
+    """The process or the node that played a rollout is gone, or did not answer in time."""
+
+
+@dataclass(eq=False, slots=True)
+class Remote:
+    """One player's process, from its start to its loss."""
+
+    slot: int
+    """Its place among the recipe's players; a replacement has the same."""
+    actor: Any
+    node: str = "a node"
+    pid: int = 0
+    load: int = 0
+    """Rollouts under way."""
+    finished: int = 0
+    lost: str = ""
+    """Why it is not used any more."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    watch: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"player {self.slot} on {self.node}"
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Call:
+    """A rollout in the hands of a player."""
+
+    player: Remote
+    ref: Any
+    task: asyncio.Task[Trajectory]
+
+
+class RayPlayers:
+    """The players of one run. Made inside a connection to Ray; `start` comes first."""
+
+    def __init__(
+        self, recipe: Recipe, *, sources: Mapping[str, str], retries_s: float | None = None, say: Say = print
+    ) -> None:
+        """`sources`: hashes of the environments' sources here, which every player must share. `retries_s`: a rollout's
+        deadline instead of the one that follows from the recipe."""
+        assert recipe.cluster is not None
+        self.recipe, self.section = recipe, recipe.cluster
+        rollout = recipe.rollout
+        one = rollout.episode_seconds + 2 * rollout.verify_seconds + MARGIN_S
+        self.deadline_s = retries_s or one * (rollout.retries + 2)
+        self.most_each = max(1, -(-rollout.concurrency // self.section.players))
+        """Rollouts that one player has at once."""
+        self.counts = dict.fromkeys(("players_lost", "rollouts_lost", "rollouts_repeated", "rollouts_late"), 0)
+        self.ready: list[Remote] = []
+        self._sources, self._say = dict(sources), say
+        self._kit: Any = None
+        self._exact: dict[str, Any] = {}
+        self._weights: tuple[int, Any, str] | None = None
+        self._held = False
+        self._starting = 0
+        self._failures = [0] * self.section.players
+        self._reasons: dict[int, str] = {}
+        self._table: dict[Key, list[Call]] = {}
+        """The rollouts under way, each with its calls: more than one where the first is believed lost."""
+        self._background: set[asyncio.Task[Any]] = set()
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._closing = False
+        self._retired: dict[str, float] = {}
+        options: dict[str, Any] = {"num_cpus": self.section.cpus, "scheduling_strategy": "SPREAD"}
+        options |= {"max_concurrency": 100_000, "max_restarts": 0, "max_task_retries": 0}
+        self._kind = ray.remote(**options)(PlayerActor)
+
+    # Their lives ------------------------------------------------------------------------------------------------
+
+    async def start(self, kit: Kit) -> None:
+        """Start all players; raise where none comes up, say where only some do."""
+        self._exact = facts(kit.threads)
+        self._kit = await asyncio.to_thread(ray.put, kit)
+        results = await asyncio.gather(
+            *(self._bring_up(slot) for slot in range(self.section.players)), return_exceptions=True
+        )
+        errors = [error for error in results if isinstance(error, BaseException)]
+        for error in errors:
+            if not isinstance(error, PlayerLost | PlayerUnfit):
+                raise error
+        if not self.ready:
+            raise errors[0] if errors else InfraError("no player started")
+        for error in errors:
+            self._say(str(error))
+        where = sorted({player.node for player in self.ready})
+        self._say(f"{len(self.ready)} players on {len(where)} nodes: {', '.join(where)}")
+
+    async def _bring_up(self, slot: int) -> None:
+        """Start one player and give it the current weights."""
+        self._starting += 1
+        player = Remote(slot, self._kind.remote(self._kit))
+        try:
+            async with asyncio.timeout(START_S):
+                there = await _answer(player, player.actor.start.remote())
+            player.node, player.pid = f"{there['host']} ({there['ip']})", there["pid"]
+            self._compare(player, there)
+            async with self._lock:
+                if self._weights is not None and self._weights[0] != there["version"]:
+                    await self._send(player)
+                if self._held:
+                    await _answer(player, player.actor.hold.remote())
+                if self._closing:
+                    raise PlayerLost("the players are being closed")
+                self.ready.append(player)
+        except BaseException as error:
+            ray.kill(player.actor)
+            if isinstance(error, TimeoutError):
+                cpus = f"{ray.cluster_resources().get('CPU', 0.0):g} CPU cores in all"
+                raise PlayerLost(
+                    f"player {slot} did not start within {START_S:.0f} s; it needs {self.section.cpus:g} CPU cores of "
+                    f"a node, and the cluster has {cpus}: lower cluster.players or cluster.cpus, or add nodes"
+                ) from None
+            raise
+        finally:
+            self._starting -= 1
+            self._pulse()
+        player.watch = asyncio.create_task(self._watch(player), name=f"watch-{slot}")
+
+    def _compare(self, player: Remote, there: Mapping[str, Any]) -> None:
+        """Refuse a node with other environments; where a run must repeat to the bit, also one of another kind."""
+        other = [name for name, version in self._sources.items() if there["sources"].get(name) != version]
+        if other:
+            raise UserError(
+                f"{player.name}: the source of {', '.join(other)} differs from the one here; install the same version "
+                "of agentrl and of your environments on every node"
+            )
+        differing = [
+            f"{name} {there[name]}, here {self._exact[name]}" for name in EXACT if there[name] != self._exact[name]
+        ]
+        embedded = self.recipe.rollout.engine.type == "transformers"
+        if differing and embedded and self.recipe.run.deterministic:
+            raise UserError(
+                f"{player.name} cannot repeat to the bit what is computed here ({'; '.join(differing)}): use nodes of "
+                "one kind, or set run.deterministic: false"
+            )
+        if there["agentrl"] != self._exact["agentrl"]:
+            differing.insert(0, f"agentrl {there['agentrl']}, here {self._exact['agentrl']}")
+        if differing:
+            self._say(f"warning: {player.name} differs: {'; '.join(differing)}")
+
+    async def _watch(self, player: Remote) -> None:
+        """Ask for a sign of life again and again."""
+        while not player.lost:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    player.statistics = await _answer(player, player.actor.beat.remote())
+            except TimeoutError:
+                self._lose(player, f"it did not answer for {SILENCE_S:.0f} s")
+            except PlayerLost as error:
+                self._lose(player, str(error))
+            await asyncio.sleep(BEAT_S)
+
+    def _lose(self, player: Remote, why: str, *, replace: bool = True) -> None:
+        """Use a player no more, and start another in its place."""
+        if player.lost or self._closing:
+            return
+        player.lost = why
+        self.counts["players_lost"] += 1
+        for name, value in player.statistics.items():
+            self._retired[name] = self._retired.get(name, 0.0) + value
+        with suppress(ValueError):
+            self.ready.remove(player)
+        self._reasons[player.slot] = f"{player.name}: {why}"
+        self._failures[player.slot] = 0 if player.finished else self._failures[player.slot] + 1
+        again = replace and self._failures[player.slot] <= MOST_REPLACEMENTS
+        self._say(
+            f"lost {player.name}: {why}; {player.load} rollouts are played elsewhere, "
+            f"{len(self.ready)} players are left" + ("" if again else ", no other takes its place")
+        )
+        ray.kill(player.actor)
+        if again:
+            self._starting += 1
+            self._spawn(self._replace(player.slot))
+        self._pulse()
+
+    async def _replace(self, slot: int) -> None:
+        while True:
+            try:
+                await self._bring_up(slot)
+                break
+            except (PlayerLost, PlayerUnfit, UserError) as error:
+                self._failures[slot] += 1
+                self._reasons[slot] = str(error)
+                if self._closing:
+                    break
+                if self._failures[slot] > MOST_REPLACEMENTS or not isinstance(error, PlayerLost):
+                    self._say(f"player {slot} has no replacement: {error}")
+                    break
+                await asyncio.sleep(2.0 ** self._failures[slot])
+        self._starting -= 1
+        self._pulse()
+
+    async def close(self) -> None:
+        """Cancel what is under way, have every player close its sandboxes, and end it."""
+        if self._closing:
+            return
+        self._closing = True
+        for player in self.ready:
+            if player.watch is not None:
+                player.watch.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                closing = [_answer(player, player.actor.close.remote()) for player in self.ready]
+                await asyncio.gather(*closing, *self._background, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        for player in self.ready:
+            with suppress(RayError):
+                ray.kill(player.actor)
+        self.ready.clear()
+        self._kit = self._weights = None
+
+    def statistics(self) -> dict[str, float]:
+        """Return the counters of all players' engines, and how the players fare."""
+        total = dict(self._retired)
+        for player in self.ready:
+            for name, value in player.statistics.items():
+                total[name] = total.get(name, 0.0) + value
+        return {**total, **self.counts, "players": len(self.ready), "players_wanted": self.section.players}
+
+    # Rollouts ---------------------------------------------------------------------------------------------------
+
+    def at(self, temperature: float) -> TemperedPlayers:
+        """Return these players with another temperature."""
+        return TemperedPlayers(self, temperature)
+
+    async def play(
+        self, env: str, task: Task, rollout_id: RolloutId, *, temperature: float | None = None
+    ) -> Trajectory:
+        """Have one task played to its end and graded, on whatever player; return its one trajectory."""
+        key = (rollout_id.group, rollout_id.index)
+        assert key not in self._table, f"rollout {key} is under way already"
+        running = self._table[key] = []
+        try:
+            trajectory = await self._first(env, task, rollout_id, temperature, running)
+        finally:
+            del self._table[key]
+            for call in running:  # another answer is of no use: its player ends the episode
+                self._spawn(self._forget(call))
+        return _owned(replace(trajectory, task=task.public()))
+
+    async def _first(
+        self,
+        env: str,
+        task: Task,
+        rollout_id: RolloutId,
+        temperature: float | None,
+        running: list[Call],
+    ) -> Trajectory:
+        """Play a rollout on one player after the other until one answers; the first answer counts."""
+        losses: list[str] = []
+        errors: dict[Remote, Exception] = {}
+        while True:
+            player = await self._place({*(call.player for call in running), *errors})
+            self.counts["rollouts_repeated"] += bool(losses or errors)
+            ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
+            newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task)))
+            running.append(newest)
+            deadline = asyncio.get_running_loop().time() + self.deadline_s
+            while newest in running:
+                left = max(0.0, deadline - asyncio.get_running_loop().time())
+                await asyncio.wait([c.task for c in running], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                ended = [call for call in running if call.task.done()]
+                for call in ended:
+                    running.remove(call)
+                    error = call.task.exception()
+                    if error is None:
+                        self._disgrace(errors, call.player)
+                        return call.task.result()
+                    if isinstance(error, PlayerLost | PlayerUnfit):
+                        self._lose(call.player, str(error), replace=isinstance(error, PlayerLost))
+                        losses.append(f"{call.player.name}: {error}")
+                    elif isinstance(error, Exception) and not isinstance(error, InvariantError):
+                        errors[call.player] = error
+                    else:
+                        raise error
+                if not ended:
+                    losses.append(f"{player.name}: no answer within {self.deadline_s:.0f} s")
+                    self._say(f"rollout {rollout_id.group}-{rollout_id.index} is played again: {losses[-1]}")
+                    break
+            if errors and all(other in errors for other in self.ready):
+                raise next(iter(errors.values()))  # nobody could: it is no player's fault
+            self.counts["rollouts_lost"] += player not in errors
+            if len(losses) >= MOST_LOSSES:
+                return _given_up(task, rollout_id, losses)
+
+    def _disgrace(self, errors: Mapping[Remote, Exception], by: Remote) -> None:
+        """Use players no more that failed where another one could play."""
+        for player, error in errors.items():
+            self._lose(player, f"{error} (where {by.name} had no such trouble)", replace=False)
+
+    async def _place(self, avoid: set[Remote]) -> Remote:
+        """Wait for a player with room, the least loaded; one that has not tried this rollout where there is any."""
+        while True:
+            free = [player for player in self.ready if player.load < self.most_each]
+            fresh = [player for player in free if player not in avoid]
+            untried = any(player not in avoid for player in self.ready)
+            if fresh or (free and not untried and not self._starting):
+                player = min(fresh or free, key=lambda one: (one.load, one.slot))
+                player.load += 1
+                return player
+            if not self.ready and not self._starting:
+                reasons = "; ".join(self._reasons.values())
+                raise InfraError(f"no player is left: {reasons}; resume with --resume when the nodes are well")
+            await self._changed.wait()
+
+    async def _played(self, player: Remote, ref: Any, env: str, task: Task) -> Trajectory:
+        """Wait for one player's answer, and check that it played what it was asked to."""
+        try:
+            trajectory: Trajectory = await _answer(player, ref)
+        finally:
+            player.load -= 1
+            self._pulse()
+        player.finished += 1
+        built = trajectory.task
+        if (built.id, built.prompt) != (task.id, task.prompt):
+            raise PlayerUnfit(
+                f"it builds task {task.id} of {env} differently: its environment has another version, or is not pure"
+            )
+        return trajectory
+
+    async def _forget(self, call: Call) -> None:
+        """Have an episode ended whose result is not wanted; count one that is played to its end all the same."""
+        with suppress(RayError, ValueError):
+            ray.cancel(call.ref)
+        with suppress(Exception):
+            await call.task
+            self.counts["rollouts_late"] += 1
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _pulse(self) -> None:
+        """Wake everybody who waits for a player."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # Weights ----------------------------------------------------------------------------------------------------
+
+    async def publish(self, weights: Weights) -> None:
+        """Send new weights to every player that holds the embedded engine; each checks their hash."""
+        import torch
+
+        assert weights.tensors is not None
+
+        def written() -> Any:
+            buffer = io.BytesIO()
+            torch.save({name: tensor.detach().cpu() for name, tensor in (weights.tensors or {}).items()}, buffer)
+            return ray.put(buffer.getvalue())
+
+        ref = await asyncio.to_thread(written)
+        async with self._lock:
+            self._weights = (weights.version, ref, weights.checksum)
+            await asyncio.gather(*(self._send(player) for player in list(self.ready)))
+
+    async def _send(self, player: Remote) -> None:
+        assert self._weights is not None
+        version, ref, checksum = self._weights
+        try:
+            await _answer(player, player.actor.publish.remote(version, ref, checksum))
+        except PlayerLost as error:
+            self._lose(player, str(error))
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Have no request under way anywhere during the block; those that come wait until it is over."""
+        await self.hold()
+        try:
+            yield
+        finally:
+            await self.release()
+
+    async def hold(self) -> None:
+        """Let no request begin anywhere, and wait until those under way have ended."""
+        await self._everywhere("hold")
+
+    async def release(self) -> None:
+        """End `hold`."""
+        await self._everywhere("release")
+
+    async def _everywhere(self, what: str) -> None:
+        async with self._lock:
+            self._held = what == "hold"
+            calls = [(player, getattr(player.actor, what).remote()) for player in self.ready]
+            for player, ref in calls:
+                try:
+                    await _answer(player, ref)
+                except PlayerLost as error:
+                    self._lose(player, str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class TemperedPlayers:
+    """Players that sample with a temperature of their own."""
+
+    players: RayPlayers
+    temperature: float
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
+        """Have one task played to its end and graded."""
+        return await self.players.play(env, task, rollout_id, temperature=self.temperature)
+
+    def at(self, temperature: float) -> TemperedPlayers:
+        """Return the same players with another temperature."""
+        return replace(self, temperature=temperature)
+
+
+async def _answer(player: Remote, ref: Any) -> Any:
+    """Wait for a call. What the player raised is raised; whatever else goes wrong is PlayerLost."""
+    try:
+        return await ref
+    except TaskCancelledError:
+        raise PlayerLost("the call was cancelled") from None
+    except RayTaskError as error:
+        cause = error.cause
+        if not isinstance(cause, Exception) or isinstance(cause, RayError):
+            raise PlayerLost(" ".join(str(error).split())[-300:]) from None
+        cause.add_note(f"on {player.name}")
+        raise cause from None
+    except RayError as error:
+        lines = str(error).strip().splitlines()
+        raise PlayerLost(f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}") from None
+
+
+def _given_up(task: Task, rollout_id: RolloutId, losses: list[str]) -> Trajectory:
+    """Return a rollout that lost every player it was given: ungraded, with the reasons."""
+    cause = f"the rollout was lost {len(losses)} times: {'; '.join(losses)}"
+    outcome = Outcome(ending="timeout", grade="infra_error", score=None, fault=Fault("player", "infra", cause))
+    return Trajectory(
+        task=task.public(),
+        group=rollout_id.group,
+        index=rollout_id.index,
+        seed=rollout_id.reset(task),
+        segments=(),
+        messages=(),
+        outcome=outcome,
+    )
+
+
+def _owned(trajectory: Trajectory) -> Trajectory:
+    """Copy arrays that lie in Ray's shared memory, which is small and must not fill up with what a round holds."""
+    if all(segment.token_ids.flags.owndata for segment in trajectory.segments):
+        return trajectory
+    copied = (
+        Segment(s.token_ids.copy(), s.logprobs.copy(), s.versions.copy(), s.sources.copy()) for s in trajectory.segments
+    )
+    return replace(trajectory, segments=tuple(copied))
