@@ -79,6 +79,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
     Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
     Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("rollout/players", "players", "With a cluster: players that are ready when the step ends."),
+    Metric("rollout/players_lost", "players", "Players that died, fell silent or became unfit, so far."),
+    Metric("rollout/episodes_lost", "episodes", "Episodes that were lost with their player or its node, so far."),
+    Metric("rollout/episodes_repeated", "episodes", "Episodes begun again on another player, with the same seeds."),
+    Metric("rollout/episodes_late", "episodes", "Second answers of episodes that were believed lost; dropped, so far."),
     Metric("learn/version", "versions", "Policy version after the step."),
     Metric("learn/updates", "updates", "Optimizer steps applied."),
     Metric("learn/skipped", "updates", "Optimizer steps left out because loss or gradient was not finite."),
@@ -271,8 +276,16 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int) -> Row:
 
 
 def traffic_row(scheduler: Mapping[str, float], engine: Mapping[str, float]) -> Row:
-    """Return what is under way and waiting, the engine's use of its cache, and the parts of the last weight update."""
+    """Return what is under way and waiting, the engine's use of its cache, the parts of the last weight update, and how
+    the players of a cluster fare."""
     publish = {part: engine[f"{part}_s"] for part in ("hold", "send", "check") if f"{part}_s" in engine}
+    players = {
+        "rollout/players": "players",
+        "rollout/players_lost": "players_lost",
+        "rollout/episodes_lost": "rollouts_lost",
+        "rollout/episodes_repeated": "rollouts_repeated",
+        "rollout/episodes_late": "rollouts_late",
+    }
     return {
         "rollout/groups_ready": scheduler["ready_groups"],
         "rollout/groups_in_flight": scheduler["running_groups"],
@@ -280,6 +293,7 @@ def traffic_row(scheduler: Mapping[str, float], engine: Mapping[str, float]) -> 
         "rollout/episodes_spared": scheduler["spared_rollouts"],
         "rollout/prompt_cache": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
         **{f"learn/publish_{part}_seconds": seconds for part, seconds in publish.items()},
+        **{metric: engine[name] for metric, name in players.items() if name in engine},
     }
 
 

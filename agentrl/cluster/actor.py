@@ -107,6 +107,10 @@ class PlayerActor:
         """Show that the player lives; return its engine's counters."""
         return dict(self._engine.statistics()) if self._engine is not None else {}
 
+    async def sandboxes_held(self) -> int:
+        """Return how many sandboxes episodes and grading hold now."""
+        return sum(pool.held for pool in {id(r.boxes): r.boxes for r in self._runtimes.values()}.values())
+
     async def close(self) -> None:
         """Close the sandboxes and the engine."""
         await self._stack.aclose()

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -100,6 +102,8 @@ class RayPlayers:
         self.most_each = max(1, -(-rollout.concurrency // self.section.players))
         """Rollouts that one player has at once."""
         self.counts = dict.fromkeys(("players_lost", "rollouts_lost", "rollouts_repeated", "rollouts_late"), 0)
+        self.repeated_at = 0.0
+        """When a rollout that was lost last began elsewhere, by time.monotonic()."""
         self.ready: list[Remote] = []
         self._sources, self._say = dict(sources), say
         self._kit: Any = None
@@ -118,6 +122,8 @@ class RayPlayers:
         self._retired: dict[str, float] = {}
         options: dict[str, Any] = {"num_cpus": self.section.cpus, "scheduling_strategy": "SPREAD"}
         options |= {"max_concurrency": 100_000, "max_restarts": 0, "max_task_retries": 0}
+        if "AGENTRL_PATH" in os.environ:  # where the user's own environments are, on every node
+            options["runtime_env"] = {"env_vars": {"AGENTRL_PATH": os.environ["AGENTRL_PATH"]}}
         self._kind = ray.remote(**options)(PlayerActor)
 
     # Their lives ------------------------------------------------------------------------------------------------
@@ -307,7 +313,9 @@ class RayPlayers:
         errors: dict[Remote, Exception] = {}
         while True:
             player = await self._place({*(call.player for call in running), *errors})
-            self.counts["rollouts_repeated"] += bool(losses or errors)
+            if losses or errors:
+                self.counts["rollouts_repeated"] += 1
+                self.repeated_at = time.monotonic()
             ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
             newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task)))
             running.append(newest)

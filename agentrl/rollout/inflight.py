@@ -188,6 +188,8 @@ class InFlightGroups:
             if group.version is None:
                 group.version, group.began = self.version(), asyncio.get_running_loop().time()
             trajectory = await self.play(group.draw, index)
+        if trajectory.oldest_version >= 0:  # its tokens know, wherever they were sampled
+            group.version = min(group.version, trajectory.oldest_version)
         self.counts["rollouts"] += 1
         self.counts["ungraded"] += trajectory.outcome.score is None
         self.counts["tokens"] += trajectory.sampled_tokens

@@ -24,7 +24,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture(scope="session")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Three raylets of one core each, behind a token; RAY_ADDRESS names them."""
+    """Three raylets of two cores each, behind a token; RAY_ADDRESS names them."""
     folder = tmp_path_factory.mktemp("members")
     (folder / "envs" / "marked").mkdir(parents=True)
     (folder / "envs" / "marked" / "__init__.py").write_text(MARKED)
@@ -35,7 +35,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         from agentrl.cluster.connect import HEALTH_CHECKS, _reread
 
         _reread()
-        size = {"num_cpus": 1, "object_store_memory": 80 << 20}
+        size = {"num_cpus": 2, "object_store_memory": 80 << 20}
         cluster = Cluster(
             initialize_head=True,
             head_node_args={**size, "include_dashboard": False, "_system_config": HEALTH_CHECKS},
@@ -46,13 +46,16 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             with environment(RAY_ADDRESS=cluster.address):
                 yield cluster
         finally:
+            import ray
+
+            ray.shutdown()
             cluster.shutdown()
 
 
 @pytest.fixture(scope="session")
 def opened(nodes: Any, loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[str]]]:
     """The engine and three players of the small recipe, and every line that they said."""
-    recipe = small_recipe(cluster={"players": 3})
+    recipe = small_recipe(cluster={"players": 3, "cpus": 1.5})
     said: list[str] = []
     stack = AsyncExitStack()
 
@@ -64,7 +67,7 @@ def opened(nodes: Any, loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> 
         await engine.start()
         return players
 
-    players = loop.run(start())
+    players = loop.run(start(), 600.0)
     yield players, said
     loop.run(stack.aclose())
 

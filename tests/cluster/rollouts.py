@@ -67,7 +67,7 @@ class Loop:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 240.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 280.0) -> T:
         """Run a coroutine to its end."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
