@@ -127,7 +127,8 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
 
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
-        environments = stack.enter_context(runtimes(recipe))
+        elsewhere = recipe.cluster is not None and recipe.warm_start is None
+        environments = stack.enter_context(runtimes(recipe, elsewhere=elsewhere))
         folder.same_sources(source_versions(environments))
         progress = stack.enter_context(Progress(recipe.run.steps))
         saved = checkpoint.latest(folder.checkpoints)

@@ -110,7 +110,7 @@ def run(
     if tasks is not None or temperature is not None:
         warmth = section.temperature if temperature is None else temperature
         section = section.model_copy(update={"tasks": tasks or section.tasks, "temperature": warmth})
-    with assembly.runtimes(target.recipe) as runtimes:
+    with assembly.runtimes(target.recipe, elsewhere=target.recipe.cluster is not None) as runtimes:
         problems = problems_of(target.recipe, section, runtimes)
         key = os.urandom(32)  # one for both sides, drawn now: no policy can have met its hidden cases
         results = [

@@ -44,6 +44,8 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     runtimes = stack.enter_context(assembly.runtimes(recipe))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
+    if recipe.cluster is not None:
+        yield "cluster", _cluster(recipe)
     policy = assembly.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
     yield "memory", _memory(recipe, policy.model)
@@ -70,7 +72,17 @@ def _engine(recipe: Recipe) -> str:
                 "the interpreter of its environment in rollout.engine.python"
             )
         return f"sglang, started with {python}"
-    return "transformers, in this process"
+    return "transformers, in this process" if recipe.cluster is None else "transformers, in every player"
+
+
+def _cluster(recipe: Recipe) -> str:
+    """Join the cluster, or start Ray here, and leave again."""
+    from agentrl.cluster import connect
+
+    assert recipe.cluster is not None
+    said: list[str] = []
+    with connect.connected(recipe.cluster, say=said.append):
+        return f"{said[-1] if said else 'Ray runs already'}; {recipe.cluster.players} players wanted"
 
 
 def _memory(recipe: Recipe, model: Any) -> str:

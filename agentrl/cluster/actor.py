@@ -60,6 +60,11 @@ class PlayerActor:
         await self._fit()
         self._stack.push_async_callback(engine.close)
         await engine.start()
+        if kit.urls and not getattr(engine, "reports_versions", False):
+            raise RecipeError(
+                f"rollout.engine: the SGLang servers at {', '.join(kit.urls)} do not report which weights sampled a token, "
+                "which players need; update SGLang, or leave out `cluster`"
+            )
         self._engine, self._gate = engine, RequestGate(engine)
         self._player = make_player(recipe, self._gate, Renderer(tokenizer), kit.context, self._runtimes)
         self._kit = replace(kit, files={})

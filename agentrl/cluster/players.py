@@ -36,7 +36,7 @@ from agentrl.types import Outcome, Segment, Task, Trajectory
 START_S = 300.0
 """The longest that a player may take from its request to its first rollout."""
 BEAT_S = 1.0
-SILENCE_S = 30.0
+SILENCE_S = 60.0
 """A player that does not answer for this long is lost, whatever Ray says."""
 MARGIN_S = 60.0
 """What a rollout may take beside its episode and its grading."""
@@ -71,6 +71,8 @@ class Remote:
     """Why it is not used any more."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     watch: asyncio.Task[None] | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is lost: nobody waits for it any longer."""
 
     @property
     def name(self) -> str:
@@ -216,6 +218,7 @@ class RayPlayers:
         if player.lost or self._closing:
             return
         player.lost = why
+        player.gone.set()
         self.counts["players_lost"] += 1
         for name, value in player.statistics.items():
             self._retired[name] = self._retired.get(name, 0.0) + value
@@ -370,7 +373,7 @@ class RayPlayers:
     async def _played(self, player: Remote, ref: Any, env: str, task: Task) -> Trajectory:
         """Wait for one player's answer, and check that it played what it was asked to."""
         try:
-            trajectory: Trajectory = await _answer(player, ref)
+            trajectory: Trajectory = await _answer(player, ref, self._late)
         finally:
             player.load -= 1
             self._pulse()
@@ -388,7 +391,10 @@ class RayPlayers:
             ray.cancel(call.ref)
         with suppress(Exception):
             await call.task
-            self.counts["rollouts_late"] += 1
+            self._late()
+
+    def _late(self) -> None:
+        self.counts["rollouts_late"] += 1
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -470,8 +476,24 @@ class TemperedPlayers:
         return replace(self, temperature=temperature)
 
 
-async def _answer(player: Remote, ref: Any) -> Any:
-    """Wait for a call. What the player raised is raised; whatever else goes wrong is PlayerLost."""
+async def _answer(player: Remote, ref: Any, late: Callable[[], None] = lambda: None) -> Any:
+    """Wait for a call for as long as its player is not lost. What the player raised is raised; whatever else goes wrong
+    is PlayerLost. `late` is called where an answer comes after all."""
+    answer, gone = asyncio.ensure_future(_result(player, ref)), asyncio.ensure_future(player.gone.wait())
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    finally:
+        gone.cancel()
+    if answer.done():
+        return answer.result()
+    answer.add_done_callback(lambda done: None if done.cancelled() or done.exception() else late())
+    raise PlayerLost(player.lost)
+
+
+async def _result(player: Remote, ref: Any) -> Any:
     try:
         return await ref
     except TaskCancelledError:

@@ -16,14 +16,17 @@ from agentrl.verifiers.version import version_of
 
 
 @contextmanager
-def runtimes(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRuntime]]:
-    """Open the recipe's environments with their sandboxes; everything they hold is released after the block."""
+def runtimes(recipe: Recipe, *, judge: Any = None, elsewhere: bool = False) -> Iterator[dict[str, EnvRuntime]]:
+    """Open the recipe's environments with their sandboxes; everything they hold is released after the block.
+
+    `elsewhere`: all episodes are played by players on other nodes, so that no sandbox has to work here.
+    """
     with ExitStack() as stack:
         pools: dict[str, Pool] = {}
         opened: dict[str, EnvRuntime] = {}
         for section in recipe.envs:
             if section.sandbox not in pools:
-                pools[section.sandbox] = _pool(section, recipe)
+                pools[section.sandbox] = _pool(section, recipe, elsewhere)
                 stack.callback(pools[section.sandbox].close)
             opened[section.name] = EnvRuntime(
                 name=section.name, make=_maker(section, recipe), boxes=pools[section.sandbox], judge=judge
@@ -31,15 +34,15 @@ def runtimes(recipe: Recipe, *, judge: Any = None) -> Iterator[dict[str, EnvRunt
         yield opened
 
 
-def _pool(section: EnvSection, recipe: Recipe) -> Pool:
+def _pool(section: EnvSection, recipe: Recipe, elsewhere: bool) -> Pool:
     backend = sandboxes.load(section.sandbox)()
     if not backend.safe and not section.unsafe:
         raise RecipeError(
             f"envs: the sandbox {section.sandbox!r} of {section.name} isolates nothing; choose `namespace` or "
             "`docker`, or say `unsafe: true` if what the policy does to this machine is no matter"
         )
-    state = backend.available()
-    if not state.works:
+    state = None if elsewhere else backend.available()
+    if state is not None and not state.works:
         fix = f"; {state.fix}" if state.fix else ""
         raise RecipeError(
             f"envs: the sandbox {section.sandbox!r} of {section.name} does not work here: "

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
+
 from agentrl.rollout.rollout import RolloutId
 from tests.cluster.rollouts import KEY, Loop, digest, play_all
 
@@ -106,6 +108,34 @@ def test_a_frozen_raylet_whose_player_still_answers(
     nodes.add_node(**NODE)
     loop.run(three(players))
     assert digest(loop.run(play_all(players, runtimes))) == alone
+
+
+def test_a_frozen_player_that_answers_late(
+    loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray sees nothing wrong with a process that stands still; its silence is enough. What it says later is dropped."""
+    monkeypatch.setattr("agentrl.cluster.players.SILENCE_S", 4.0)
+    loop.run(asyncio.sleep(1.5))  # the next sign of life is waited for that long
+    victim = players.ready[0]
+    kept = players._kind, victim.actor  # as of a node that cannot be reached: nobody can end it
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    result, counted, seconds = disturbed(loop, players, runtimes, lambda: os.kill(victim.pid, signal.SIGSTOP))
+    assert result == alone
+    assert counted["players_lost"] == 1 and counted["rollouts_lost"] == counted["rollouts_repeated"] > 0
+    assert seconds < WITHIN_S
+    os.kill(victim.pid, signal.SIGCONT)
+
+    async def late() -> None:
+        while players.counts["rollouts_late"] == 0:
+            await asyncio.sleep(0.05)
+
+    loop.run(late(), 60.0)
+    monkeypatch.undo()
+    import ray
+
+    ray.kill(victim.actor)
+    del kept
+    loop.run(three(players))
 
 
 def test_a_late_answer_is_counted_and_dropped(

@@ -99,6 +99,11 @@ class SglangEngine:
         """Where the servers answer: other processes may ask them too."""
         return [server.url for server in self.servers] or list(self.urls)
 
+    @property
+    def reports_versions(self) -> bool:
+        """Whether every server says which version sampled which tokens; known once it is started."""
+        return self._spans
+
     async def start(self) -> None:
         """Launch the servers or attach to them, and find out what they can do."""
         await self._launch()
