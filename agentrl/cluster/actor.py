@@ -62,15 +62,16 @@ class PlayerActor:
         await engine.start()
         if kit.urls and not getattr(engine, "reports_versions", False):
             raise RecipeError(
-                f"rollout.engine: the SGLang servers at {', '.join(kit.urls)} do not report which weights sampled a token, "
-                "which players need; update SGLang, or leave out `cluster`"
+                f"rollout.engine: the SGLang servers at {', '.join(kit.urls)} do not report which weights sampled a "
+                "token, which players need; update SGLang, or leave out `cluster`"
             )
         self._engine, self._gate = engine, RequestGate(engine)
         self._player = make_player(recipe, self._gate, Renderer(tokenizer), kit.context, self._runtimes)
         self._kit = replace(kit, files={})
-        from ray.util import get_node_ip_address
+        import ray
 
-        place = {"ip": get_node_ip_address(), "version": engine.version}
+        node = ray.get_runtime_context().get_node_id()
+        place = {"ip": ray.util.get_node_ip_address(), "node": node, "version": engine.version}
         return {**facts(kit.threads), **place, "sources": source_versions(self._runtimes)}
 
     async def play(

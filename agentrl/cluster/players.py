@@ -63,6 +63,8 @@ class Remote:
     """Its place among the recipe's players; a replacement has the same."""
     actor: Any
     node: str = "a node"
+    node_id: str = ""
+    """Ray's name of the node."""
     pid: int = 0
     load: int = 0
     """Rollouts under way."""
@@ -155,7 +157,8 @@ class RayPlayers:
         try:
             async with asyncio.timeout(START_S):
                 there = await _answer(player, player.actor.start.remote())
-            player.node, player.pid = f"{there['host']} ({there['ip']})", there["pid"]
+            player.node, player.node_id = f"{there['host']} ({there['ip']})", there["node"]
+            player.pid = there["pid"]
             self._compare(player, there)
             async with self._lock:
                 if self._weights is not None and self._weights[0] != there["version"]:
@@ -315,8 +318,9 @@ class RayPlayers:
         losses: list[str] = []
         errors: dict[Remote, Exception] = {}
         while True:
-            player = await self._place({*(call.player for call in running), *errors})
-            if losses or errors:
+            again = bool(losses or errors)
+            player = await self._place({*(call.player for call in running), *errors}, urgent=again)
+            if again:
                 self.counts["rollouts_repeated"] += 1
                 self.repeated_at = time.monotonic()
             ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
@@ -355,13 +359,14 @@ class RayPlayers:
         for player, error in errors.items():
             self._lose(player, f"{error} (where {by.name} had no such trouble)", replace=False)
 
-    async def _place(self, avoid: set[Remote]) -> Remote:
-        """Wait for a player with room, the least loaded; one that has not tried this rollout where there is any."""
+    async def _place(self, avoid: set[Remote], *, urgent: bool) -> Remote:
+        """Wait for a player with room, the least loaded; one that has not tried this rollout where there is any. One
+        that was lost (`urgent`) waits for no room: its group is held up."""
         while True:
-            free = [player for player in self.ready if player.load < self.most_each]
+            free = [player for player in self.ready if urgent or player.load < self.most_each]
             fresh = [player for player in free if player not in avoid]
             untried = any(player not in avoid for player in self.ready)
-            if fresh or (free and not untried and not self._starting):
+            if fresh or (free and not untried):
                 player = min(fresh or free, key=lambda one: (one.load, one.slot))
                 player.load += 1
                 return player

@@ -46,6 +46,12 @@ def disturbed(
     return digest(results), counted, max(0.0, players.repeated_at - struck[0])
 
 
+def with_player(nodes: Any, players: Any) -> Any:
+    """Return a node that has a player, and is not the head."""
+    ids = {player.node_id for player in players.ready}
+    return next(node for node in nodes.list_all_nodes() if node.node_id in ids and node is not nodes.head_node)
+
+
 def raylet(node: Any) -> int:
     """Return the process of a node's raylet."""
     from ray._private import ray_constants
@@ -67,6 +73,7 @@ def test_three_raylets_give_what_one_process_gives(
 def test_a_killed_player(
     loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str, opened: tuple[Any, list[str]]
 ) -> None:
+    loop.run(three(players))
     victim = players.ready[1]
     result, counted, seconds = disturbed(loop, players, runtimes, lambda: os.kill(victim.pid, signal.SIGKILL))
     assert result == alone
@@ -77,7 +84,8 @@ def test_a_killed_player(
 
 
 def test_a_killed_raylet(loop: Loop, nodes: Any, players: Any, runtimes: Mapping[str, Any], alone: str) -> None:
-    node = nodes.list_all_nodes()[-1]
+    loop.run(three(players))
+    node = with_player(nodes, players)
     result, counted, seconds = disturbed(loop, players, runtimes, lambda: os.kill(raylet(node), signal.SIGKILL))
     assert result == alone
     assert counted["players_lost"] == 1 and counted["rollouts_lost"] == counted["rollouts_repeated"] > 0
@@ -91,7 +99,8 @@ def test_a_frozen_raylet_whose_player_still_answers(
     loop: Loop, nodes: Any, players: Any, runtimes: Mapping[str, Any], alone: str
 ) -> None:
     """Ray marks the node dead; its player lives, and what it answers after that counts at most once."""
-    node = nodes.list_all_nodes()[-1]
+    loop.run(three(players))
+    node = with_player(nodes, players)
     try:
         result, counted, seconds = disturbed(loop, players, runtimes, lambda: os.kill(raylet(node), signal.SIGSTOP))
         assert result == alone
@@ -117,8 +126,7 @@ def test_a_frozen_player_that_answers_late(
     monkeypatch.setattr("agentrl.cluster.players.SILENCE_S", 4.0)
     loop.run(asyncio.sleep(1.5))  # the next sign of life is waited for that long
     victim = players.ready[0]
-    kept = players._kind, victim.actor  # as of a node that cannot be reached: nobody can end it
-    monkeypatch.setattr("ray.kill", lambda actor: None)
+    monkeypatch.setattr("ray.kill", lambda actor: None)  # as on a node that cannot be reached: nobody can end it
     result, counted, seconds = disturbed(loop, players, runtimes, lambda: os.kill(victim.pid, signal.SIGSTOP))
     assert result == alone
     assert counted["players_lost"] == 1 and counted["rollouts_lost"] == counted["rollouts_repeated"] > 0
@@ -134,7 +142,6 @@ def test_a_frozen_player_that_answers_late(
     import ray
 
     ray.kill(victim.actor)
-    del kept
     loop.run(three(players))
 
 
