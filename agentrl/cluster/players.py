@@ -19,19 +19,20 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayError
 
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.kit import EXACT, Kit, facts
+from agentrl.cluster.remote import Call, PlayerLost, Remote, answer, given_up, owned
 from agentrl.engines.base import Weights
-from agentrl.errors import Fault, InfraError, InvariantError, UserError
+from agentrl.errors import InfraError, InvariantError, UserError
 from agentrl.recipe import Recipe
 from agentrl.rollout.rollout import RolloutId
-from agentrl.types import Outcome, Segment, Task, Trajectory
+from agentrl.types import Task, Trajectory
 
 START_S = 300.0
 """The longest that a player may take from its request to its first rollout."""
@@ -49,45 +50,6 @@ CLOSE_S = 20.0
 
 Say = Callable[[str], None]
 Key = tuple[int, int]
-
-
-class PlayerLost(InfraError):
-    """The process or the node that played a rollout is gone, or did not answer in time."""
-
-
-@dataclass(eq=False, slots=True)
-class Remote:
-    """One player's process, from its start to its loss."""
-
-    slot: int
-    """Its place among the recipe's players; a replacement has the same."""
-    actor: Any
-    node: str = "a node"
-    node_id: str = ""
-    """Ray's name of the node."""
-    pid: int = 0
-    load: int = 0
-    """Rollouts under way."""
-    finished: int = 0
-    lost: str = ""
-    """Why it is not used any more."""
-    statistics: Mapping[str, float] = field(default_factory=dict)
-    watch: asyncio.Task[None] | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is lost: nobody waits for it any longer."""
-
-    @property
-    def name(self) -> str:
-        return f"player {self.slot} on {self.node}"
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Call:
-    """A rollout in the hands of a player."""
-
-    player: Remote
-    ref: Any
-    task: asyncio.Task[Trajectory]
 
 
 class RayPlayers:
@@ -156,7 +118,7 @@ class RayPlayers:
         player = Remote(slot, self._kind.remote(self._kit))
         try:
             async with asyncio.timeout(START_S):
-                there = await _answer(player, player.actor.start.remote())
+                there = await answer(player, player.actor.start.remote())
             player.node, player.node_id = f"{there['host']} ({there['ip']})", there["node"]
             player.pid = there["pid"]
             self._compare(player, there)
@@ -164,7 +126,7 @@ class RayPlayers:
                 if self._weights is not None and self._weights[0] != there["version"]:
                     await self._send(player)
                 if self._held:
-                    await _answer(player, player.actor.hold.remote())
+                    await answer(player, player.actor.hold.remote())
                 if self._closing:
                     raise PlayerLost("the players are being closed")
                 self.ready.append(player)
@@ -209,7 +171,7 @@ class RayPlayers:
         while not player.lost:
             try:
                 async with asyncio.timeout(SILENCE_S):
-                    player.statistics = await _answer(player, player.actor.beat.remote())
+                    player.statistics = await answer(player, player.actor.beat.remote())
             except TimeoutError:
                 self._lose(player, f"it did not answer for {SILENCE_S:.0f} s")
             except PlayerLost as error:
@@ -267,7 +229,7 @@ class RayPlayers:
                 player.watch.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                closing = [_answer(player, player.actor.close.remote()) for player in self.ready]
+                closing = [answer(player, player.actor.close.remote()) for player in self.ready]
                 await asyncio.gather(*closing, *self._background, return_exceptions=True)
         for task in self._background:
             task.cancel()
@@ -304,7 +266,7 @@ class RayPlayers:
             del self._table[key]
             for call in running:  # another answer is of no use: its player ends the episode
                 self._spawn(self._forget(call))
-        return _owned(replace(trajectory, task=task.public()))
+        return owned(replace(trajectory, task=task.public()))
 
     async def _first(
         self,
@@ -352,7 +314,7 @@ class RayPlayers:
                 raise next(iter(errors.values()))  # nobody could: it is no player's fault
             self.counts["rollouts_lost"] += player not in errors
             if len(losses) >= MOST_LOSSES:
-                return _given_up(task, rollout_id, losses)
+                return given_up(task, rollout_id, losses)
 
     def _disgrace(self, errors: Mapping[Remote, Exception], by: Remote) -> None:
         """Use players no more that failed where another one could play."""
@@ -378,7 +340,7 @@ class RayPlayers:
     async def _played(self, player: Remote, ref: Any, env: str, task: Task) -> Trajectory:
         """Wait for one player's answer, and check that it played what it was asked to."""
         try:
-            trajectory: Trajectory = await _answer(player, ref, self._late)
+            trajectory: Trajectory = await answer(player, ref, self._late)
         finally:
             player.load -= 1
             self._pulse()
@@ -433,7 +395,7 @@ class RayPlayers:
         assert self._weights is not None
         version, ref, checksum = self._weights
         try:
-            await _answer(player, player.actor.publish.remote(version, ref, checksum))
+            await answer(player, player.actor.publish.remote(version, ref, checksum))
         except PlayerLost as error:
             self._lose(player, str(error))
 
@@ -460,7 +422,7 @@ class RayPlayers:
             calls = [(player, getattr(player.actor, what).remote()) for player in self.ready]
             for player, ref in calls:
                 try:
-                    await _answer(player, ref)
+                    await answer(player, ref)
                 except PlayerLost as error:
                     self._lose(player, str(error))
 
@@ -479,61 +441,3 @@ class TemperedPlayers:
     def at(self, temperature: float) -> TemperedPlayers:
         """Return the same players with another temperature."""
         return replace(self, temperature=temperature)
-
-
-async def _answer(player: Remote, ref: Any, late: Callable[[], None] = lambda: None) -> Any:
-    """Wait for a call for as long as its player is not lost. What the player raised is raised; whatever else goes wrong
-    is PlayerLost. `late` is called where an answer comes after all."""
-    answer, gone = asyncio.ensure_future(_result(player, ref)), asyncio.ensure_future(player.gone.wait())
-    try:
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        answer.cancel()
-        raise
-    finally:
-        gone.cancel()
-    if answer.done():
-        return answer.result()
-    answer.add_done_callback(lambda done: None if done.cancelled() or done.exception() else late())
-    raise PlayerLost(player.lost)
-
-
-async def _result(player: Remote, ref: Any) -> Any:
-    try:
-        return await ref
-    except TaskCancelledError:
-        raise PlayerLost("the call was cancelled") from None
-    except RayTaskError as error:
-        cause = error.cause
-        if not isinstance(cause, Exception) or isinstance(cause, RayError):
-            raise PlayerLost(" ".join(str(error).split())[-300:]) from None
-        cause.add_note(f"on {player.name}")
-        raise cause from None
-    except RayError as error:
-        lines = str(error).strip().splitlines()
-        raise PlayerLost(f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}") from None
-
-
-def _given_up(task: Task, rollout_id: RolloutId, losses: list[str]) -> Trajectory:
-    """Return a rollout that lost every player it was given: ungraded, with the reasons."""
-    cause = f"the rollout was lost {len(losses)} times: {'; '.join(losses)}"
-    outcome = Outcome(ending="timeout", grade="infra_error", score=None, fault=Fault("player", "infra", cause))
-    return Trajectory(
-        task=task.public(),
-        group=rollout_id.group,
-        index=rollout_id.index,
-        seed=rollout_id.reset(task),
-        segments=(),
-        messages=(),
-        outcome=outcome,
-    )
-
-
-def _owned(trajectory: Trajectory) -> Trajectory:
-    """Copy arrays that lie in Ray's shared memory, which is small and must not fill up with what a round holds."""
-    if all(segment.token_ids.flags.owndata for segment in trajectory.segments):
-        return trajectory
-    copied = (
-        Segment(s.token_ids.copy(), s.logprobs.copy(), s.versions.copy(), s.sources.copy()) for s in trajectory.segments
-    )
-    return replace(trajectory, segments=tuple(copied))

@@ -1,0 +1,55 @@
+"""A player that cannot play is named with its node and not used any more; the others play its rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from tests.cluster.rollouts import Loop, digest, play_all
+
+
+def fill_disk(actor: Any) -> None:
+    """Make a player believe that its disk is full: run inside its process."""
+    from agentrl.cluster import actor as module
+
+    module.LEAST_DISK = 1 << 60
+
+
+def break_sandboxes(actor: Any) -> None:
+    """Make a player's sandboxes fail from now on: run inside its process."""
+    from agentrl.errors import SandboxError
+
+    def broken(*_: Any) -> Any:
+        raise SandboxError("no space left for control groups")
+
+    for runtime in actor._runtimes.values():
+        runtime.boxes.backend.create = runtime.boxes.backend.prepare = broken
+
+
+async def three(players: Any) -> None:
+    while len(players.ready) < 3:
+        await asyncio.sleep(0.1)
+
+
+def test_a_full_disk_and_broken_sandboxes(
+    loop: Loop, opened: tuple[Any, list[str]], runtimes: Mapping[str, Any], alone: str
+) -> None:
+    players, said = opened
+    loop.run(three(players))
+    first, second, third = players.ready
+    before = dict(players.counts)
+
+    async def main() -> dict[tuple[int, int], Any]:
+        await first.actor.__ray_call__.remote(fill_disk)
+        await second.actor.__ray_call__.remote(break_sandboxes)
+        return await play_all(players, runtimes)
+
+    assert digest(loop.run(main())) == alone
+    assert players.ready == [third]
+    assert players.counts["players_lost"] - before["players_lost"] == 2
+    lost = {
+        player: next(line for line in said if line.startswith(f"lost {player.name}: ")) for player in (first, second)
+    }
+    assert "MiB are free in" in lost[first] and lost[first].endswith(", no other takes its place")
+    assert "the sandboxes of files do not work: no space left for control groups" in lost[second]
