@@ -9,22 +9,31 @@ from typing import Any
 from tests.cluster.rollouts import Loop, digest, play_all
 
 
-def fill_disk(actor: Any) -> None:
-    """Make a player believe that its disk is full: run inside its process."""
-    from agentrl.cluster import actor as module
+def full_disk() -> Any:
+    """Return what makes a player believe that its disk is full, to be run in its process. (A function inside another
+    travels by value: players cannot import the tests.)"""
 
-    module.LEAST_DISK = 1 << 60
+    def change(actor: Any) -> None:
+        from agentrl.cluster import actor as module
+
+        module.LEAST_DISK = 1 << 60
+
+    return change
 
 
-def break_sandboxes(actor: Any) -> None:
-    """Make a player's sandboxes fail from now on: run inside its process."""
-    from agentrl.errors import SandboxError
+def broken_sandboxes() -> Any:
+    """Return what makes a player's sandboxes fail, to be run in its process."""
 
-    def broken(*_: Any) -> Any:
-        raise SandboxError("no space left for control groups")
+    def change(actor: Any) -> None:
+        from agentrl.errors import SandboxError
 
-    for runtime in actor._runtimes.values():
-        runtime.boxes.backend.create = runtime.boxes.backend.prepare = broken
+        def broken(*_: Any) -> Any:
+            raise SandboxError("no space left for control groups")
+
+        for runtime in actor._runtimes.values():
+            runtime.boxes.backend.create = runtime.boxes.backend.prepare = broken
+
+    return change
 
 
 async def three(players: Any) -> None:
@@ -41,8 +50,8 @@ def test_a_full_disk_and_broken_sandboxes(
     before = dict(players.counts)
 
     async def main() -> dict[tuple[int, int], Any]:
-        await first.actor.__ray_call__.remote(fill_disk)
-        await second.actor.__ray_call__.remote(break_sandboxes)
+        await first.actor.__ray_call__.remote(full_disk())
+        await second.actor.__ray_call__.remote(broken_sandboxes())
         return await play_all(players, runtimes)
 
     assert digest(loop.run(main())) == alone
