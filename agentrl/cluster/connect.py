@@ -39,8 +39,12 @@ PROBE_S = 60.0
 PROBE = (
     "import sys\n"
     "from ray._raylet import GcsClient\n"
-    "GcsClient(address=sys.argv[1]).internal_kv_get(b'agentrl', None)\n"
-    "print('let in')\n"
+    "from ray.exceptions import AuthenticationError\n"
+    "try:\n"
+    "    GcsClient(address=sys.argv[1]).internal_kv_get(b'agentrl', None)\n"
+    "    print('let in')\n"
+    "except AuthenticationError:\n"
+    "    print('refused')\n"
 )
 """Reads from a cluster without a token: only one that anybody may join lets it in."""
 
@@ -75,8 +79,10 @@ def _joined(ray: Any, address: str, say: Say) -> Iterator[None]:
         raise UserError(f"RAY_AUTH_MODE is {mode}: anybody who reaches the cluster could run code there; {NEW_TOKEN}")
     if not has_token():
         raise UserError(f"there is no token for the Ray cluster at {address}; {NEW_TOKEN}")
+    if address == "auto":
+        raise UserError("RAY_ADDRESS is auto: name the head node instead, as HOST:PORT")
     with _environment({"RAY_AUTH_MODE": "token"}):
-        if is_open(address):
+        if without_token(address) == "let in":
             raise UserError(f"the Ray cluster at {address} asks nobody for a token, so anybody could run code there; "
                             f"{NEW_TOKEN}")  # fmt: skip
         try:
@@ -132,16 +138,23 @@ def has_token() -> bool:
     )
 
 
-def is_open(address: str) -> bool:
-    """Tell whether a cluster lets anybody in. In a process of its own: a token, once read, stays with the process."""
+def without_token(address: str) -> str:
+    """Return what a cluster does with somebody who has no token: `let in` or `refused`. Raise where it cannot be asked.
+
+    In a process of its own: a token, once read, stays with the process.
+    """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     plain |= {"RAY_AUTH_MODE": "disabled", "RAY_gcs_rpc_server_connect_timeout_s": "5"}
     command = [sys.executable, "-c", PROBE, address]
     try:
         probe = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        said = probe.stdout.split("\n")
     except subprocess.TimeoutExpired:
-        return False  # joining will say why
-    return "let in" in probe.stdout
+        said = []
+    for outcome in ("let in", "refused"):
+        if outcome in said:
+            return outcome
+    raise UserError(f"there is no answer from the Ray cluster at {address} (RAY_ADDRESS); does its head node run?")
 
 
 def _quiet() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,30 +48,40 @@ def test_a_cluster_without_a_token_is_refused(
         raise AssertionError("joined")
 
 
-def test_a_cluster_that_lets_anybody_in_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A head node without authentication: the probe is let in, so that the run stays out."""
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+@pytest.mark.parametrize(("mode", "outcome"), [("disabled", "let in"), ("token", "refused")])
+def test_a_cluster_that_lets_anybody_in_is_refused(
+    mode: str, outcome: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two head servers, one without authentication: what lets the probe in is not joined."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    gcs = Path(sys.modules["ray"].__file__ or "").parent / "core/src/ray/gcs/gcs_server"
-    port = 20_000 + os.getpid() % 10_000
+    import ray
+
+    gcs = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     command = [str(gcs), f"--gcs_server_port={port}", "--node-ip-address=127.0.0.1", f"--log_dir={tmp_path}"]
     command += ["--config_list=e30=", "--session-name=open", f"--session-dir={tmp_path}"]
-    server = subprocess.Popen(command, env={**os.environ, "RAY_AUTH_MODE": "disabled"}, stderr=subprocess.DEVNULL)
+    variables = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "1" * 64}
+    server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
-        while not connect.is_open(f"127.0.0.1:{port}"):
-            assert server.poll() is None and time.monotonic() < deadline
-        import ray
-
+        assert within(30, lambda: _listens(port))
+        assert connect.without_token(f"127.0.0.1:{port}") == outcome
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-        with pytest.raises(UserError, match="asks nobody for a token"), connect.connected(ClusterSection()):
-            raise AssertionError("joined")
+        if outcome == "let in":
+            with pytest.raises(UserError, match="asks nobody for a token"), connect.connected(ClusterSection()):
+                raise AssertionError("joined")
     finally:
         server.kill()
         server.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
 def descendants(pid: int) -> set[int]:
