@@ -23,13 +23,20 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Three raylets of two cores each, behind a token; RAY_ADDRESS names them."""
+def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An environment of the tests' own, which every process finds by AGENTRL_PATH."""
     folder = tmp_path_factory.mktemp("members")
     (folder / "envs" / "marked").mkdir(parents=True)
     (folder / "envs" / "marked" / "__init__.py").write_text(MARKED)
+    with environment(AGENTRL_PATH=str(folder)):
+        yield
+
+
+@pytest.fixture(scope="session")
+def nodes(members: None) -> Iterator[Any]:
+    """Three raylets of two cores each, behind a token; RAY_ADDRESS names them."""
     private = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    with environment(**private, AGENTRL_PATH=str(folder)):
+    with environment(**private):
         from ray.cluster_utils import Cluster
 
         from agentrl.cluster.connect import HEALTH_CHECKS, _reread
@@ -78,7 +85,7 @@ def players(opened: tuple[Any, list[str]]) -> Any:
 
 
 @pytest.fixture(scope="session")
-def runtimes(nodes: Any) -> Iterator[Mapping[str, Any]]:
+def runtimes(members: None) -> Iterator[Mapping[str, Any]]:
     with assembly.runtimes(small_recipe()) as environments:
         yield environments
 

@@ -1,6 +1,6 @@
 """Runs on the first of three namespaced hosts: joins their cluster, plays 96 rollouts, and asks for faults on the way.
 
-python -m tests.cluster.host_driver FOLDER    makes FOLDER/power and FOLDER/link when a fault is due, prints JSON
+python tests/cluster/host_driver.py FOLDER    makes FOLDER/power and FOLDER/link when a fault is due, prints JSON
 """
 
 from __future__ import annotations
@@ -10,16 +10,23 @@ import json
 import sys
 import time
 from contextlib import AsyncExitStack
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from agentrl import assembly
-from tests.cluster.rollouts import digest, play_all, small_recipe
+
+here = spec_from_file_location(
+    "rollouts", Path(__file__).with_name("rollouts.py")
+)  # outside pytest, tests are no package
+assert here is not None and here.loader is not None
+rollouts: Any = module_from_spec(here)
+here.loader.exec_module(rollouts)
 
 
 async def main(folder: Path) -> dict[str, Any]:
     """Play with a quarter done when one host loses power, and a half done when another's link is cut."""
-    recipe = small_recipe(cluster={"players": 3, "cpus": 1.5})
+    recipe = rollouts.small_recipe(cluster={"players": 3, "cpus": 1.5})
     said: list[str] = []
     struck: dict[str, float] = {}
 
@@ -36,10 +43,10 @@ async def main(folder: Path) -> dict[str, Any]:
         await engine.start()
         assert hasattr(players, "ready")
         hosts = sorted(player.node for player in players.ready)
-        results = await play_all(players, environments, during=during)
+        results = await rollouts.play_all(players, environments, during=during)
         seconds = players.repeated_at - struck["link"]
         counts = dict(players.counts)
-    return {"digest": digest(results), "hosts": hosts, "counts": counts, "seconds": seconds, "said": said}
+    return {"digest": rollouts.digest(results), "hosts": hosts, "counts": counts, "seconds": seconds, "said": said}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ RAY = str(Path(sys.executable).parent / "ray")
 PREFIX = f"agr{os.getpid() % 100_000}"
 HOSTS = [f"{PREFIX}h{number}" for number in range(3)]
 SWITCH = f"{PREFIX}sw"
+DRIVER = Path(__file__).with_name("host_driver.py")
 STORE = "--object-store-memory=83886080"
 
 pytestmark = pytest.mark.skipif(
@@ -73,7 +74,7 @@ def host(number: int, command: str, log: Path, token: str) -> subprocess.Popen[b
 
 
 def test_a_host_without_power_and_a_cut_link(network: None, alone: str, tmp_path: Path) -> None:
-    token, driver = secrets.token_hex(32), f"{sys.executable} -m tests.cluster.host_driver {tmp_path}"
+    token, driver = secrets.token_hex(32), f"{sys.executable} {DRIVER} {tmp_path}"
     checks = shlex.quote(json.dumps(HEALTH_CHECKS))
     head = (
         f"RAY_ADDRESS= {RAY} start --head --node-ip-address={NET}1 --port=6379 --num-cpus=2 {STORE} "
