@@ -157,7 +157,8 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp
     finally:
         run.kill()
         run.wait()
-    assert within(30, lambda: marked(mark) == []), marked(mark)
+    # After kill -9 Ray's agents look now and then whether their raylet lives; on a busy machine that takes a while.
+    assert within(120 if number == signal.SIGKILL else 30, lambda: marked(mark) == []), marked(mark)
     assert within(10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
     assert Path("/proc/self/mounts").read_text() == mounts
     if number != signal.SIGKILL:

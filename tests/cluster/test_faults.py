@@ -146,9 +146,10 @@ def test_a_frozen_player_that_answers_late(
 
 
 def test_a_late_answer_is_counted_and_dropped(
-    loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str
+    loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a deadline that is too short, rollouts are played several times at once; each still comes once."""
+    monkeypatch.setattr("agentrl.cluster.players.MOST_LOSSES", 1000)
     before, deadline = dict(players.counts), players.deadline_s
     players.deadline_s = 0.5
     try:
