@@ -1,21 +1,21 @@
 """What players on Ray give: graded episodes per second beside one process, the driver's intake, and faults.
 
-    python -m benchmarks.scale [--only episodes,intake,faults] [--players 1,2,4,8,16] [--seconds 200] [--out FILE]
+    python -m benchmarks.scale [--only episodes,intake,faults] [--players 1,2,4,8,16] [--seconds 300] [--out FILE]
     python -m benchmarks.scale --quick                                  all parts in at most four minutes
     python -m benchmarks.scale page                                     write the tables of docs/scaling.md
 
-On an idle machine with 16 cores (Python 3.11 or later, agentrl[ray], transformers, jinja2; no torch, no GPU, no network;
-namespace sandboxes, so as root or with user namespaces):
+On an idle machine with 16 cores (Python 3.11 or later, agentrl[ray], transformers, jinja2; no torch, no GPU, no
+network; namespace sandboxes), about seven minutes:
 
-    python -m benchmarks.scale --players 1,2,4,8,16 --seconds 200 --out docs/evidence/scale-16.json
+    python -m benchmarks.scale --players 1,2,4,8,16 --out docs/evidence/scale-16.json
     python -m benchmarks.scale page
 
 episodes    whole graded episodes of `repair` and `files`, played by their experts (no model): one process, in a process
             of its own without Ray, and players, in turn, with as many episodes at once. Processor time is that of the
             process tree, children and Ray's own processes included; it does not depend on what else the machine does
 intake      trajectories of 500, 4,000 and 32,000 tokens that players hand over at once: what the driver can take in
-faults      three raylets under load, a killed player and a killed raylet: from the fault to the moment at which the last
-            lost rollout has begun elsewhere; health checks as agentrl starts Ray, every second, three misses
+faults      three raylets under load, a killed player and a killed raylet: from the fault to the moment at which the
+            last lost rollout has begun elsewhere; health checks as agentrl starts Ray, every second, three misses
 Each part is a process of its own with a time limit of `--seconds`; what a part has measured by then is kept. Starting
 Ray and ending it comes on top, about 20 s a part on an idle machine.
 """
@@ -47,6 +47,7 @@ from benchmarks import _players as load
 
 Row = dict[str, Any]
 SIZES = (500, 4_000, 32_000)
+QUICK_S = {"episodes": 100.0, "intake": 20.0, "faults": 30.0}
 START_S = 150.0
 """What a part may take beside its seconds before it is ended: Ray, players, and their end, on a busy machine."""
 
@@ -159,8 +160,8 @@ def _line(row: Mapping[str, Any]) -> str:
     here, there = row["one_process"], row["ray"]
     return (
         f"{row['env']:7} {row['players']:3} players: {there['episodes_per_s']:.1f} episodes/s, one process "
-        f"{here['episodes_per_s']:.1f}: {row['times_one_process']:.2f} times; {there['cpu_s_per_episode'] * 1e3:.0f} CPU "
-        f"ms per episode, one process {here['cpu_s_per_episode'] * 1e3:.0f}: {row['cpu_ratio']:.2f}; "
+        f"{here['episodes_per_s']:.1f}: {row['times_one_process']:.2f} times; {there['cpu_s_per_episode'] * 1e3:.0f} "
+        f"CPU ms per episode, one process {here['cpu_s_per_episode'] * 1e3:.0f}: {row['cpu_ratio']:.2f}; "
         f"{row['share_of_ideal']:.2f} of cores / CPU s; driver busy {row['driver_busy']:.2f}"
     )
 
@@ -343,7 +344,9 @@ def run_part(name: str, arguments: list[str], seconds: float) -> Any:
         command = [sys.executable, "-m", "benchmarks.scale", *arguments, "--part", name, "--out", str(kept)]
         root = Path(__file__).resolve().parents[1]
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-        child = subprocess.Popen(command, start_new_session=True, cwd=root, env={**os.environ, "PYTHONPATH": path})
+        variables = {**os.environ, "PYTHONPATH": path}
+        # Ray prints what it thinks of killed nodes, which must not come between what is printed here.
+        child = subprocess.Popen(command, start_new_session=True, cwd=root, env=variables, stdout=subprocess.DEVNULL)
         error = None
         try:
             code = child.wait(seconds + START_S)
@@ -374,9 +377,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", nargs="?", choices=["page"], help="only write the tables of docs/scaling.md")
     parser.add_argument("--only", default=",".join(PARTS), help="comma-separated parts; all by default")
-    parser.add_argument("--players", default="1,2,4,8,16", help="numbers of players, fewest first")
-    parser.add_argument("--seconds", type=float, help="time for each part; 200, with --quick 45")
-    parser.add_argument("--concurrency", type=int, help="episodes at once; 8 per core by default")
+    parser.add_argument("--players", help="numbers of players; 1,2,4,8,16, with --quick 1,4,16")
+    parser.add_argument("--seconds", type=float, help="time for each part; 300, with --quick less than two minutes")
+    parser.add_argument("--concurrency", type=int, help="episodes at once; 8 per core, with --quick 4")
     parser.add_argument("--trials", type=int, help="how often each fault; 3, with --quick 1")
     parser.add_argument("--quick", action="store_true", help="all parts in at most four minutes")
     parser.add_argument("--out", type=Path, help="write JSON there, after each part")
@@ -393,13 +396,13 @@ def main() -> int:
         from benchmarks._scale_page import write
 
         return write()
-    settings.seconds = settings.seconds or (45.0 if settings.quick else 200.0)
     settings.trials = settings.trials or (1 if settings.quick else 3)
-    settings.concurrency = settings.concurrency or 8 * len(os.sched_getaffinity(0))
+    settings.concurrency = settings.concurrency or (4 if settings.quick else 8) * len(os.sched_getaffinity(0))
+    counts = str(settings.players or ("1,4,16" if settings.quick else "1,2,4,8,16"))
     try:
-        settings.players = sorted({int(count) for count in str(settings.players).split(",")})
+        settings.players = sorted({int(count) for count in counts.split(",")})
     except ValueError:
-        parser.error(f"--players {settings.players}: give numbers, such as 1,2,4")
+        parser.error(f"--players {counts}: give numbers, such as 1,2,4")
     if settings.part:
         PARTS[settings.part](settings, lambda rows: settings.out.write_text(json.dumps(rows)) and None)
         return 0
@@ -407,13 +410,14 @@ def main() -> int:
     if unknown := [name for name in chosen if name not in PARTS]:
         parser.error(f"no part {unknown[0]!r}; there are: {', '.join(PARTS)}")
     results: Row = {"machine": machine(), "quick": settings.quick}
-    passed = ["--players", ",".join(map(str, settings.players)), "--seconds", str(settings.seconds)]
+    passed = ["--players", ",".join(map(str, settings.players))]
     passed += ["--concurrency", str(settings.concurrency), "--trials", str(settings.trials)]
     for name in chosen:
         began = time.monotonic()
-        results[name] = run_part(name, passed, settings.seconds)
+        limit = settings.seconds or (QUICK_S[name] if settings.quick else 300.0)
+        results[name] = run_part(name, [*passed, "--seconds", str(limit)], limit)
         if results[name]["measured"] is None:  # Ray gives a node 30 s to start, which a busy machine can need
-            results[name] = run_part(name, passed, settings.seconds)
+            results[name] = run_part(name, [*passed, "--seconds", str(limit)], limit)
         results[name]["took_s"] = time.monotonic() - began
         if settings.out:
             settings.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
