@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import RecipeError, UserError
+from agentrl.errors import InfraError, RecipeError, UserError
 from agentrl.recipe import ClusterSection
 
 Say = Callable[[str], None]
@@ -110,16 +110,20 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
     try:
         with _environment(private):
             say(f"starting Ray on this machine for {section.players} players")
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, -(-section.players * section.cpus // 1)),
-                object_store_memory=store_bytes,
-                include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder),
-                _system_config=HEALTH_CHECKS,
-                **_quiet(),
-            )
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, -(-section.players * section.cpus // 1)),
+                    object_store_memory=store_bytes,
+                    include_dashboard=False,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(folder),
+                    _system_config=HEALTH_CHECKS,
+                    **_quiet(),
+                )
+            except Exception as error:  # Ray raises plain exceptions here, for one where a busy machine takes too long
+                ray.shutdown()
+                raise InfraError(f"Ray could not start on this machine: {_first(error)}") from error
             try:
                 yield
             finally:
