@@ -259,7 +259,9 @@ def doctor(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Every node of the Ray cluster that RAY_ADDRESS names.")
     ] = False,
-    recipe: Annotated[Path | None, typer.Option(help="With --cluster: whether a run of this recipe would work.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="With --cluster: whether a run of this recipe would work.")
+    ] = None,
 ) -> None:
     """Report what works on this machine or cluster, what is missing, and how to get it; with --cluster it exits with 1
     where a run would fail."""

@@ -6,7 +6,6 @@ environments, sandboxes, room on the disk, the way to the SGLang servers. The dr
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
@@ -24,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.cluster.actor import LEAST_DISK
 from agentrl.cluster.kit import EXACT, facts
+from agentrl.cluster.server_actor import fingerprint, resources
 from agentrl.recipe import Recipe, SglangEngine
 from agentrl.rollout.runtimes import runtimes, source_versions
 
@@ -34,7 +34,9 @@ LOW_DISK, LOW_MEMORY = 2 << 30, 1 << 30
 PINGS = 5
 UPLOAD = 4 << 20
 """Bytes sent to each server to measure the bandwidth."""
-SAME_VERSION = "install there what is installed here: the same agentrl, the same packages (pip install -c constraints.txt)"
+SAME_VERSION = (
+    "install there what is installed here: the same agentrl, the same packages (pip install -c constraints.txt)"
+)
 
 Check = Callable[[], Sequence[Any]]
 
@@ -149,17 +151,14 @@ def _seen(folder: Path, mark: str) -> str:
     return "the same" if fingerprint(folder) == mark else "another one"
 
 
-def fingerprint(folder: Path) -> str:
-    """Return a hash of the names and sizes of a folder's files."""
-    rows = [f"{file.name} {file.stat().st_size}" for file in sorted(folder.iterdir()) if file.is_file()]
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
-
-
 def memory_free() -> int:
     """Return the bytes that may still be taken here: the machine's, or what a container's limit leaves."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) << 10
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):  # fmt: skip
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         with suppress(OSError, ValueError):
             group = Path("/sys/fs/cgroup")
             free = min(free, int((group / limit).read_text()) - int((group / used).read_text()))
@@ -297,7 +296,9 @@ def _judge(
             unused.append(Problem(text, finding["fix"]))
     free, memory = answer["disk_free"], answer["memory_free"]
     if free < LOW_DISK:
-        problem = Problem(f"only {free >> 20} MiB of disk are free in {answer['temporary']}", "make room, or set TMPDIR")
+        problem = Problem(
+            f"only {free >> 20} MiB of disk are free in {answer['temporary']}", "make room, or set TMPDIR"
+        )
         (unused if free < LEAST_DISK else differs).append(problem)
     if memory < LOW_MEMORY * max(1, room):
         text = f"{memory >> 20} MiB of memory are free for {max(1, room)} players, which take about 1 GiB each"
@@ -341,7 +342,9 @@ def _versions(answer: Mapping[str, Any], recipe: Recipe | None, here: Mapping[st
 
 
 def _variations(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Problem]:
-    names = [name for name in ("agentrl", "python", "torch", "transformers", "numpy", "ray") if there[name] != here[name]]
+    names = [
+        name for name in ("agentrl", "python", "torch", "transformers", "numpy", "ray") if there[name] != here[name]
+    ]
     problems = [Problem(_compared(names, there, here), SAME_VERSION)] if names else []
     if there["processor"] != here["processor"]:
         text = f"another kind of CPU ({there['processor']}, here {here['processor']}): logprobs differ in the last bits"
@@ -373,8 +376,6 @@ def _judge_cluster(
         differs.append(Problem(f"{wanted} players are wanted, and only {room} find room", more))
     engine = recipe.rollout.engine if recipe is not None else None
     if isinstance(engine, SglangEngine) and engine.launch:
-        from agentrl.cluster.servers import resources
-
         needs = resources(engine)
         able = [
             node
@@ -384,9 +385,14 @@ def _judge_cluster(
         places = sum(int(min(node["Resources"].get(kind, 0.0) / much for kind, much in needs.items())) for node in able)
         shown = " and ".join(f"{much:g} {kind}" for kind, much in needs.items())
         if places < engine.servers:
-            text = f"{engine.servers} SGLang servers of {shown} each are wanted, and nodes with SGLang have room for {places}"  # fmt: skip
+            text = (
+                f"{engine.servers} SGLang servers of {shown} each are wanted, and nodes with SGLang have room for "
+                f"{places}"
+            )
             (differs if places else fails).append(
-                Problem(text, "run `agentrl engine install sglang` on each node with GPUs, or lower rollout.engine.servers")
+                Problem(
+                    text, "run `agentrl engine install sglang` on each node with GPUs, or lower rollout.engine.servers"
+                )
             )
     return tuple(fails), tuple(differs)
 
@@ -396,7 +402,9 @@ def as_text(report: ClusterReport) -> str:
     lines = [f"cluster: {'a run would work' if report.fit else 'a run would fail'}"]
     lines += _lines("  ", "!", report.fails) + _lines("  ", "-", report.differs)
     for node in report.nodes:
-        state = "fails a run" if node.fails else "is not used" if node.unused else "differs" if node.differs else "works"
+        state = (
+            "fails a run" if node.fails else "is not used" if node.unused else "differs" if node.differs else "works"
+        )
         lines.append(f"{node.name}: {state}; room for {node.players} players")
         found = node.measured
         if found:
@@ -406,8 +414,9 @@ def as_text(report: ClusterReport) -> str:
             lines.append(f"  {versions['processor'][:100]}")
             works = [finding["name"] for finding in found["sandboxes"] if finding["works"]]
             lines.append(f"  sandboxes that work: {', '.join(works) or 'none'}")
+            room = f"disk {found['disk_free'] >> 20} MiB free, memory {found['memory_free'] >> 20} MiB free"
             clock = f"{found['skew_s'] * 1e3:+.1f} ms (± {found['skew_within_s'] * 1e3:.1f})"
-            lines.append(f"  disk {found['disk_free'] >> 20} MiB free, memory {found['memory_free'] >> 20} MiB free, clock {clock}")  # fmt: skip
+            lines.append(f"  {room}, clock {clock}")
             for url, way in found["servers"].items():
                 if "error" not in way:
                     lines.append(f"  {url}: {way['latency_ms']} ms, {way['mib_per_s']} MiB/s")
