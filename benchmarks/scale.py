@@ -120,6 +120,8 @@ def _compared(env: str, players: int, here: Mapping[str, float], there: Mapping[
         "ray": dict(there),
         "times_one_process": there["episodes_per_s"] / here["episodes_per_s"],
         "cpu_ratio": there["cpu_s_per_episode"] / here["cpu_s_per_episode"],
+        "cpu_ratio_without_rays_own": (there["players_s_per_episode"] + there["driver_s_per_episode"])
+        / here["cpu_s_per_episode"],
         "ideal_episodes_per_s": ideal,
         "share_of_ideal": there["episodes_per_s"] / ideal,
         "cores_busy": there["episodes_per_s"] * there["machine_s_per_episode"] / cores,
@@ -140,6 +142,10 @@ def _summary(rows: list[Row], cores: int, concurrency: int) -> Row:
             "best_players": best["players"],
             "best_share_of_ideal": max(row["share_of_ideal"] for row in own),
             "median_cpu_ratio": statistics.median(row["cpu_ratio"] for row in own),
+            "one_player_cpu_ratio": own[0]["cpu_ratio"] if own[0]["players"] == 1 else None,
+            "one_player_cpu_ratio_without_rays_own": own[0]["cpu_ratio_without_rays_own"]
+            if own[0]["players"] == 1
+            else None,
             "one_process_episodes_per_s": statistics.median(row["one_process"]["episodes_per_s"] for row in own),
             "one_process_cpu_s": statistics.median(row["one_process"]["cpu_s_per_episode"] for row in own),
             "stops_growing_at_players": enough["players"],
