@@ -278,6 +278,12 @@ def open_engine(
     from agentrl.cluster.players import RayPlayers
 
     players = RayPlayers(recipe, sources=source_versions(environments), say=say)
+    if section.type == "sglang" and section.launch:
+        from agentrl.cluster.servers import RayServers
+
+        assert engine is not None
+        servers = RayServers(engine.servers[0], section, version=version, say=say)  # type: ignore[attr-defined]
+        servers.changed, engine = players.use_servers, servers
     everywhere = PlayersEngine(
         players,
         lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),

@@ -96,6 +96,11 @@ class PlayerActor:
         await self._engine.publish(Weights(version=version, tensors=state, checksum=checksum))
         return self._engine.version
 
+    async def use_servers(self, urls: tuple[str, ...]) -> None:
+        """Ask these SGLang servers from now on; requests of one that is gone are sent to another."""
+        assert self._engine is not None
+        await self._engine.use(urls)  # type: ignore[attr-defined]
+
     async def hold(self) -> None:
         """Let no request begin, and wait until those under way have ended."""
         assert self._gate is not None

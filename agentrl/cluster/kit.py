@@ -90,7 +90,7 @@ def unpack(kit: Kit, folder: Path) -> tuple[Recipe, Any, Engine]:
 
         assert isinstance(recipe.rollout.engine, SglangEngine)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        return recipe, tokenizer, Servers(urls=kit.urls, version=kit.version, max_context=kit.context)
+        return recipe, tokenizer, Servers(urls=kit.urls, version=kit.version, max_context=kit.context, by_group=True)
     plain = recipe.model.model_copy(update={"lora": None}) if recipe.model.type == "pretrained" else recipe.model
     model, tokenizer = load_model(plain, folder=folder, device="cpu")
     model.eval()

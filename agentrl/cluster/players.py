@@ -27,7 +27,7 @@ from ray.exceptions import RayError
 
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.kit import EXACT, Kit, facts
-from agentrl.cluster.remote import Call, PlayerLost, Remote, answer, given_up, owned
+from agentrl.cluster.remote import Call, PlayerLost, Remote, answer, direct, given_up, owned
 from agentrl.engines.base import Weights
 from agentrl.errors import InfraError, InvariantError, UserError
 from agentrl.recipe import Recipe
@@ -76,6 +76,7 @@ class RayPlayers:
         self._exact: dict[str, Any] = {}
         self._weights: tuple[int, Any, str] | None = None
         self._held = False
+        self._urls: tuple[str, ...] = ()
         self._starting = 0
         self._failures = [0] * self.section.players
         self._reasons: dict[int, str] = {}
@@ -127,6 +128,8 @@ class RayPlayers:
                     await self._send(player)
                 if self._held:
                     await answer(player, player.actor.hold.remote())
+                while player.urls != self._urls:
+                    await direct(player, self._urls)
                 if self._closing:
                     raise PlayerLost("the players are being closed")
                 self.ready.append(player)
@@ -415,6 +418,11 @@ class RayPlayers:
     async def release(self) -> None:
         """End `hold`."""
         await self._everywhere("release")
+
+    async def use_servers(self, urls: tuple[str, ...]) -> None:
+        """Have every player ask these SGLang servers. It takes no lock: `hold` may be waiting for their requests."""
+        self._urls = urls
+        await asyncio.gather(*(direct(player, urls) for player in self.ready))
 
     async def _everywhere(self, what: str) -> None:
         async with self._lock:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
-from agentrl.errors import AgentRLError, Fault, InfraError
+from agentrl.errors import AgentRLError, EngineError, Fault, InfraError
 from agentrl.rollout.rollout import RolloutId
 from agentrl.types import Outcome, Segment, Task, Trajectory
+
+DIRECT_S = 60.0
 
 
 class PlayerLost(InfraError):
@@ -36,6 +39,8 @@ class Remote:
     """Why it is not used any more."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     watch: asyncio.Task[None] | None = None
+    urls: tuple[str, ...] = ()
+    """The SGLang servers that it was told to ask; empty: those of its start."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is lost: nobody waits for it any longer."""
 
@@ -51,6 +56,14 @@ class Call:
     player: Remote
     ref: Any
     task: asyncio.Task[Trajectory]
+
+
+async def direct(player: Remote, urls: tuple[str, ...]) -> None:
+    """Have a player ask these SGLang servers from now on. One that is lost meanwhile is left to those who watch it."""
+    player.urls = urls
+    with suppress(PlayerLost, EngineError, TimeoutError):
+        async with asyncio.timeout(DIRECT_S):
+            await answer(player, player.actor.use_servers.remote(urls))
 
 
 async def answer(player: Remote, ref: Any, late: Callable[[], None] = lambda: None) -> Any:
