@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -55,8 +56,10 @@ def nodes(members: None) -> Iterator[Any]:
         finally:
             import ray
 
+            session = cluster.head_node.get_session_dir_path()
             ray.shutdown()
             cluster.shutdown()
+            shutil.rmtree(session, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
