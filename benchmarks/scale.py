@@ -373,7 +373,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         child.send_signal(signal.SIGINT)
         try:
-            child.wait(30.0)
+            child.wait(60.0)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -398,6 +398,8 @@ def main() -> int:
     """Run the parts that are asked for."""
     parser = _parser()
     settings = parser.parse_args(namespace=Settings())
+    for number in (signal.SIGINT, signal.SIGTERM):  # both end a part in order: its sandboxes are closed, and Ray
+        signal.signal(number, signal.default_int_handler)
     if settings.page:
         from benchmarks._scale_page import write
 
