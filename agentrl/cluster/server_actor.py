@@ -7,12 +7,21 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.engines.sglang.server import Server
 from agentrl.recipe import SglangEngine as Section
 
 PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size", "--pp", "--pp-size", "--pipeline-parallel-size")
 """SGLang's flags that multiply the GPUs of one server."""
+
+
+def node_address() -> str:
+    """Return this node's address in the cluster."""
+    import ray
+
+    util: Any = ray.util
+    return str(util.get_node_ip_address())
 
 
 def fingerprint(folder: Path) -> str:
@@ -69,8 +78,6 @@ class ServerActor:
 
     async def start(self) -> str:
         """Start the server at this node's address; return its URL."""
-        import ray
-
         from agentrl.engines.sglang import install
 
         plan = self._plan
@@ -82,7 +89,7 @@ class ServerActor:
             flags=plan.flags,
             memory_fraction=plan.memory_fraction,
             timeout_s=plan.timeout_s,
-            host=ray.util.get_node_ip_address(),
+            host=node_address(),
         )
         await self._server.start()
         return self._server.url

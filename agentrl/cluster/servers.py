@@ -23,7 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentrl.cluster.server_actor import Plan, ServerActor, fingerprint, resources
+from agentrl.cluster.server_actor import Plan, ServerActor, fingerprint, node_address, resources
 from agentrl.engines.base import Sampling, Weights
 from agentrl.engines.sglang.engine import SglangEngine, copied
 from agentrl.engines.sglang.server import Server
@@ -215,7 +215,7 @@ class RayServers:
         way = self._section.sync
         if way == "auto" and self._section.device == "cuda":  # a server sees its own GPUs only, so no shared memory
             way = "distributed"
-        return SglangEngine(urls=urls, sync=way, version=self._version, address=ray.util.get_node_ip_address())
+        return SglangEngine(urls=urls, sync=way, version=self._version, address=node_address())
 
     async def _use(self) -> None:
         """Talk to the servers that are up now, and tell the players."""
