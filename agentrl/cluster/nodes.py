@@ -193,7 +193,8 @@ def examine(recipe: Recipe | None, sandboxes: Check) -> ClusterReport:
     """Examine all nodes of the cluster that this process is connected to. `sandboxes` runs there and tries them."""
     section = recipe.cluster if recipe is not None else None
     share = section.cpus if section is not None else 1.0
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    cluster: Any = ray
+    nodes = [node for node in cluster.nodes() if node["Alive"]]
     errand, marker, problems = _errand(recipe)
     try:
         answers = _ask(nodes, errand, sandboxes)
@@ -244,8 +245,9 @@ def _ask(nodes: Sequence[Mapping[str, Any]], errand: Errand, sandboxes: Check) -
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
     if "AGENTRL_PATH" in os.environ:
         options["runtime_env"] = {"env_vars": {"AGENTRL_PATH": os.environ["AGENTRL_PATH"]}}
-    kind = ray.remote(**options)(Examiner)
-    actors, calls = [], []
+    kind: Any = ray.remote(**options)(Examiner)
+    actors: list[Any] = []
+    calls: list[Any] = []
     for node in nodes:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         actors.append(kind.options(scheduling_strategy=place).remote(sandboxes))

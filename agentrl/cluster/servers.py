@@ -175,7 +175,8 @@ class RayServers:
 
     def _no_room(self, slot: int) -> str:
         needs = " and ".join(f"{much:g} {kind}" for kind, much in self._needs.items())
-        total = ", ".join(f"{ray.cluster_resources().get(kind, 0.0):g} {kind}" for kind in self._needs)
+        cluster: Any = ray
+        total = ", ".join(f"{cluster.cluster_resources().get(kind, 0.0):g} {kind}" for kind in self._needs)
         return (
             f"no node has room for SGLang server {slot}, which needs {needs}; the cluster has {total} in all: lower "
             "rollout.engine.servers or add nodes"

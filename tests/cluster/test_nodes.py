@@ -15,6 +15,7 @@ import yaml
 
 from agentrl import doctor
 from agentrl.cluster import nodes as examination
+from agentrl.cluster.kit import facts
 from agentrl.recipe import Recipe
 from tests.cluster.rollouts import RECIPE, small_recipe
 
@@ -40,7 +41,7 @@ def test_a_cluster_of_equal_nodes_is_fit(nodes: Any, tmp_path: Path) -> None:
         assert {"namespace": True, "process": True}.items() <= {
             s["name"]: s["works"] for s in found["sandboxes"]
         }.items()
-        assert found["facts"]["torch"] == examination.facts()["torch"]
+        assert found["facts"]["torch"] == facts()["torch"]
         assert abs(found["skew_s"]) <= found["skew_within_s"] + 0.05
         assert found["disk_free"] > 0 and found["memory_free"] > 0 and found["run_folder"]
         assert sorted(found["sources"]) == [
@@ -64,7 +65,7 @@ def test_a_node_with_another_torch_is_named(nodes: Any, tmp_path: Path) -> None:
     finally:
         nodes.remove_node(extra)
     named = [[problem["text"] for problem in node["fails"]] for node in report["nodes"] if node["fails"]]
-    here = examination.facts()["torch"]
+    here = facts()["torch"]
     assert (code, report["fit"]) == (1, False)
     assert named == [[f"it cannot repeat to the bit what is computed here: torch 1.0, here {here}"]]
 
@@ -84,7 +85,7 @@ def answer() -> dict[str, Any]:
 
 def judged(answer: dict[str, Any], recipe: Recipe | None = None, room: int = 2) -> examination.NodeReport:
     """Judge a changed answer against the unchanged one of this machine."""
-    here = {"facts": examination.facts(), "sources": dict(HERE)}
+    here = {"facts": facts(), "sources": dict(HERE)}
     return examination._judge(NODE, answer, room, recipe or small_recipe(envs=[{"name": "files"}]), here)
 
 

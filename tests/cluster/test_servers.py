@@ -6,12 +6,17 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentrl.cluster.server_actor import fingerprint, resources
+from agentrl import assembly
+from agentrl.cluster.engine import PlayersEngine
+from agentrl.cluster.players import RayPlayers
+from agentrl.cluster.server_actor import fingerprint, node_address, resources
 from agentrl.engines.base import Sampling, Weights
 from agentrl.engines.sglang import engine as engines
 from agentrl.engines.sglang import install
@@ -114,6 +119,47 @@ def test_a_request_of_a_lost_server_goes_to_the_next_one(monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
+def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Servers are not started beside the driver, and players hear of every change, those that start later too."""
+    from agentrl.cluster import connect
+    from agentrl.cluster.remote import Remote
+    from agentrl.cluster.servers import RayServers
+
+    monkeypatch.setattr(connect, "connected", lambda *_, **__: nullcontext())
+    engine_section = {"type": "sglang", "device": "cpu", "servers": 3, "memory_fraction": 0.3, "flags": ["--tp", "1"]}
+    recipe = small_recipe(
+        envs=[{"name": "files", "levels": [1]}],
+        rollout={"group_size": 2, "engine": engine_section},
+        cluster={"players": 2},
+    )
+    told: list[tuple[str, ...]] = []
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            environments = stack.enter_context(assembly.runtimes(recipe, elsewhere=True))
+            policy = assembly.load_policy(recipe, environments, say=lambda text: None)
+            engine, players, _ = assembly.open_engine(
+                recipe, policy, environments, stack, folder=tmp_path, say=lambda text: None
+            )
+            assert isinstance(engine, PlayersEngine) and isinstance(players, RayPlayers)
+            servers = engine._servers
+            assert isinstance(servers, RayServers)
+            assert (servers._section.servers, servers._plan.memory_fraction) == (3, 0.3)
+            assert servers._plan.flags[:2] == ("--tp", "1") and (Path(servers._plan.model) / "config.json").is_file()
+
+            async def use(urls: tuple[str, ...]) -> None:
+                told.append(urls)
+
+            player = Remote(0, SimpleNamespace(use_servers=SimpleNamespace(remote=use)))
+            players.ready.append(player)
+            assert servers.changed is not None
+            await servers.changed(("http://a", "http://b"))
+            assert (told, player.urls, players._urls) == ([("http://a", "http://b")], *[("http://a", "http://b")] * 2)
+            players.ready.clear()
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(not FULL, reason="starts SGLang twice; set AGENTRL_FULL")
 @pytest.mark.timeout(900)
 def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any, loop: Loop, tmp_path: Path) -> None:
@@ -121,17 +167,18 @@ def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any
     if not install.python(cpu=True).exists():
         pytest.skip("SGLang for the CPU is not installed")
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     from agentrl.cluster import connect
     from agentrl.cluster.servers import RayServers
 
+    hub: Any = transformers  # its classes are not annotated
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = hub.LlamaConfig(
         vocab_size=310, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=1, pad_token_id=1,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = hub.LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path / "model")
     flags = ("--dtype", "float32", "--max-total-tokens", "4096", "--skip-tokenizer-init")
     section = Section(type="sglang", device="cpu", servers=1, memory_fraction=0.2, start_timeout_s=400.0)
@@ -150,15 +197,13 @@ def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any
         told.append(urls)
 
     async def main() -> None:
-        import ray
-
         servers = RayServers(template, section, say=said.append)
         servers.changed = changed
         player = None
         try:
             await servers.start()
             first = servers.addresses[0]
-            assert told == [(first,)] and f"//{ray.util.get_node_ip_address()}:" in first
+            assert told == [(first,)] and f"//{node_address()}:" in first
             player = SglangEngine(urls=[first], by_group=True)
             await player.start()
             await player.use([first])
