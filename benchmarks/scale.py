@@ -296,7 +296,7 @@ def _nodes() -> Iterator[tuple[Any, dict[str, Any]]]:
     """Start three raylets of two cores each behind a token, and be connected to them."""
     private = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.update(private)  # the part has a process of its own
-    import ray
+    from ray import shutdown
     from ray.cluster_utils import Cluster
 
     from agentrl.cluster.connect import HEALTH_CHECKS, connected
@@ -312,7 +312,7 @@ def _nodes() -> Iterator[tuple[Any, dict[str, Any]]]:
         with connected(ClusterSection(players=3)):
             yield cluster, node
     finally:
-        ray.shutdown()
+        shutdown()  # type: ignore[no-untyped-call]
         cluster.shutdown()
 
 

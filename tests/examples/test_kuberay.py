@@ -62,6 +62,9 @@ CONTAINER = closed(
         ),
         procMount={"enum": ["Default", "Unmasked"]},
         privileged=FLAG,
+        allowPrivilegeEscalation=FLAG,
+        runAsNonRoot=FLAG,
+        runAsUser=NUMBER,
     ),
     volumeMounts=many(closed("name mountPath", name=TEXT, mountPath=TEXT, readOnly=FLAG)),
 )
@@ -183,7 +186,14 @@ def test_the_manifest_keeps_what_the_page_promises() -> None:
     assert claim == parts["PersistentVolumeClaim"]["metadata"]["name"]
     players = cluster["workerGroupSpecs"][0]["template"]["spec"]
     assert players["hostUsers"] is False and players["automountServiceAccountToken"] is False
-    assert "privileged" not in players["containers"][0]["securityContext"]
+    assert players["containers"][0]["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "Unconfined"},
+        "procMount": "Unmasked",
+    }
     assert "token" not in {env["name"].lower() for env in players["containers"][0].get("env", [])}
     assert "value: " not in FILE.read_text(encoding="utf-8").split("RAY_AUTH_TOKEN")[1].split("secretKeyRef")[0]
 
