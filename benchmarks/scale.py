@@ -312,8 +312,8 @@ def _nodes() -> Iterator[tuple[Any, dict[str, Any]]]:
         with connected(ClusterSection(players=3)):
             yield cluster, node
     finally:
-        shutdown()  # type: ignore[no-untyped-call]
-        cluster.shutdown()
+        shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 # The command -----------------------------------------------------------------------------------------------------
