@@ -25,6 +25,7 @@ from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.routing import of_group
 from agentrl.engines.sglang.server import Server
 from agentrl.recipe import SglangEngine as Section
+from agentrl.rollout.runtimes import runtimes
 from tests.cluster.rollouts import Loop, small_recipe
 
 FULL = bool(os.environ.get("AGENTRL_FULL"))
@@ -136,7 +137,7 @@ def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.Mo
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            environments = stack.enter_context(assembly.runtimes(recipe, elsewhere=True))
+            environments = stack.enter_context(runtimes(recipe, elsewhere=True))
             policy = assembly.load_policy(recipe, environments, say=lambda text: None)
             engine, players, _ = assembly.open_engine(
                 recipe, policy, environments, stack, folder=tmp_path, say=lambda text: None
