@@ -62,7 +62,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/episodes_spared", "episodes", "Episodes that never began because half a group agreed, so far."),
     Metric("rollout/ungraded", "episodes", "Episodes without a score: infrastructure or the verifier failed."),
     Metric("rollout/grading_alarms", "episodes", "Submissions that broke grading twice on fresh sandboxes: score 0."),
-    Metric("rollout/episode_alarms", "episodes", "Episodes that raised an exception twice: score 0, by environment."),
+    Metric("rollout/episode_alarms", "episodes", "Episodes that broke again when they were repeated: score 0, by environment."),
     Metric("rollout/alarm_cause", "text", "What the first of these alarms was: environment, exception and line."),
     Metric("rollout/truncated", "share", "Graded episodes that a budget ended."),
     Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
@@ -326,7 +326,9 @@ def families(row: Mapping[str, Any]) -> dict[str, str]:
 def _cause(env: str, trajectory: Trajectory) -> str:
     """Say which exception an alarm is about, and where it was raised."""
     fault = trajectory.outcome.fault
-    return f"{env}: {fault.cause} at {fault.line}" if fault else env
+    if fault is None:
+        return env
+    return f"{env}: {fault.cause}" + (f" at {fault.line}" if fault.line else "")
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -70,8 +70,9 @@ class PlayerActor:
         self._kit = replace(kit, files={})
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
-        place = {"ip": ray.util.get_node_ip_address(), "node": node, "version": engine.version}
+        untyped: Any = ray
+        node = untyped.get_runtime_context().get_node_id()
+        place = {"ip": untyped.util.get_node_ip_address(), "node": node, "version": engine.version}
         return {**facts(kit.threads), **place, "sources": source_versions(self._runtimes)}
 
     async def play(
@@ -120,7 +121,8 @@ class PlayerActor:
 
     async def sandboxes_held(self) -> int:
         """Return how many sandboxes episodes and grading hold now."""
-        return sum(pool.held for pool in {id(r.boxes): r.boxes for r in self._runtimes.values()}.values())
+        pools: dict[int, Any] = {id(runtime.boxes): runtime.boxes for runtime in self._runtimes.values()}
+        return sum(pool.held for pool in pools.values())
 
     async def close(self) -> None:
         """Close the sandboxes and the engine."""

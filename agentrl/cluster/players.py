@@ -5,6 +5,7 @@
          │                            ...       ├─ past its deadline ───┤
          └──── again, the same seeds, elsewhere ┴───────────────────────┘
     watch(player) ── a beat per second ──> silent, dead or unfit: not used any more; a new one takes its place
+    A rollout under which two processes ended plays alone from then on: if that one ends too, the rollout is to blame.
 
 Ray never repeats a call, and never restarts a player: a restarted one would have the weights of its start. Which
 rollouts are done stands in one table here, so that it does not matter what Ray believes of a node: one that was marked
@@ -26,8 +27,19 @@ import ray
 from ray.exceptions import RayError
 
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
-from agentrl.cluster.kit import EXACT, Kit, facts
-from agentrl.cluster.remote import Call, PlayerLost, Remote, answer, direct, given_up, owned
+from agentrl.cluster.kit import Kit, facts
+from agentrl.cluster.remote import (
+    Call,
+    Losses,
+    PlayerLost,
+    Remote,
+    answer,
+    differences,
+    direct,
+    given_up,
+    owned,
+)
+from agentrl.cluster.roster import Roster
 from agentrl.engines.base import Weights
 from agentrl.errors import InfraError, InvariantError, UserError
 from agentrl.recipe import Recipe
@@ -42,7 +54,7 @@ SILENCE_S = 60.0
 MARGIN_S = 60.0
 """What a rollout may take beside its episode and its grading."""
 MOST_LOSSES = 4
-"""Players that may be lost under one rollout before it is given up: perhaps it is what kills them."""
+"""Players that may be lost under one rollout before it is given up."""
 MOST_REPLACEMENTS = 3
 """New players in the place of one that was lost, without a finished rollout between them."""
 CLOSE_S = 20.0
@@ -65,25 +77,23 @@ class RayPlayers:
         rollout = recipe.rollout
         one = rollout.episode_seconds + 2 * rollout.verify_seconds + MARGIN_S
         self.deadline_s = retries_s or one * (rollout.retries + 2)
-        self.most_each = max(1, -(-rollout.concurrency // self.section.players))
-        """Rollouts that one player has at once."""
         self.counts = dict.fromkeys(("players_lost", "rollouts_lost", "rollouts_repeated", "rollouts_late"), 0)
+        self.finished = 0
+        """Rollouts that were played to their end."""
         self.repeated_at = 0.0
         """When a rollout that was lost last began elsewhere, by time.monotonic()."""
-        self.ready: list[Remote] = []
+        self._roster = Roster(most_each=max(1, -(-rollout.concurrency // self.section.players)))
+        self.ready = self._roster.ready
         self._sources, self._say = dict(sources), say
         self._kit: Any = None
         self._exact: dict[str, Any] = {}
         self._weights: tuple[int, Any, str] | None = None
         self._held = False
         self._urls: tuple[str, ...] = ()
-        self._starting = 0
         self._failures = [0] * self.section.players
-        self._reasons: dict[int, str] = {}
         self._table: dict[Key, list[Call]] = {}
         """The rollouts under way, each with its calls: more than one where the first is believed lost."""
         self._background: set[asyncio.Task[Any]] = set()
-        self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
         self._closing = False
         self._retired: dict[str, float] = {}
@@ -115,14 +125,16 @@ class RayPlayers:
 
     async def _bring_up(self, slot: int) -> None:
         """Start one player and give it the current weights."""
-        self._starting += 1
+        self._roster.starting += 1
         player = Remote(slot, self._kind.remote(self._kit))
         try:
             async with asyncio.timeout(START_S):
                 there = await answer(player, player.actor.start.remote())
             player.node, player.node_id = f"{there['host']} ({there['ip']})", there["node"]
             player.pid = there["pid"]
-            self._compare(player, there)
+            player.began = self.finished
+            if differing := differences(self.recipe, player, self._sources, self._exact, there):
+                self._say(f"warning: {player.name} differs: {'; '.join(differing)}")
             async with self._lock:
                 if self._weights is not None and self._weights[0] != there["version"]:
                     await self._send(player)
@@ -136,38 +148,17 @@ class RayPlayers:
         except BaseException as error:
             ray.kill(player.actor)
             if isinstance(error, TimeoutError):
-                cpus = f"{ray.cluster_resources().get('CPU', 0.0):g} CPU cores in all"
+                untyped: Any = ray
+                cpus = f"{untyped.cluster_resources().get('CPU', 0.0):g} CPU cores in all"
                 raise PlayerLost(
                     f"player {slot} did not start within {START_S:.0f} s; it needs {self.section.cpus:g} CPU cores of "
                     f"a node, and the cluster has {cpus}: lower cluster.players or cluster.cpus, or add nodes"
                 ) from None
             raise
         finally:
-            self._starting -= 1
-            self._pulse()
+            self._roster.starting -= 1
+            self._roster.pulse()
         player.watch = asyncio.create_task(self._watch(player), name=f"watch-{slot}")
-
-    def _compare(self, player: Remote, there: Mapping[str, Any]) -> None:
-        """Refuse a node with other environments; where a run must repeat to the bit, also one of another kind."""
-        other = [name for name, version in self._sources.items() if there["sources"].get(name) != version]
-        if other:
-            raise UserError(
-                f"{player.name}: the source of {', '.join(other)} differs from the one here; install the same version "
-                "of agentrl and of your environments on every node"
-            )
-        differing = [
-            f"{name} {there[name]}, here {self._exact[name]}" for name in EXACT if there[name] != self._exact[name]
-        ]
-        embedded = self.recipe.rollout.engine.type == "transformers"
-        if differing and embedded and self.recipe.run.deterministic:
-            raise UserError(
-                f"{player.name} cannot repeat to the bit what is computed here ({'; '.join(differing)}): use nodes of "
-                "one kind, or set run.deterministic: false"
-            )
-        if there["agentrl"] != self._exact["agentrl"]:
-            differing.insert(0, f"agentrl {there['agentrl']}, here {self._exact['agentrl']}")
-        if differing:
-            self._say(f"warning: {player.name} differs: {'; '.join(differing)}")
 
     async def _watch(self, player: Remote) -> None:
         """Ask for a sign of life again and again."""
@@ -178,22 +169,24 @@ class RayPlayers:
             except TimeoutError:
                 self._lose(player, f"it did not answer for {SILENCE_S:.0f} s")
             except PlayerLost as error:
-                self._lose(player, str(error))
+                self._lose(player, str(error), died=error.died)
             await asyncio.sleep(BEAT_S)
 
-    def _lose(self, player: Remote, why: str, *, replace: bool = True) -> None:
+    def _lose(self, player: Remote, why: str, *, died: bool = False, replace: bool = True) -> None:
         """Use a player no more, and start another in its place."""
         if player.lost or self._closing:
             return
-        player.lost = why
+        player.lost, player.died = why, died
         player.gone.set()
         self.counts["players_lost"] += 1
         for name, value in player.statistics.items():
             self._retired[name] = self._retired.get(name, 0.0) + value
         with suppress(ValueError):
             self.ready.remove(player)
-        self._reasons[player.slot] = f"{player.name}: {why}"
-        self._failures[player.slot] = 0 if player.finished else self._failures[player.slot] + 1
+        self._roster.reasons[player.slot] = f"{player.name}: {why}"
+        # Where others could play meanwhile, an episode may have ended it: no episode may use up the replacements.
+        well = player.finished or (died and self.finished > player.began)
+        self._failures[player.slot] = 0 if well else self._failures[player.slot] + 1
         again = replace and self._failures[player.slot] <= MOST_REPLACEMENTS
         self._say(
             f"lost {player.name}: {why}; {player.load} rollouts are played elsewhere, "
@@ -201,9 +194,9 @@ class RayPlayers:
         )
         ray.kill(player.actor)
         if again:
-            self._starting += 1
+            self._roster.starting += 1
             self._spawn(self._replace(player.slot))
-        self._pulse()
+        self._roster.pulse()
 
     async def _replace(self, slot: int) -> None:
         while True:
@@ -212,15 +205,15 @@ class RayPlayers:
                 break
             except (PlayerLost, PlayerUnfit, UserError) as error:
                 self._failures[slot] += 1
-                self._reasons[slot] = str(error)
+                self._roster.reasons[slot] = str(error)
                 if self._closing:
                     break
                 if self._failures[slot] > MOST_REPLACEMENTS or not isinstance(error, PlayerLost):
                     self._say(f"player {slot} has no replacement: {error}")
                     break
                 await asyncio.sleep(2.0 ** self._failures[slot])
-        self._starting -= 1
-        self._pulse()
+        self._roster.starting -= 1
+        self._roster.pulse()
 
     async def close(self) -> None:
         """Cancel what is under way, have every player close its sandboxes, and end it."""
@@ -280,16 +273,19 @@ class RayPlayers:
         running: list[Call],
     ) -> Trajectory:
         """Play a rollout on one player after the other until one answers; the first answer counts."""
-        losses: list[str] = []
+        losses = Losses(self.finished)
         errors: dict[Remote, Exception] = {}
         while True:
-            again = bool(losses or errors)
-            player = await self._place({*(call.player for call in running), *errors}, urgent=again)
+            again, alone = bool(losses.reasons or errors), losses.suspect
+            if alone:
+                player = await self._roster.reserve({call.player.node_id for call in losses.deaths})
+            else:
+                player = await self._roster.place({*(call.player for call in running), *errors}, urgent=again)
             if again:
                 self.counts["rollouts_repeated"] += 1
                 self.repeated_at = time.monotonic()
             ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
-            newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task)))
+            newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task, alone)), alone)
             running.append(newest)
             deadline = asyncio.get_running_loop().time() + self.deadline_s
             while newest in running:
@@ -303,51 +299,47 @@ class RayPlayers:
                         self._disgrace(errors, call.player)
                         return call.task.result()
                     if isinstance(error, PlayerLost | PlayerUnfit):
-                        self._lose(call.player, str(error), replace=isinstance(error, PlayerLost))
-                        losses.append(f"{call.player.name}: {error}")
+                        died = isinstance(error, PlayerLost) and error.died
+                        self._lose(call.player, str(error), died=died, replace=isinstance(error, PlayerLost))
+                        losses.add(call, error)
                     elif isinstance(error, Exception) and not isinstance(error, InvariantError):
                         errors[call.player] = error
                     else:
                         raise error
                 if not ended:
-                    losses.append(f"{player.name}: no answer within {self.deadline_s:.0f} s")
-                    self._say(f"rollout {rollout_id.group}-{rollout_id.index} is played again: {losses[-1]}")
+                    losses.add(newest, PlayerLost(f"no answer within {self.deadline_s:.0f} s"))
+                    self._say(f"rollout {rollout_id.group}-{rollout_id.index} is played again: {losses.reasons[-1]}")
                     break
             if errors and all(other in errors for other in self.ready):
                 raise next(iter(errors.values()))  # nobody could: it is no player's fault
             self.counts["rollouts_lost"] += player not in errors
-            if len(losses) >= MOST_LOSSES:
-                return given_up(task, rollout_id, losses)
+            guilty = await self._guilty(losses)
+            if guilty or len(losses.reasons) >= MOST_LOSSES:
+                return given_up(task, rollout_id, losses, guilty=guilty)
+
+    async def _guilty(self, losses: Losses) -> bool:
+        """Tell whether a rollout, not the system, ended its players: alone, while others were played to their end."""
+        others = self.finished > losses.finished or (self.finished > 0 and len(self._table) == 1)
+        if not losses.suspect or not others:
+            return False
+        nodes = await asyncio.to_thread(ray.nodes)
+        return losses.guilty({node["NodeID"] for node in nodes if node["Alive"]})
 
     def _disgrace(self, errors: Mapping[Remote, Exception], by: Remote) -> None:
         """Use players no more that failed where another one could play."""
         for player, error in errors.items():
             self._lose(player, f"{error} (where {by.name} had no such trouble)", replace=False)
 
-    async def _place(self, avoid: set[Remote], *, urgent: bool) -> Remote:
-        """Wait for a player with room, the least loaded; one that has not tried this rollout where there is any. One
-        that was lost (`urgent`) waits for no room: its group is held up."""
-        while True:
-            free = [player for player in self.ready if urgent or player.load < self.most_each]
-            fresh = [player for player in free if player not in avoid]
-            untried = any(player not in avoid for player in self.ready)
-            if fresh or (free and not untried):
-                player = min(fresh or free, key=lambda one: (one.load, one.slot))
-                player.load += 1
-                return player
-            if not self.ready and not self._starting:
-                reasons = "; ".join(self._reasons.values())
-                raise InfraError(f"no player is left: {reasons}; resume with --resume when the nodes are well")
-            await self._changed.wait()
-
-    async def _played(self, player: Remote, ref: Any, env: str, task: Task) -> Trajectory:
+    async def _played(self, player: Remote, ref: Any, env: str, task: Task, alone: bool) -> Trajectory:
         """Wait for one player's answer, and check that it played what it was asked to."""
         try:
             trajectory: Trajectory = await answer(player, ref, self._late)
         finally:
             player.load -= 1
-            self._pulse()
+            player.reserved = player.reserved and not alone
+            self._roster.pulse()
         player.finished += 1
+        self.finished += 1
         built = trajectory.task
         if (built.id, built.prompt) != (task.id, task.prompt):
             raise PlayerUnfit(
@@ -370,11 +362,6 @@ class RayPlayers:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-    def _pulse(self) -> None:
-        """Wake everybody who waits for a player."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     # Weights ----------------------------------------------------------------------------------------------------
 
@@ -400,7 +387,7 @@ class RayPlayers:
         try:
             await answer(player, player.actor.publish.remote(version, ref, checksum))
         except PlayerLost as error:
-            self._lose(player, str(error))
+            self._lose(player, str(error), died=error.died)
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
@@ -432,7 +419,7 @@ class RayPlayers:
                 try:
                     await answer(player, ref)
                 except PlayerLost as error:
-                    self._lose(player, str(error))
+                    self._lose(player, str(error), died=error.died)
 
 
 @dataclass(frozen=True, slots=True)

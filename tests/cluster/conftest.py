@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from agentrl import assembly
-from tests.cluster.rollouts import MARKED, Loop, digest, environment, play_all, small_recipe
+from agentrl.rollout.runtimes import runtimes as make_runtimes
+from tests.cluster.rollouts import DEADLY, MARKED, PATIENT, Loop, digest, environment, play_all, small_recipe
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +26,11 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture(scope="session")
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An environment of the tests' own, which every process finds by AGENTRL_PATH."""
+    """Environments of the tests' own, which every process finds by AGENTRL_PATH."""
     folder = tmp_path_factory.mktemp("members")
-    (folder / "envs" / "marked").mkdir(parents=True)
-    (folder / "envs" / "marked" / "__init__.py").write_text(MARKED)
+    for name, source in {"marked": MARKED, "deadly": DEADLY}.items():
+        (folder / "envs" / name).mkdir(parents=True)
+        (folder / "envs" / name / "__init__.py").write_text(source)
     with environment(AGENTRL_PATH=str(folder)):
         yield
 
@@ -37,14 +39,15 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def nodes(members: None) -> Iterator[Any]:
     """Three raylets of two cores each, behind a token; RAY_ADDRESS names them."""
     private = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    with environment(**private):
+    with environment(**private, **PATIENT):
         from ray.cluster_utils import Cluster
 
         from agentrl.cluster.connect import HEALTH_CHECKS, _reread
 
         _reread()
-        size = {"num_cpus": 2, "object_store_memory": 80 << 20}
-        cluster = Cluster(
+        size: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
+        kind: Any = Cluster
+        cluster = kind(
             initialize_head=True,
             head_node_args={**size, "include_dashboard": False, "_system_config": HEALTH_CHECKS},
         )
@@ -70,7 +73,7 @@ def opened(nodes: Any, loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> 
     stack = AsyncExitStack()
 
     async def start() -> Any:
-        environments = stack.enter_context(assembly.runtimes(recipe))
+        environments = stack.enter_context(make_runtimes(recipe))
         policy = assembly.load_policy(recipe, environments, say=said.append)
         folder = tmp_path_factory.mktemp("run")
         engine, players, _ = assembly.open_engine(recipe, policy, environments, stack, folder=folder, say=said.append)
@@ -89,7 +92,7 @@ def players(opened: tuple[Any, list[str]]) -> Any:
 
 @pytest.fixture(scope="session")
 def runtimes(members: None) -> Iterator[Mapping[str, Any]]:
-    with assembly.runtimes(small_recipe()) as environments:
+    with make_runtimes(small_recipe()) as environments:
         yield environments
 
 

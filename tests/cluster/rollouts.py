@@ -21,7 +21,7 @@ KEY = b"the run's key, never to be seen elsewhere"
 RECIPE: dict[str, Any] = {
     "run": {"name": "cluster", "seed": 3, "steps": 2, "threads": 1},
     "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
-    "envs": [{"name": "files", "levels": [1]}, {"name": "marked"}],
+    "envs": [{"name": "files", "levels": [1]}, {"name": "marked"}, {"name": "deadly"}],
     "rollout": {"group_size": 2, "max_turns": 3, "max_tokens": 48, "concurrency": 24},
     "eval": None,
     "sandboxes": {"boxes": 24},
@@ -52,6 +52,38 @@ class Marked(Environment):
 
 EXPORT = Marked
 """
+DEADLY = """
+import os
+import signal
+
+from agentrl import Environment, Task
+from agentrl.verifiers.base import Verifier
+
+
+class Fatal(Verifier):
+    async def verify(self, submission, context):
+        os.kill(os.getpid(), signal.SIGKILL)  # the process that plays the episode, outside its sandbox
+
+
+class Deadly(Environment):
+    levels = range(1, 2)
+    verifier = Fatal()
+
+    def task(self, split, level, index):
+        return Task(id=f"deadly/{split}/{level}/{index}", split=split, level=level, prompt="Say anything.")
+
+    def expert(self, task):
+        return ["anything"]
+
+
+EXPORT = Deadly
+"""
+PATIENT = {
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+}
+"""How long Ray waits for its own processes to start: a busy machine is no failure."""
 
 
 def small_recipe(**changes: Any) -> recipes.Recipe:

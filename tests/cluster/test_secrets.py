@@ -47,7 +47,8 @@ def test_no_key_no_task_secret_and_no_hidden_case_crosses_ray(
     assert [t.outcome.grade for t in results.values()] == ["graded"] * 12
     kept = [ray.put(np.ones(30 << 20, np.uint8)) for _ in range(8)]  # three times the store: what was there is spilled
 
-    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    worker: Any = ray._private.worker
+    session = Path(worker._global_node.get_session_dir_path())
     files = {path: path.read_bytes() for path in session.rglob("*") if path.is_file() and not path.is_symlink()}
     spilled = [path for path in files if "spilled" in str(path)]
     assert spilled, "nothing was spilled"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from agentrl import eval_command, metrics
 from agentrl import loop as training
-from agentrl import metrics
 from agentrl import recipe as recipes
 from agentrl.learn import checkpoint
 from tests.cluster.rollouts import RECIPE
+
+FULL = bool(os.environ.get("AGENTRL_FULL"))
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -45,3 +48,9 @@ def test_two_steps_on_the_cluster_give_the_weights_of_one_process(opened: Any, t
     steps = [row for row in rows[1] if row["kind"] == "step"]
     assert [(row["rollout/players"], row["rollout/players_lost"]) for row in steps] == [(2, 0)] * 2
     assert [metrics.undeclared(row) for row in rows[1]] == [[]] * len(rows[1])
+    if not FULL:
+        return
+    report = eval_command.evaluate(str(tmp_path / "there"), compare=str(tmp_path / "here"), k=[2], tasks=4)
+    on_players, in_one_process = (policy["environments"]["files"] for policy in report["policies"])
+    assert on_players["passes"] == in_one_process["passes"] and len(on_players["passes"]) == 4
+    assert on_players["ungraded"] == 0
