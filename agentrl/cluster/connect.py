@@ -2,10 +2,12 @@
 
 A Ray port runs any code that reaches it, so that every cluster must ask for a token. One that we start has a random
 token of its own, listens on the loopback alone, keeps its files in a private folder and is gone when the block ends.
+What a run that was killed left of its folder is removed when the next one starts.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
@@ -35,6 +37,10 @@ HEALTH_CHECKS = {
 STORE_BYTES = 256 << 20
 """Ray's shared memory on a machine where we start it; what does not fit goes to disk."""
 NEW_TOKEN = "make one with `ray get-auth-token --generate`, start every node with RAY_AUTH_MODE=token and that token"
+ROOT, PREFIX, OWNER = Path("/tmp"), "agentrl-ray-", "owner"
+"""Where Ray's files are: a short path, since sockets lie in it. `owner` is locked for as long as the run lives."""
+START_S = "120"
+"""How long Ray waits for its own daemon; its own setting is too short for a busy machine."""
 PROBE_S = 60.0
 PROBE = (
     "import sys\n"
@@ -100,15 +106,17 @@ def _joined(ray: Any, address: str, say: Say) -> Iterator[None]:
 @contextmanager
 def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> Iterator[None]:
     """Start Ray on this machine, and end it with everything that runs in it."""
-    folder = Path(tempfile.mkdtemp(prefix="agentrl-ray-", dir="/tmp"))  # short: sockets lie in it
+    _remove_stale()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=ROOT))
     private = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": START_S,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # for a node of its own: its address is 127.0.0.1, on any system
     }
     try:
-        with _environment(private):
+        with _locked(folder), _environment(private):
             say(f"starting Ray on this machine for {section.players} players")
             try:
                 ray.init(
@@ -130,6 +138,24 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
                 ray.shutdown()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Show that a folder is in use for as long as this process lives. Its lock is there before its name is."""
+    unnamed = folder / f"{OWNER}.new"
+    with unnamed.open("w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        unnamed.rename(folder / OWNER)
+        yield
+
+
+def _remove_stale() -> None:
+    """Remove the folders of runs that were killed. A folder whose owner lives is locked; others' cannot be opened."""
+    for owner in ROOT.glob(f"{PREFIX}*/{OWNER}"):
+        with suppress(OSError), owner.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def has_token() -> bool:
@@ -192,12 +218,13 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def _reread() -> None:
+    from ray import _raylet
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
 
+    native: Any = _raylet
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    native.Config.initialize("")
+    native.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager

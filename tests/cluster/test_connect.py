@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -105,7 +106,7 @@ def marked(mark: str) -> list[str]:
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
-                lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
+                lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue
     return lines
@@ -118,6 +119,20 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def test_the_folders_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder whose owner lives stays; so does one that shows no owner."""
+    monkeypatch.setattr(connect, "ROOT", tmp_path)
+    killed, running, other = (tmp_path / f"agentrl-ray-{name}" for name in ("killed", "running", "other"))
+    for folder in (killed, running, other):
+        (folder / "session").mkdir(parents=True)
+    (killed / "owner").touch()
+    with connect._locked(running):
+        connect._remove_stale()
+        assert set(tmp_path.iterdir()) == {running, other}
+    connect._remove_stale()
+    assert set(tmp_path.iterdir()) == {other}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM, signal.SIGKILL] if FULL else [])])
@@ -147,6 +162,8 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp
                 break
         assert run.poll() is None, "".join(seen)
         family = descendants(run.pid)
+        folders = set(re.findall(r"/tmp/agentrl-ray-\w+", " ".join(marked(mark))))
+        assert len(folders) == 1
         assert len([line for line in marked(mark) if "ray" in line]) > 4
         if number == signal.SIGINT:
             os.killpg(run.pid, number)  # as Ctrl-C does: to everything in the foreground
@@ -161,6 +178,9 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp
     assert within(120 if number == signal.SIGKILL else 30, lambda: marked(mark) == []), marked(mark)
     assert within(10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
     assert Path("/proc/self/mounts").read_text() == mounts
+    if number == signal.SIGKILL:
+        connect._remove_stale()  # as the next run does
+    assert [folder for folder in folders if os.path.exists(folder)] == []
     if number != signal.SIGKILL:
         rows = [json.loads(line) for line in (tmp_path / "cluster" / "metrics.jsonl").read_text().splitlines()]
         assert [row["rollout/players"] for row in rows if row["kind"] == "step"][:1] == [2]
