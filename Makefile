@@ -26,7 +26,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,view,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,ray,view,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt verl
 	@touch $@
 
@@ -44,6 +44,7 @@ system-test: system-train
 	$(call need,/usr/sbin/dockerd,docker.io)
 	$(call need,/usr/sbin/debootstrap,debootstrap)
 	$(call need,/usr/bin/git,git)
+	$(call need,/usr/sbin/ip,iproute2)
 	$(call need,/usr/bin/cc,build-essential python3-dev)
 	$(call need,/usr/bin/chromium,chromium)
 
@@ -63,7 +64,8 @@ test: system-test $(VENV)/.test
 .PHONY: test-others test-engines
 test-others: check
 	$(BIN)/python -m pytest -q tests/sandboxes
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/sandboxes --ignore tests/engines
+	$(BIN)/python -m pytest -q tests/cluster
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/sandboxes --ignore tests/cluster --ignore tests/engines
 
 test-engines:
 	$(BIN)/agentrl engine install sglang --cpu

@@ -43,7 +43,7 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
     if episodes := last.get("rollout/episode_alarms"):
         counts = ", ".join(f"{count} in {env}" for env, count in episodes.items())
         raised["episode"] = (
-            f"step {last['step']}: episodes raised the same exception twice and scored 0 ({counts}); the first: "
+            f"step {last['step']}: episodes broke again when they were repeated and scored 0 ({counts}); the first: "
             f"{last['rollout/alarm_cause']}; fix the environment, or the policy will learn to avoid what breaks it"
         )
     if len(steps) >= SILENT and not any(row.get("rollout/informative") for row in steps[-SILENT:]):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl import envs, judges, sandboxes, seeds
+from agentrl import judges, seeds
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
@@ -21,25 +21,25 @@ from agentrl.engines.build import chat
 from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
 from agentrl.envs.task_check import task_of
-from agentrl.errors import AuthoringError, RecipeError
+from agentrl.errors import RecipeError
 from agentrl.evaluation import Evaluator, Problem
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics
-from agentrl.recipe import EnvSection, OpenaiEngine, Recipe
+from agentrl.recipe import OpenaiEngine, Recipe
 from agentrl.report.terminal import Progress
 from agentrl.report.trackers import TensorBoard
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.player import Player, RequestGate
+from agentrl.rollout.player import Gate, Player, RequestGate, budget_of, make_player, sampling_of
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, TokenGenerator
+from agentrl.rollout.rollout import EnvRuntime, RolloutId
+from agentrl.rollout.runtimes import makers, source_versions
+from agentrl.rollout.runtimes import runtimes as open_runtimes
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
 from agentrl.rollout.tool_formats import Hermes
 from agentrl.runfolder import RunFolder, begun, open_run
-from agentrl.sandboxes.pool import Pool
 from agentrl.types import Task, ToolCall, Trajectory
-from agentrl.verifiers.version import version_of
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -145,10 +145,11 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
     from agentrl.learn.learner import Learner
     from agentrl.learn.weights import Publisher
 
-    _makers(recipe)  # what is wrong with them shows before a folder is made
+    _check_judge(recipe)  # what is wrong with environments shows before a folder is made
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
-        environments = stack.enter_context(runtimes(recipe))
+        elsewhere = recipe.cluster is not None and recipe.warm_start is None
+        environments = stack.enter_context(runtimes(recipe, elsewhere=elsewhere))
         folder.same_sources(source_versions(environments))
         progress = stack.enter_context(Progress(recipe.run.steps))
         judge = await stack.enter_async_context(
@@ -164,31 +165,36 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             stack.callback(board.close)
             metrics.readers.append(board.add)
         takes_turns = not recipe.asynchronous.enabled
-        engine = make_engine(
-            recipe.rollout.engine,
-            policy.model,
-            model_path=policy.folder,
+        engine, player, gate = open_engine(
+            recipe,
+            policy,
+            environments,
+            stack,
             folder=folder.path,
-            max_context=policy.context,
             deterministic=recipe.run.deterministic,
             share=takes_turns,
             adapters=True,
             version=saved.learner["version"] if saved else 0,
             say=progress.say,
         )
-        stack.push_async_callback(engine.close)
         store = Store(folder.trajectories, disk_bytes=int(recipe.run.disk_gb * 2**30 * 0.5))
         stack.push_async_callback(store.close)
         if resume:
             drawn: Mapping[str, Any] = saved.sampler if saved else {"number": 0, "pending": []}
             store.resumed(saved.step if saved else -1, drawn["number"], [draw[0] for draw in drawn["pending"]])
-        shared = takes_turns and recipe.rollout.engine.type == "transformers"
+        shared = takes_turns and recipe.rollout.engine.type == "transformers" and recipe.cluster is None
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
-        gate = RequestGate(engine)
-        player = make_player(recipe, gate, policy.renderer, policy.context, environments)
+
+        key = folder.key
 
         async def play(draw: Draw, index: int) -> Trajectory:
-            rollout_id = RolloutId(seed=recipe.run.seed, group=draw.group, index=index, key=folder.key)
+            rollout_id = RolloutId(
+                seed=recipe.run.seed,
+                group=draw.group,
+                index=index,
+                secret=seeds.secret(key, draw.task.id, draw.group),
+                task_index=draw.task_index,
+            )
             trajectory = await player.play(draw.env, draw.task, rollout_id)
             await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
             return trajectory
@@ -220,7 +226,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             learner=learner,
             publish=publish,
             metrics=metrics,
-            evaluator=Evaluator(recipe, environments, player, metrics, folder.key, keep=keep),
+            evaluator=Evaluator(recipe, environments, player, metrics, key, keep=keep),
             store=store,
             checkpoint=saved,
             trained=set(),
@@ -238,28 +244,36 @@ def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:
 
 
 @contextmanager
-def runtimes(recipe: Recipe) -> Iterator[dict[str, EnvRuntime]]:
+def runtimes(recipe: Recipe, *, elsewhere: bool = False) -> Iterator[dict[str, EnvRuntime]]:
     """Open the recipe's environments with their sandboxes; everything they hold is released after the block.
 
-    Those whose verifier asks a judge share one, which `open_judge` starts.
+    Those whose verifier asks a judge share one, which `open_judge` starts. `elsewhere`: all episodes are played by
+    players on other nodes, so that no sandbox has to work here.
     """
-    makers = _makers(recipe)
-    opened: dict[str, EnvRuntime] = {}
-    asking = {name for name, make in makers.items() if judges.needs_judge(make())}
-    judge = _judge(recipe, opened) if asking else None
-    with ExitStack() as stack:
-        pools: dict[str, Pool] = {}
-        for section in recipe.envs:
-            if section.sandbox not in pools:
-                pools[section.sandbox] = _pool(section, recipe)
-                stack.callback(pools[section.sandbox].close)
-            opened[section.name] = EnvRuntime(
-                name=section.name,
-                make=makers[section.name],
-                boxes=pools[section.sandbox],
-                judge=judge if section.name in asking else None,
-            )
+    _check_judge(recipe)
+    shared: list[Judge] = []
+
+    def judge(opened: Mapping[str, EnvRuntime], environment: Environment) -> Judge | None:
+        if not judges.needs_judge(environment):
+            return None
+        if not shared:
+            shared.append(_judge(recipe, opened))
+        return shared[0]
+
+    with open_runtimes(recipe, judge=judge, elsewhere=elsewhere) as opened:
         yield opened
+
+
+def _check_judge(recipe: Recipe) -> None:
+    """Refuse environments whose verifier asks a judge where there is none, or where none can be asked."""
+    asking = [name for name, make in makers(recipe).items() if judges.needs_judge(make())]
+    if asking and recipe.judge is None:
+        raise judges.missing(asking)
+    if asking and recipe.cluster is not None:
+        raise RecipeError(
+            f"cluster: the verifier of {', '.join(asking)} asks a judge, and its budget is counted in one process; "
+            "leave `cluster` out"
+        )
 
 
 def _judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:
@@ -267,55 +281,6 @@ def _judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:
     assert recipe.judge is not None
     initial = partial(load_policy, recipe, environments, say=lambda text: None)
     return judges.make(recipe.judge, policy=initial, folder=recipe.run.out / recipe.run.name)
-
-
-def _pool(section: EnvSection, recipe: Recipe) -> Pool:
-    backend = sandboxes.load(section.sandbox)()
-    if not backend.safe and not section.unsafe:
-        raise RecipeError(
-            f"envs: the sandbox {section.sandbox!r} of {section.name} isolates nothing; choose `namespace` or "
-            "`docker`, or say `unsafe: true` if what the policy does to this machine is no matter"
-        )
-    state = backend.available()
-    if not state.works:
-        fix = f"; {state.fix}" if state.fix else ""
-        raise RecipeError(
-            f"envs: the sandbox {section.sandbox!r} of {section.name} does not work here: "
-            f"{', '.join(state.missing)}{fix}"
-        )
-    return Pool(backend, limit=recipe.sandboxes.boxes)
-
-
-def _makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
-    """Return what makes each environment; refuse options and levels it does not take, and a judge that is missing."""
-    makers = {section.name: _maker(section, recipe) for section in recipe.envs}
-    asking = [name for name, make in makers.items() if judges.needs_judge(make())]
-    if asking and recipe.judge is None:
-        raise judges.missing(asking)
-    return makers
-
-
-def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
-    eval_levels = recipe.eval.levels if recipe.eval else None
-    warm = recipe.warm_start.levels if recipe.warm_start else None
-    kind = envs.load(section.name)
-    try:
-        environment = kind(**section.options)
-    except (TypeError, AuthoringError) as error:
-        raise RecipeError(f"envs: {section.name} does not take these options: {error}") from error
-    for key, levels in {"envs[].levels": section.levels, "eval.levels": eval_levels, "warm_start.levels": warm}.items():
-        unknown = [level for level in levels or () if level not in environment.levels]
-        if unknown:
-            first, last = environment.levels[0], environment.levels[-1]
-            raise RecipeError(f"{key}: {section.name} has the levels {first} to {last}, not {unknown[0]}")
-    return lambda: kind(**section.options)
-
-
-def source_versions(environments: Mapping[str, EnvRuntime]) -> dict[str, str]:
-    """Return a hash of each environment's and its verifier's source and settings."""
-    instances = {name: runtime.make() for name, runtime in environments.items()}
-    own = {f"environment {name}": version_of(environment) for name, environment in instances.items()}
-    return own | {f"verifier of {name}": environment.verifier.version for name, environment in instances.items()}
 
 
 def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Source]:
@@ -345,42 +310,60 @@ def plan_of(recipe: Recipe) -> Plan:
     )
 
 
-def make_player(
+def open_engine(
     recipe: Recipe,
-    engine: TokenGenerator,
-    renderer: Renderer,
-    context: int,
+    policy: PolicyModel,
     environments: Mapping[str, EnvRuntime],
-) -> Player:
-    """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
-    return Player(
-        engine=engine,
-        renderer=renderer,
-        runtimes=environments,
-        budget=budget_of(recipe, context),
-        sampling=sampling_of(recipe),
+    stack: AsyncExitStack,
+    *,
+    folder: Path,
+    adapters: bool = False,
+    version: int = 0,
+    say: Say,
+    **options: Any,
+) -> tuple[Engine, Player, Gate]:
+    """Return the engine of a recipe (not started; `stack` closes it), a player that uses it, and a gate that keeps
+    requests back. With a cluster the players are elsewhere, and the engine brings them up."""
+    section, cluster = recipe.rollout.engine, recipe.cluster
+    engine: Engine | None = None
+    if cluster is None or section.type != "transformers":
+        engine = make_engine(
+            section,
+            policy.model,
+            model_path=policy.folder,
+            folder=folder,
+            max_context=policy.context,
+            adapters=adapters and cluster is None,
+            version=version,
+            say=say,
+            **options,
+        )
+    if cluster is None:
+        assert engine is not None
+        stack.push_async_callback(engine.close)
+        gate = RequestGate(engine)
+        return engine, make_player(recipe, gate, policy.renderer, policy.context, environments), gate
+    from agentrl.cluster import connect, kit
+
+    stack.enter_context(connect.connected(cluster, say=say))
+    from agentrl.cluster.engine import PlayersEngine
+    from agentrl.cluster.players import RayPlayers
+
+    players = RayPlayers(recipe, sources=source_versions(environments), say=say)
+    if section.type == "sglang" and section.launch:
+        from agentrl.cluster.servers import RayServers
+
+        assert engine is not None
+        servers = RayServers(engine.servers[0], section, version=version, say=say)  # type: ignore[attr-defined]
+        servers.changed, engine = players.use_servers, servers
+    everywhere = PlayersEngine(
+        players,
+        lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),
+        servers=engine,
+        version=version,
     )
-
-
-def budget_of(recipe: Recipe, context: int) -> Budget:
-    """Return what one episode may use. `context` is the model's longest sequence."""
-    section = recipe.rollout
-    return Budget(
-        context=min(section.max_context or context, context),
-        tokens=section.max_tokens,
-        turn_tokens=section.max_turn_tokens,
-        turns=section.max_turns,
-        tool_seconds=section.tool_seconds,
-        wall_seconds=section.episode_seconds,
-        verify_seconds=section.verify_seconds,
-        retries=section.retries,
-    )
-
-
-def sampling_of(recipe: Recipe) -> SamplingParams:
-    """Return how turns are sampled."""
-    section = recipe.rollout
-    return SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
+    stack.push_async_callback(everywhere.close)
+    return everywhere, players, players
 
 
 @asynccontextmanager
@@ -412,16 +395,13 @@ async def open_player(
 
     policy = load_policy(recipe, environments, folder=model, say=lambda text: None)
     section = SglangEngine(type="sglang", launch=False, urls=[url]) if url else recipe.rollout.engine
-    engine = make_engine(
-        section, policy.model, model_path=policy.folder, folder=folder, max_context=policy.context, say=say
-    )
-    try:
+    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": section})})
+    async with AsyncExitStack() as stack:
+        engine, player, _ = open_engine(recipe, policy, environments, stack, folder=folder, say=say)
         await engine.start()
         if url is None:
             await hand_over(engine, section, policy.model)
-        yield make_player(recipe, engine, policy.renderer, policy.context, environments)
-    finally:
-        await engine.close()
+        yield player
 
 
 def load_policy(

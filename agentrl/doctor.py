@@ -113,6 +113,24 @@ def examine() -> dict[str, list[Finding]]:
     return {name: check() for name, check in SECTIONS.items()}
 
 
+def examine_cluster(path: Path | None, *, as_json: bool, say: Callable[[str], None]) -> int:
+    """Join the cluster that RAY_ADDRESS names, or start Ray here, and examine every node; return the exit code."""
+    import json
+
+    from agentrl import recipe as recipes
+    from agentrl.cluster import connect
+    from agentrl.recipe import ClusterSection
+
+    recipe = recipes.load(path, []) if path is not None else None
+    section = (recipe.cluster if recipe is not None else None) or ClusterSection()
+    with connect.connected(section):
+        from agentrl.cluster import nodes
+
+        report = nodes.examine(recipe, sandboxes)
+    say(json.dumps(report.as_json()) if as_json else nodes.as_text(report))
+    return 0 if report.fit else 1
+
+
 def as_json(report: dict[str, list[Finding]]) -> dict[str, list[dict[str, Any]]]:
     """Return the report as plain data."""
     return {name: [asdict(finding) for finding in findings] for name, findings in report.items()}

@@ -19,6 +19,7 @@ from agentrl.recipe import EvalSection, OpenaiEngine, Recipe
 from agentrl.report import curve as pictures
 from agentrl.rollout.chat import ChatPlayer
 from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.runtimes import source_versions
 from agentrl.rollout.store import Store
 from agentrl.types import Trajectory
 
@@ -123,10 +124,10 @@ def run_all(
         stored = [_stored(target) for target in targets]
         _same(targets[0].name, stored[0][1], [(t.name, rules) for t, (_, rules) in zip(targets, stored, strict=True)])
         return _report(targets, [results for results, _ in stored], stored[0][1], ks, pairs, curve)
-    with assembly.runtimes(base) as runtimes:
+    with assembly.runtimes(base, elsewhere=base.cluster is not None) as runtimes:
         problems = problems_of(base, section, runtimes)
         seed = seeds.derive(base.run.seed, "eval")
-        versions, judge = assembly.source_versions(runtimes), judges.judge_of(runtimes)
+        versions, judge = source_versions(runtimes), judges.judge_of(runtimes)
         rules = eval_folder.protocol(problems, base.rollout, section, seed, versions, judge.name if judge else "")
         earlier = {t.stored: _stored(t) for t in targets if t.stored is not None}
         _same("this evaluation", rules, [(t.name, earlier[t.stored][1]) for t in targets if t.stored is not None])

@@ -36,6 +36,8 @@ class Problem:
 
     env: str
     task: Task
+    task_index: int = -1
+    """The task's index within its split and level."""
 
     @property
     def key(self) -> str:
@@ -147,7 +149,7 @@ def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int)
     per_level = list(levels)
     size = environment.size if environment.size is not None else count
     places = [(level, index) for index in range(size) for level in per_level][:count]
-    return [Problem(runtime.name, task_of(environment, split, level, index)) for level, index in places]
+    return [Problem(runtime.name, task_of(environment, split, level, index), index) for level, index in places]
 
 
 class Plays(Protocol):
@@ -179,13 +181,15 @@ async def evaluate(
 
     async def one(number: int, index: int) -> Trajectory:
         nonlocal finished
-        rollout_id = RolloutId(seed=seed, group=EVAL_GROUP + number, index=index, key=key)
-        trajectory = earlier.get((rollout_id.group, index))
+        problem, group = tasks[number], EVAL_GROUP + number
+        trajectory = earlier.get((group, index))
         if trajectory is None:
+            secret = seeds.secret(key, problem.task.id, group)
+            rollout_id = RolloutId(seed=seed, group=group, index=index, secret=secret, task_index=problem.task_index)
             async with slots:
-                trajectory = await player.play(tasks[number].env, tasks[number].task, rollout_id)
+                trajectory = await player.play(problem.env, problem.task, rollout_id)
             if record:
-                await record(tasks[number], trajectory)
+                await record(problem, trajectory)
         finished += 1
         if progress:
             progress(finished, len(tasks) * samples)

@@ -63,7 +63,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/episodes_spared", "episodes", "Episodes that never began because half a group agreed, so far."),
     Metric("rollout/ungraded", "episodes", "Episodes without a score: infrastructure or the verifier failed."),
     Metric("rollout/grading_alarms", "episodes", "Submissions that broke grading twice on fresh sandboxes: score 0."),
-    Metric("rollout/episode_alarms", "episodes", "Episodes that raised an exception twice: score 0, by environment."),
+    Metric("rollout/episode_alarms", "episodes", "Episodes that broke again when repeated: score 0, by environment."),
     Metric("rollout/alarm_cause", "text", "What the first of these alarms was: environment, exception and line."),
     Metric("rollout/truncated", "share", "Graded episodes that a budget ended."),
     Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
@@ -85,6 +85,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
     Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
     Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("rollout/players", "players", "With a cluster: players that are ready when the step ends."),
+    Metric("rollout/players_lost", "players", "Players that died, fell silent or became unfit, so far."),
+    Metric("rollout/episodes_lost", "episodes", "Episodes that were lost with their player or its node, so far."),
+    Metric("rollout/episodes_repeated", "episodes", "Episodes begun again on another player, with the same seeds."),
+    Metric("rollout/episodes_late", "episodes", "Second answers of episodes that were believed lost; dropped, so far."),
     Metric("judge/calls", "questions", "Questions that verifiers asked the judge since the last step."),
     Metric("judge/tokens", "tokens", "Tokens of these questions and their answers."),
     Metric("judge/failures", "questions", "Questions that the judge did not answer, after all retries."),
@@ -284,8 +289,15 @@ def traffic_row(
     scheduler: Mapping[str, float], tokens: Mapping[str, Mapping[str, int]], engine: Mapping[str, float]
 ) -> Row:
     """Return what is under way and waiting, what became of tokens by the length of their episode, the engine's use of
-    its cache, and the parts of the last weight update."""
+    its cache, the parts of the last weight update, and how the players of a cluster fare."""
     publish = {part: engine[f"{part}_s"] for part in ("hold", "send", "check") if f"{part}_s" in engine}
+    players = {
+        "rollout/players": "players",
+        "rollout/players_lost": "players_lost",
+        "rollout/episodes_lost": "rollouts_lost",
+        "rollout/episodes_repeated": "rollouts_repeated",
+        "rollout/episodes_late": "rollouts_late",
+    }
     return {
         "rollout/groups_ready": scheduler["ready_groups"],
         "rollout/groups_in_flight": scheduler["running_groups"],
@@ -294,6 +306,7 @@ def traffic_row(
         **{f"rollout/tokens_{fate}_by_length": _by_length(by_length) for fate, by_length in tokens.items()},
         "rollout/prompt_cache": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
         **{f"learn/publish_{part}_seconds": seconds for part, seconds in publish.items()},
+        **{metric: engine[name] for metric, name in players.items() if name in engine},
     }
 
 
@@ -326,7 +339,9 @@ def families(row: Mapping[str, Any]) -> dict[str, str]:
 def _cause(env: str, trajectory: Trajectory) -> str:
     """Say which exception an alarm is about, and where it was raised."""
     fault = trajectory.outcome.fault
-    return f"{env}: {fault.cause} at {fault.line}" if fault else env
+    if fault is None:
+        return env
+    return f"{env}: {fault.cause}" + (f" at {fault.line}" if fault.line else "")
 
 
 def _by_length(tokens: Mapping[str, int]) -> dict[str, int]:

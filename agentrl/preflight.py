@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from agentrl import assembly, judges
+from agentrl import assembly, judges, seeds
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, PolicyJudge, Recipe, SglangEngine, SglangJudge
@@ -48,6 +48,8 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     yield "engine", _engine(recipe)
     if recipe.judge is not None:
         yield "judge", _judge(recipe, runtimes)
+    if recipe.cluster is not None:
+        yield "cluster", _cluster(recipe)
     policy = assembly.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
     yield "memory", _memory(recipe, policy.model)
@@ -63,7 +65,17 @@ def _engine(recipe: Recipe) -> str:
         )
     if isinstance(engine, SglangEngine):
         return _python(engine, "rollout") if engine.launch else f"sglang at {', '.join(engine.urls)}"
-    return "transformers, in this process"
+    return "transformers, in this process" if recipe.cluster is None else "transformers, in every player"
+
+
+def _cluster(recipe: Recipe) -> str:
+    """Join the cluster, or start Ray here, and leave again."""
+    from agentrl.cluster import connect
+
+    assert recipe.cluster is not None
+    said: list[str] = []
+    with connect.connected(recipe.cluster, say=said.append):
+        return f"{said[-1] if said else 'Ray runs already'}; {recipe.cluster.players} players wanted"
 
 
 def _python(engine: SglangEngine | SglangJudge, section: str) -> str:
@@ -146,7 +158,7 @@ def _episode(recipe: Recipe, runtime: EnvRuntime, policy: Any) -> str:
         return "not tried: its judge's server is started with the run"
     script = ScriptedEngine(policy.renderer, actions)
     budget = Budget(context=policy.context, tokens=policy.context)
-    rollout_id = RolloutId(seed=recipe.run.seed, group=0, index=0)
+    rollout_id = RolloutId(seed=recipe.run.seed, group=0, index=0, secret=seeds.secret(b"", task.id, 0))
 
     async def play() -> Trajectory:
         try:

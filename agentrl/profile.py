@@ -181,7 +181,7 @@ async def _measure(
 
     section = recipe.envs[0]
     folder = recipe.run.out / recipe.run.name / "profile"
-    with assembly.runtimes(recipe) as runtimes:
+    with assembly.runtimes(recipe, elsewhere=recipe.cluster is not None) as runtimes:
         levels = section.levels or list(runtimes[section.name].make().levels)
         tried = problems(runtimes[section.name], section.split, levels, tasks * len(levels))
         async with (

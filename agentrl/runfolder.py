@@ -33,10 +33,22 @@ from agentrl import recipe as recipes
 from agentrl.errors import RecipeError, StorageError, UserError
 from agentrl.recipe import Recipe
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "gymnasium", "pydantic", "numpy", "httpx", "sglang", "docker")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "gymnasium",
+    "pydantic",
+    "numpy",
+    "httpx",
+    "sglang",
+    "docker",
+    "ray",
+)
 FORMAT = 2
 """Format of run folders. Format 1, of version 0.1.0 and before, had no number and other metric and recipe keys."""
-MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes"}
+MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes", "cluster"}
 # A run that is resumed elsewhere may use other servers.
 MAY_CHANGE |= {f"rollout.engine.{name}" for name in recipes.SglangEngine.model_fields if name != "type"}
 MAY_CHANGE |= {f"judge.{name}" for name in ("budget.calls", "budget.tokens", "concurrency", "timeout_s", "calibration")}

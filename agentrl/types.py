@@ -243,7 +243,7 @@ class Outcome:
     fault: Fault | None = None
     """The cause of an infra_error, verifier_error or agent_error."""
     alarm: bool = False
-    """The submission broke grading twice in fresh sandboxes while the system was well: scored 0, and worth a look."""
+    """The episode broke itself, its grading or its player again and again while the system was well: scored 0."""
 
     @property
     def cut_off(self) -> bool:
@@ -294,7 +294,9 @@ class Trajectory:
             )
         if self.task.secret:
             raise ValueError(f"trajectory of {self.task.id} carries the task's secret; build it from task.public()")
-        if self.outcome.grade == "graded" and not self.segments and self.usage is None:
+        # An episode that ended the process that played it, again and again, is graded 0; its tokens are gone.
+        without = self.usage is None and not self.outcome.alarm
+        if self.outcome.grade == "graded" and not self.segments and without:
             raise ValueError(f"graded trajectory of {self.task.id} has no tokens")
 
     @property

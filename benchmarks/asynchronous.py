@@ -39,7 +39,7 @@ from agentrl.envs import Environment, tool
 from agentrl.learn.model import scratch_tokenizer
 from agentrl.recipe import GroupFilterSection, UniformCurriculum
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.player import Player
+from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import PendingRound, Plan, Scheduler
@@ -116,7 +116,7 @@ async def measure(renderer: Renderer, rounds: int, learn_s: float, *, asynchrono
     """Seconds for so many rounds, and the staleness of what was trained on."""
     engine: Any = Stand(renderer.write(CALL))
     sampler = Sampler(UniformCurriculum(type="uniform"), [Source(name="slow", environment=Slow())], 0)
-    player = Player(
+    player = LocalPlayer(
         engine=engine,
         renderer=renderer,
         runtimes={"slow": EnvRuntime(name="slow", make=Slow, boxes=NoBoxes())},
@@ -209,6 +209,7 @@ class _Drawn:
     env: str
     task: Task
     group: int
+    task_index: int = 0
     predicted: float | None = None
     belief: tuple[float, float] | None = None
 

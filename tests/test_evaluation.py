@@ -26,7 +26,7 @@ from agentrl.evaluation import (
     seen_hashes,
 )
 from agentrl.recipe import EvalSection
-from agentrl.rollout.player import Player
+from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime
 from agentrl.rollout.scripted import ScriptedEngine
@@ -68,7 +68,7 @@ def found() -> tuple[list[Problem], Renderer, EnvRuntime]:
 
 def tried(found: tuple[list[Problem], Renderer, EnvRuntime], solved: set[int], samples: int = 2) -> Evaluation:
     tasks, renderer, runtime = found
-    player = Player(
+    player = LocalPlayer(
         engine=Expert(renderer, tasks, solved),
         renderer=renderer,
         runtimes={"countdown": runtime},

@@ -15,6 +15,7 @@ check
 redteam
 doctor
 assembly
+cluster
 alarms
 eval_targets
 eval_folder eval_report
@@ -137,3 +138,17 @@ def test_torch_stays_where_it_belongs() -> None:
             if {"torch", "transformers", "trl", "peft"} & set(roots) and not name.startswith(allowed):
                 early.append(name)
     assert early == []
+
+
+def test_ray_stays_in_the_cluster() -> None:
+    """Only agentrl/cluster imports ray, and nothing imports that at the top of a module: only a recipe with `cluster`
+    brings it in."""
+    outside, early = [], []
+    for name, file in sources().items():
+        inside = name.startswith("agentrl.cluster")
+        if not inside and any(target.split(".")[0] == "ray" for target in imports(name, file)):
+            outside.append(name)
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and not inside and (node.module or "").startswith("agentrl.cluster"):
+                early.append(name)
+    assert (outside, early) == ([], [])

@@ -156,13 +156,30 @@ def learner_row() -> dict[str, Any]:
     return StepReport(mismatch=mismatch, **numbers).metrics()
 
 
+def players_row() -> dict[str, Any]:
+    scheduler = dict.fromkeys(("ready_groups", "running_groups", "stale_groups", "spared_rollouts"), 0)
+    players = {"players": 3, "players_lost": 1, "rollouts_lost": 8, "rollouts_repeated": 9, "rollouts_late": 2}
+    return metrics.traffic_row(scheduler, {}, players)
+
+
+def test_players_of_a_cluster_are_told_where_there_are_any() -> None:
+    row = players_row()
+    assert {name: value for name, value in row.items() if "groups" not in name and value} == {
+        "rollout/players": 3,
+        "rollout/players_lost": 1,
+        "rollout/episodes_lost": 8,
+        "rollout/episodes_repeated": 9,
+        "rollout/episodes_late": 2,
+    }
+
+
 def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
     """The rows of fake rounds, and those of real runs that the repository keeps."""
     evidence = sorted((CHECKOUT / "docs" / "evidence").glob("**/metrics.jsonl"))
     rows = [row for path in evidence for row in metrics.read(path)]
     rows += [metrics.step_row(round_(), learner_row(), version=5, informative=[True]), *curriculum_rows()]
     rows += [metrics.traffic_row(TRAFFIC, {fate: {"8": 5} for fate in FATES}, {})]
-    rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row()]
+    rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row()]
     assert len(evidence) > 10 and [key for row in rows for key in metrics.undeclared(row)] == []
     assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
         "score", "rollout/scores", "eval/a/b/score",

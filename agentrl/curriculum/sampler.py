@@ -48,6 +48,8 @@ class Draw:
     """The task with its secret."""
     group: int
     """The group's number, counted over the run."""
+    task_index: int = -1
+    """The task's index within its split and level."""
     belief: Beta | None = None
     """The curriculum's belief about the pass rate; None where it does not predict."""
 
@@ -119,7 +121,7 @@ class Sampler:
         source, choice = self._pending[number]
         tasks = self._tasks[source]
         task = tasks.task(choice.level, choice.index)
-        return Draw(env=tasks.source.name, task=task, group=number, belief=choice.belief)
+        return Draw(env=tasks.source.name, task=task, group=number, task_index=choice.index, belief=choice.belief)
 
     def _choose(self, number: int) -> tuple[int, Choice]:
         source = self._shares.choose(number)

@@ -16,6 +16,7 @@ from agentrl.recipe.learning import (
 from agentrl.recipe.load import build, dump, load
 from agentrl.recipe.sections import (
     CheckpointSection,
+    ClusterSection,
     Engine,
     EnvSection,
     EvalSection,
@@ -41,6 +42,7 @@ __all__ = [
     "AlgorithmSection",
     "AsyncSection",
     "CheckpointSection",
+    "ClusterSection",
     "Curriculum",
     "Engine",
     "EnvSection",

@@ -146,8 +146,9 @@ class SglangEngine(Section):
     """Selects this engine."""
     launch: bool = True
     """Start servers. With `urls` the run attaches to those instead, and this is false."""
-    servers: Annotated[int, Field(ge=1, le=8)] = 1
-    """Servers to start side by side on the GPU. One alone may leave it idle where the model is small."""
+    servers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Servers to start side by side on the GPU; one alone may leave it idle where the model is small. With `cluster`:
+    over all nodes, each with GPUs of its own (as many as the flag `--tp` says, else one)."""
     urls: list[str] = Field(default_factory=list)
     """Running servers to attach to, e.g. http://127.0.0.1:30000. They are sent the run's weights."""
     python: Path | None = None
@@ -157,7 +158,8 @@ class SglangEngine(Section):
     flags: list[str] = Field(default_factory=list)
     """Command-line flags passed on to the servers; they override the run's own."""
     memory_fraction: Fraction = 0.4
-    """Share of the GPU's free memory for all servers together. The learner needs the rest where both share the GPU."""
+    """Share of the GPU's free memory for all servers together, with `cluster` for each. The learner needs the rest
+    where both share the GPU."""
     start_timeout_s: Positive = 600.0
     """Seconds a server may take to start."""
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"
@@ -369,6 +371,19 @@ class SandboxSection(Section):
     """Sandboxes alive at once per backend, episodes and grading together. Raise it with `rollout.concurrency`."""
 
 
+class ClusterSection(Section):
+    """Play rollouts in processes of their own, on this machine or on a Ray cluster. RAY_ADDRESS says which cluster;
+    without it Ray starts on this machine."""
+
+    type: Literal["ray"] = "ray"
+    """Selects Ray."""
+    players: Annotated[int, Field(ge=1, le=4096)] = 2
+    """Processes that play rollouts, spread over the nodes of the cluster. About one per two cores; they share
+    `rollout.concurrency` and `sandboxes.boxes`."""
+    cpus: Positive = 1.0
+    """CPU cores that Ray sets aside for each player."""
+
+
 def one_spelling(data: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's data with each section under its own name."""
     for other, name in OTHER_NAMES.items():
@@ -408,6 +423,8 @@ class Recipe(Section):
     """Limits on the sandboxes of all environments."""
     judge: JudgeSection | None = None
     """The model that judges, where a verifier asks one. By default there is none."""
+    cluster: ClusterSection | None = None
+    """Rollouts in many processes, on many machines. By default all of them are played in this process."""
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl import codec, evaluation
+from agentrl import codec, evaluation, seeds
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.engines.base import Sampling
 from agentrl.envs.play import Action, message_of
@@ -28,7 +28,7 @@ from agentrl.recipe import GroupFilterSection
 from agentrl.redteam.byte_tokenizer import renderer
 from agentrl.redteam.target import Target
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.player import Player
+from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import Plan, Scheduler
@@ -242,7 +242,8 @@ class Ours:
 
         async def play(draw: Draw, index: int) -> Any:
             player = _player(stand, policy, HOSTILE if index < len(hostile) else HONEST)
-            trajectory = await player.play(draw.env, draw.task, RolloutId(seed=0, group=0, index=index, key=key))
+            secret = seeds.secret(key, draw.task.id, 0)
+            trajectory = await player.play(draw.env, draw.task, RolloutId(seed=0, group=0, index=index, secret=secret))
             ended[index] = clock() - began
             return trajectory
 
@@ -269,7 +270,9 @@ class Ours:
         player, size = _player(stand, policy, HONEST), len(scripts(0))
 
         async def play(draw: Draw, index: int) -> Any:
-            return await player.play(draw.env, draw.task, RolloutId(seed=0, group=draw.group, index=index, key=key))
+            secret = seeds.secret(key, draw.task.id, draw.group)
+            rollout_id = RolloutId(seed=0, group=draw.group, index=index, secret=secret)
+            return await player.play(draw.env, draw.task, rollout_id)
 
         key = evaluation.new_key()
         plan = Plan(group_size=size, groups=2, concurrency=8, asynchronous=True, max_staleness=1)
@@ -305,8 +308,9 @@ class Ours:
 OURS = Ours()
 
 
-def _player(stand: Stand, policy: Policy, budget: Budget) -> Player:
-    return Player(engine=policy, renderer=stand.renderer, runtimes={stand.runtime.name: stand.runtime}, budget=budget)
+def _player(stand: Stand, policy: Policy, budget: Budget) -> LocalPlayer:
+    runtimes = {stand.runtime.name: stand.runtime}
+    return LocalPlayer(engine=policy, renderer=stand.renderer, runtimes=runtimes, budget=budget)
 
 
 def _scheduler(play: Any, plan: Plan, policy: Policy) -> Scheduler:
@@ -336,6 +340,7 @@ class OneDraw:
     env: str
     task: Task
     group: int
+    task_index: int = 0
     predicted: float | None = None
     belief: tuple[float, float] | None = None
 

@@ -86,6 +86,7 @@ class Progress:
             f"{row.get('rollout/tokens_per_second', 0.0):.0f} tokens/s",
             f"{row.get('seconds', 0.0):.1f} s",
             f"left {self._left()}",
+            *_players(row),
         ]
         return "  ".join(parts)
 
@@ -97,11 +98,22 @@ class Progress:
         table.add_row("held-out", self._heldout, "informative", f"{row.get('rollout/informative', 0.0):.2f}")
         speed = f"{row.get('rollout/tokens_per_second', 0.0):.0f}"
         table.add_row("tokens/s", speed, "entropy", _number(row.get("learn/entropy")))
+        for text in _players(row):
+            table.add_row("cluster", text, "", "")
         return table
 
 
 def _interval(score: dict[str, float]) -> str:
     return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+
+
+def _players(row: Row) -> list[str]:
+    """Say how the players of a cluster fare, where there is one."""
+    if "rollout/players" not in row:
+        return []
+    lost, repeated = row["rollout/players_lost"], row["rollout/episodes_repeated"]
+    trouble = f", {lost} lost, {repeated} episodes repeated" if lost or repeated else ""
+    return [f"players {row['rollout/players']}{trouble}"]
 
 
 def _number(value: float | None) -> str:

@@ -11,12 +11,14 @@ from agentrl.types import Group, Task, Trajectory
 
 
 class Draw(Protocol):
-    """What a sampler hands out: a task with its secret, and the number of the group it becomes."""
+    """What a sampler hands out: a task with its secret, its index, and the number of the group it becomes."""
 
     @property
     def env(self) -> str: ...
     @property
     def task(self) -> Task: ...
+    @property
+    def task_index(self) -> int: ...
     @property
     def group(self) -> int: ...
     @property
@@ -200,6 +202,8 @@ class InFlightGroups:
             if group.version is None:
                 group.version, group.began = self.version(), asyncio.get_running_loop().time()
             trajectory = await self.play(group.draw, index)
+        if trajectory.oldest_version >= 0:  # its tokens know, wherever they were sampled
+            group.version = min(group.version, trajectory.oldest_version)
         self.counts["rollouts"] += 1
         self.counts["ungraded"] += trajectory.outcome.score is None
         self.counts["tokens"] += trajectory.sampled_tokens

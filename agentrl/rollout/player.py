@@ -1,20 +1,34 @@
-"""Plays single rollouts in this process. Schedulers and evaluations ask a player; they know nothing of its engine."""
+"""Plays single rollouts. Schedulers and evaluations ask a player; they know nothing of its engine, or where it is."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from agentrl.engines.base import Sampling
+from agentrl.recipe import Recipe
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, TokenGenerator, rollout
 from agentrl.types import Completion, Task, Trajectory
 
 
+class Player(Protocol):
+    """Plays rollouts: in this process, or elsewhere (agentrl/cluster/players.py)."""
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
+        """Play one task to its end and have it graded."""
+        ...
+
+    def at(self, temperature: float) -> Player:
+        """Return the same player with another temperature."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class LocalPlayer:
     """Everything that one rollout needs besides its task and its id."""
 
     engine: TokenGenerator
@@ -36,9 +50,55 @@ class Player:
             sampling=self.sampling,
         )
 
-    def at(self, temperature: float) -> Player:
+    def at(self, temperature: float) -> LocalPlayer:
         """Return the same player with another temperature."""
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
+
+
+def make_player(
+    recipe: Recipe,
+    engine: TokenGenerator,
+    renderer: Renderer,
+    context: int,
+    environments: Mapping[str, EnvRuntime],
+) -> LocalPlayer:
+    """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
+    return LocalPlayer(
+        engine=engine,
+        renderer=renderer,
+        runtimes=environments,
+        budget=budget_of(recipe, context),
+        sampling=sampling_of(recipe),
+    )
+
+
+def budget_of(recipe: Recipe, context: int) -> Budget:
+    """Return what one episode may use. `context` is the model's longest sequence."""
+    section = recipe.rollout
+    return Budget(
+        context=min(section.max_context or context, context),
+        tokens=section.max_tokens,
+        turn_tokens=section.max_turn_tokens,
+        turns=section.max_turns,
+        tool_seconds=section.tool_seconds,
+        wall_seconds=section.episode_seconds,
+        verify_seconds=section.verify_seconds,
+        retries=section.retries,
+    )
+
+
+def sampling_of(recipe: Recipe) -> SamplingParams:
+    """Return how turns are sampled."""
+    section = recipe.rollout
+    return SamplingParams(temperature=section.temperature, top_p=section.top_p, top_k=section.top_k)
+
+
+class Gate(Protocol):
+    """Holds requests to engines back."""
+
+    def closed(self) -> AbstractAsyncContextManager[None]:
+        """Wait until the requests under way have ended; others wait until the block is over."""
+        ...
 
 
 class RequestGate:

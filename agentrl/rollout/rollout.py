@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -93,8 +93,11 @@ class RolloutId:
     group: int
     index: int
     """Its place within the group."""
-    key: bytes = b""
-    """The run's key, from which verifiers' secrets follow."""
+    secret: bytes = field(default=b"", repr=False)
+    """The verifier's secret for this group: `seeds.secret(run key, task id, group)`; never the run's key, since a
+    rollout may be played on another machine."""
+    task_index: int = -1
+    """The task's index within its split and level: another process builds the task from it."""
 
     def reset(self, task: Task) -> int:
         """Return the reset seed: shared by the group, kept by a retry."""
@@ -165,7 +168,7 @@ async def play_out(
     while True:
         turns = attempt(recorded)
         episode = Episode(runtime.make(), task, seed=rollout_id.reset(task), boxes=runtime.boxes)
-        context = _context(runtime, task, rollout_id, budget)
+        context = _context(runtime, rollout_id, budget)
         began = perf_counter()
         try:
             played = await turns.play(episode, context)
@@ -352,10 +355,10 @@ async def _system_works(infra: bool, verifier: Verifier, context: Context) -> bo
     return await system_fault(verifier, context) is None
 
 
-def _context(runtime: EnvRuntime, task: Task, rollout_id: RolloutId, budget: Budget) -> Context:
+def _context(runtime: EnvRuntime, rollout_id: RolloutId, budget: Budget) -> Context:
     """Return what the verifier gets to know."""
     return Context(
-        secret=seeds.secret(rollout_id.key, task.id, rollout_id.group),
+        secret=rollout_id.secret,
         boxes=runtime.boxes,
         deadline_s=budget.verify_seconds,
         judge=runtime.judge,

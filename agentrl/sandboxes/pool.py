@@ -45,6 +45,11 @@ class Pool:
         self._keeper: threading.Thread | None = None
         self._closed = False
 
+    @property
+    def held(self) -> int:
+        """Places that are taken now: sandboxes in use, and those being made for somebody."""
+        return self._places
+
     # handing out
 
     @contextmanager

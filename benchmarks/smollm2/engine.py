@@ -26,6 +26,7 @@ from agentrl.engines.base import Weights
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.evaluation import evaluate, problems
 from agentrl.recipe import Recipe
+from agentrl.rollout.player import make_player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import EnvRuntime
 from agentrl.types import Trajectory
@@ -97,7 +98,7 @@ async def measure(
             await flush(urls)
             began = time.perf_counter()
             played = await evaluate(
-                assembly.make_player(made, engine, renderer, context, {world.name: world}),
+                make_player(made, engine, renderer, context, {world.name: world}),
                 tasks,
                 samples=1,
                 seed=number,

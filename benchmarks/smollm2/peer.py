@@ -25,6 +25,7 @@ from agentrl.envs.countdown.arithmetic import evaluate as compute
 from agentrl.envs.tools import tools_of
 from agentrl.evaluation import evaluate, problems
 from agentrl.recipe import Recipe
+from agentrl.rollout.player import make_player
 from agentrl.rollout.render import Renderer
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Message, Task
@@ -230,7 +231,7 @@ async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
                 tensors = load_file(out / f"step-{row['step']:.0f}" / "model.safetensors")
                 await engine.publish(Weights(version=int(row["step"]), tensors=tensors))
                 found = await evaluate(
-                    assembly.make_player(made, engine, renderer, 8192, worlds).at(made.eval.temperature),
+                    make_player(made, engine, renderer, 8192, worlds).at(made.eval.temperature),
                     tasks,
                     samples=1,
                     seed=seeds.derive(made.run.seed, "eval"),

@@ -24,6 +24,7 @@ from agentrl.sandboxes.base import (
     SandboxSpec,
     closed_on_error,
 )
+from agentrl.sandboxes.container import in_container
 from agentrl.sandboxes.docker import images
 from agentrl.sandboxes.docker.box import PATIENCE, DockerSandbox
 from agentrl.sandboxes.docker.container import Container, Fate, sdk_errors
@@ -283,6 +284,11 @@ def _remedy(trouble: str) -> str:
         return "usermod -aG docker $USER, then log in again (or run as root)"
     if "no runtime" in trouble:
         return "install the runtime and name it in /etc/docker/daemon.json"
+    if "answers at" in trouble and in_container():
+        return (
+            "set DOCKER_HOST to a daemon that the container reaches; one whose socket is mounted into it gives it the "
+            "whole machine"
+        )
     if "answers at" in trouble:
         started = "systemctl start docker  (or, without systemd: dockerd &)"
         installed = shutil.which("dockerd") or os.path.exists("/usr/sbin/dockerd")

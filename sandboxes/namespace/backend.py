@@ -10,6 +10,7 @@ import threading
 
 from agentrl.errors import AgentError, SandboxError
 from agentrl.sandboxes.base import Availability, Backend, SandboxSpec, closed_on_error
+from agentrl.sandboxes.container import in_container
 from agentrl.sandboxes.namespace import roots
 from agentrl.sandboxes.namespace.box import NamespaceSandbox
 from agentrl.sandboxes.namespace.launch import Zygote
@@ -18,6 +19,11 @@ ID_RANGES, FIRST_ID, IDS = 32_768, 1_000_000_000, 65_536
 """Each sandbox gets its own range of 65,536 host ids, so that no two sandboxes share a user."""
 CONTROLLERS = {"memory", "pids", "cpu"}
 DESCRIPTORS = 16_384
+UNCONFINE = (
+    "docker run --security-opt seccomp=unconfined (or a profile that allows them); "
+    "in a pod securityContext.seccompProfile.type: Unconfined"
+)
+UNMASK = "docker run --security-opt systempaths=unconfined; in a pod procMount: Unmasked and hostUsers: false"
 PROCESSORS = 4
 """Processors per zygote; a zygote makes one sandbox after the other."""
 
@@ -56,7 +62,7 @@ class NamespaceBackend(Backend):
             with self.create(SandboxSpec()) as box:
                 works = box.exec(["true"], timeout=10).ok
         except (SandboxError, AgentError) as error:
-            return Availability(works=False, isolates=(), missing=(str(error),), fix=_remedy())
+            return Availability(works=False, isolates=(), missing=(str(error),), fix=_remedy(str(error)))
         isolates = [
             "files (own root, read-only, overlaid)",
             "processes",
@@ -75,7 +81,11 @@ class NamespaceBackend(Backend):
             fixes.append("boot with lsm=landlock,... (Linux 5.13 or later)")
         if groups < CONTROLLERS:
             missing.append(f"cgroups for {', '.join(sorted(CONTROLLERS - groups))}: rlimits per process stand in")
-            fixes.append("systemd-run --user --scope -p Delegate=yes agentrl ...  (or run as root)")
+            fixes.append(
+                "limit the container as a whole (--memory, --pids-limit; resources.limits of a pod)"
+                if in_container()
+                else "systemd-run --user --scope -p Delegate=yes agentrl ...  (or run as root)"
+            )
         if roots.interpreter() != roots.SYSTEM_PYTHON:
             missing.append(f"{roots.SYSTEM_PYTHON}: no warm Python in the image `host`")
             fixes.append("apt-get install python3-minimal")
@@ -132,8 +142,12 @@ class NamespaceBackend(Backend):
             self._zygotes = []
 
 
-def _remedy() -> str:
+def _remedy(trouble: str) -> str:
     """Return the fix for what most likely keeps this user from making namespaces here."""
+    if "mount proc" in trouble:
+        return f"this container hides parts of /proc, so that no sandbox may have its own: {UNMASK}"
+    if "[Errno 38]" in trouble:  # no kernel of the last years lacks clone3
+        return f"this container's seccomp profile allows no user namespaces: {UNCONFINE}; {UNMASK}"
     for path, bad, command in (
         ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
         ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -149,6 +163,4 @@ def _remedy() -> str:
                     return command
         except OSError:
             continue
-    if os.path.exists("/.dockerenv"):
-        return "start the container with --privileged, or --security-opt seccomp=unconfined,systempaths=unconfined"
-    return "run as root"
+    return f"{UNCONFINE}; {UNMASK}" if in_container() else "run as root"

@@ -33,6 +33,7 @@ from agentrl.sandboxes.base import (
     SandboxSpec,
     closed_on_error,
 )
+from agentrl.sandboxes.container import in_container
 from agentrl.sandboxes.piped import PipedSandbox, Running, Streams, pipe_ends
 from agentrl.sandboxes.snapshot import Snapshot, restore, save
 
@@ -60,6 +61,9 @@ class ProcessBackend(Backend):
         self._warned = False
 
     def available(self) -> Availability:
+        if in_container():
+            missing = "every isolation of its own: commands can do whatever this container may, and read this process"
+            return Availability(works=True, isolates=(), missing=(missing,))
         return Availability(works=True, isolates=(), missing=("every isolation: for development only",))
 
     def create(self, spec: SandboxSpec) -> ProcessSandbox:

@@ -35,6 +35,18 @@ def test_plain_lines_without_a_terminal() -> None:
     ]
 
 
+def test_a_line_says_how_the_players_of_a_cluster_fare() -> None:
+    out = io.StringIO()
+    fine = STEP | {"rollout/players": 4, "rollout/players_lost": 0, "rollout/episodes_repeated": 0}
+    with Progress(10, console=Console(file=out, width=200)) as progress:
+        progress.show(fine)
+        progress.show(fine | {"rollout/players": 3, "rollout/players_lost": 1, "rollout/episodes_repeated": 8})
+    assert [line.split("  ")[-1] for line in out.getvalue().splitlines()] == [
+        "players 4",
+        "players 3, 1 lost, 8 episodes repeated",
+    ]
+
+
 def test_a_panel_in_a_terminal() -> None:
     out = io.StringIO()
     with Progress(10, console=Console(file=out, width=120, force_terminal=True)) as progress:

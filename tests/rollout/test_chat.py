@@ -58,7 +58,7 @@ def play(answer: Callable[[Body], Reply], *, budget: Budget = BUDGET, **options:
         try:
             await endpoint.answers()
             player = ChatPlayer(endpoint=endpoint, runtimes=RUNTIMES, budget=budget)
-            return await player.play("countdown", TASK, RolloutId(seed=1, group=7, index=0, key=b"k"))
+            return await player.play("countdown", TASK, RolloutId(seed=1, group=7, index=0, secret=b"k"))
         finally:
             await endpoint.close()
 

@@ -48,7 +48,7 @@ def play(
     **options: Any,
 ) -> Trajectory:
     task = world.make().task("train", 1, 0)
-    place = place or RolloutId(seed=1, group=2, index=3, key=b"k")
+    place = place or RolloutId(seed=1, group=2, index=3, secret=b"k")
     return asyncio.run(rollout(engine, renderer, world, task, rollout_id=place, budget=budget, **options))
 
 
@@ -368,10 +368,9 @@ def test_the_verifier_gets_the_groups_secret(puppet: Any, chat: Renderer, echo: 
         verifier = Listens()
 
     for index in (0, 1):
-        place = RolloutId(seed=1, group=7, index=index, key=b"run key")
+        place = RolloutId(seed=1, group=7, index=index, secret=b"of the group")
         play(script(puppet, chat, RIGHT), chat, replace(echo, make=Heard), replace(BUDGET, verify_seconds=9.0), place)
-    secret = seeds.secret(b"run key", "echo/train/1/0", 7)
-    assert heard == [(secret, 9.0, {"a": 1})] * 2
+    assert heard == [(b"of the group", 9.0, {"a": 1})] * 2
 
 
 # Cancelling ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from agentrl.engines.base import Weights
 from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.recipe import GroupFilterSection, UniformCurriculum
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.player import Player
+from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scheduler import Plan, Scheduler
@@ -66,10 +66,10 @@ async def rounds(
     await engine.start()
     store = Store(folder) if folder else None
     budget = Budget(context=2000, tokens=40, turn_tokens=20, turns=3)
-    player = Player(engine=engine, renderer=renderer, runtimes={w.name: w for w in worlds}, budget=budget)
+    player = LocalPlayer(engine=engine, renderer=renderer, runtimes={w.name: w for w in worlds}, budget=budget)
 
     async def play(draw: Draw, index: int) -> Trajectory:
-        rollout_id = RolloutId(seed=3, group=draw.group, index=index, key=b"key")
+        rollout_id = RolloutId(seed=3, group=draw.group, index=index, secret=b"secret")
         trajectory = await player.play(draw.env, draw.task, rollout_id)
         if store:
             await store.add(trajectory, draw.env)
@@ -175,7 +175,7 @@ def test_an_expert_solves_its_task_through_the_whole_path(renderer: Renderer, po
                 renderer,
                 place,
                 task,
-                rollout_id=RolloutId(seed=0, group=0, index=0, key=b"k"),
+                rollout_id=RolloutId(seed=0, group=0, index=0, secret=b"k"),
                 budget=Budget(context=20_000, tokens=5000, turns=20),
             )
         )

@@ -17,7 +17,7 @@ from agentrl.curriculum.tasks import Source
 from agentrl.errors import AuthoringError, EngineError
 from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum, UniformCurriculum
 from agentrl.rollout import rollout as rollout_module
-from agentrl.rollout.player import Player, RequestGate
+from agentrl.rollout.player import LocalPlayer, RequestGate
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import Plan, Scheduler
@@ -48,7 +48,7 @@ class Setting:
     def scheduler(
         self, engine: Any, plan: Plan, section: GroupFilterSection | None = None, **options: Any
     ) -> Scheduler:
-        player = Player(
+        player = LocalPlayer(
             engine=options.get("gate", engine),
             renderer=self.renderer,
             runtimes={"echo": self.world},
@@ -56,8 +56,8 @@ class Setting:
         )
 
         def play(draw: Any, index: int) -> Any:
-            seed, key = options.get("seed", 0), options.get("key", b"")
-            rollout_id = RolloutId(seed=seed, group=draw.group, index=index, key=key)
+            seed, secret = options.get("seed", 0), options.get("key", b"")
+            rollout_id = RolloutId(seed=seed, group=draw.group, index=index, secret=secret)
             return player.play(draw.env, draw.task, rollout_id)
 
         chosen = GroupFilter(section or GroupFilterSection(), 200)

@@ -24,7 +24,7 @@ from typing import Any
 from agentrl import seeds
 from agentrl.engines.base import NO_ROOM, Sampling, Weights, room
 from agentrl.engines.sglang.client import Client, ConnectionBroken, Reply
-from agentrl.engines.sglang.routing import Router
+from agentrl.engines.sglang.routing import Router, of_group
 from agentrl.engines.sglang.server import Server
 from agentrl.engines.sglang.weights import Sync, adapter_body
 from agentrl.errors import EngineError
@@ -32,6 +32,8 @@ from agentrl.types import Completion
 
 FLUSH = "/flush_cache?timeout=60"
 """Empties the prefix cache once the last batch has finished."""
+MOVE_S = 600.0
+"""How long a request of a lost server waits until `use` names others."""
 
 
 class SglangEngine:
@@ -49,10 +51,14 @@ class SglangEngine:
         release_memory: bool = False,
         keep_copy: bool = False,
         update_timeout_s: float = 300.0,
+        by_group: bool = False,
+        address: str = "127.0.0.1",
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`release_memory`: give the key-value memory back while paused. `keep_copy`: the learner keeps changing the
-        tensors it published, so keep a copy for a server that must be started again."""
+        tensors it published, so keep a copy for a server that must be started again. `by_group`: other processes ask
+        the same servers; the requests of a group go to one of them. `address`: where servers of other machines reach
+        this process."""
         if (not servers) == (not urls):
             raise ValueError("an SGLang engine has either servers to launch or URLs to attach to")
         self.servers = list(servers)
@@ -65,6 +71,11 @@ class SglangEngine:
         self._keep_copy = keep_copy
         self._restarts_left = 3
         self._update_timeout_s = update_timeout_s
+        self._by_group = by_group
+        self._address = address
+        self._moves = False
+        """Whether `use` names other servers when one is lost."""
+        self._moved = asyncio.Event()
         self._say = say
         self._clients: list[Client] = []
         self._router = Router(1)
@@ -94,6 +105,16 @@ class SglangEngine:
         """The policy version that new tokens are sampled with."""
         return self._version
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where the servers answer: other processes may ask them too."""
+        return [server.url for server in self.servers] or list(self.urls)
+
+    @property
+    def reports_versions(self) -> bool:
+        """Whether every server says which version sampled which tokens; known once it is started."""
+        return self._spans
+
     async def start(self) -> None:
         """Launch the servers or attach to them, and find out what they can do."""
         await self._launch()
@@ -115,21 +136,51 @@ class SglangEngine:
         ours = [Client(server.url, diagnose=server.diagnosis) for server in self.servers]
         self._clients = ours or [Client(url) for url in urls]
         self._router = Router(len(urls))
-        local = all(any(host in url for host in ("//127.0.0.1", "//localhost", "//[::1]")) for url in urls)
-        self._sync = Sync(self._clients, way=self._way, local=local, timeout_s=self._update_timeout_s)
+        self._sync = self._new_sync()
         self.adapters = True
         for client in self._clients:
-            info = await client.info()
-            limits = (self._context, info.get("context_length"), info.get("max_req_input_len"))
-            self._context = min((int(limit) for limit in limits if limit), default=None)
-            self.adapters = self.adapters and bool(info.get("enable_lora"))
-            probe = await client.generate([0], Sampling(max_tokens=1), f"agentrl-probe-{next(self._numbers)}")
-            self._spans = self._spans and bool(probe.spans)
+            await self._examine(client)
+
+    def _new_sync(self) -> Sync:
+        here = ("//127.0.0.1", "//localhost", "//[::1]", f"//{self._address}:")
+        local = all(any(host in client.url for host in here) for client in self._clients)
+        limit = self._update_timeout_s
+        return Sync(self._clients, way=self._way, local=local, timeout_s=limit, address=self._address)
+
+    async def _examine(self, client: Client) -> None:
+        """Find out what a server can do."""
+        info = await client.info()
+        limits = (self._context, info.get("context_length"), info.get("max_req_input_len"))
+        self._context = min((int(limit) for limit in limits if limit), default=None)
+        self.adapters = self.adapters and bool(info.get("enable_lora"))
+        probe = await client.generate([0], Sampling(max_tokens=1), f"agentrl-probe-{next(self._numbers)}")
+        self._spans = self._spans and bool(probe.spans)
+
+    async def use(self, urls: Sequence[str]) -> None:
+        """Attach to these servers from now on. Requests of one that is not among them are sent to another; with none
+        left they wait."""
+        self._moves = True
+        before = {client.url: client for client in self._clients}
+        wanted = [url.rstrip("/") for url in urls]
+        fresh = {url: Client(url) for url in wanted if url not in before}
+        for client in fresh.values():
+            await self._examine(client)
+        old, self.urls = self._sync, wanted
+        self._clients = [before.get(url) or fresh[url] for url in wanted]
+        self._router = Router(max(1, len(wanted)))
+        self._sync = self._new_sync()
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+        if old is not None:
+            await old.close()
+        for url, client in before.items():
+            if url not in wanted:
+                await client.close()
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
         """Continue `token_ids`; weights that arrive meanwhile sample the rest."""
         prompt = list(map(int, token_ids))
-        if not self._clients:
+        if not self._clients and not self._moves:
             raise EngineError("the SGLang engine is not running; call start() first")
         limit = room(prompt, sampling, vocabulary=self._vocabulary, context=self._context, request_id=request_id)
         if limit <= 0:
@@ -151,7 +202,9 @@ class SglangEngine:
         versions: list[int] = []
         while True:
             await self._gate.wait()
-            client = self._clients[self._router.choose(prompt, [c.load for c in self._clients])]
+            while not self._clients:
+                await self._moved.wait()
+            client = self._choose(prompt, request_id)
             version = self._version
             rest = replace(sampling, max_tokens=sampling.max_tokens - len(tokens))
             if tokens and sampling.seed is not None:
@@ -160,6 +213,8 @@ class SglangEngine:
             try:
                 reply = await client.generate(prompt + tokens, rest, name, adapter=self._adapter)
             except ConnectionBroken:
+                if self._moves and await self._left(client):
+                    continue
                 await self._revive_later()
                 raise
             tokens += reply.token_ids
@@ -173,6 +228,19 @@ class SglangEngine:
                 return Completion(
                     token_ids=tuple(tokens), logprobs=tuple(logprobs), versions=tuple(versions), finish=reply.finish
                 )
+
+    def _choose(self, prompt: list[int], request_id: str) -> Client:
+        if self._by_group and request_id:  # it begins with the group's number
+            return self._clients[of_group(request_id.partition("-")[0], [client.url for client in self._clients])]
+        return self._clients[self._router.choose(prompt, [client.load for client in self._clients])]
+
+    async def _left(self, client: Client) -> bool:
+        """Wait until a server whose connection broke is not used any more; tell whether that happened."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOVE_S):
+                while client in self._clients:
+                    await self._moved.wait()
+        return client not in self._clients
 
     def _versions(self, reply: Reply, submitted: int) -> list[int]:
         versions = [submitted] * len(reply.token_ids)
@@ -205,7 +273,7 @@ class SglangEngine:
                     self._gate.set()
             self._router.forget()
             if self.servers:  # only a server that we launched can be started again and need them again
-                self._last = _copied(weights) if self._keep_copy else weights
+                self._last = copied(weights) if self._keep_copy else weights
 
     async def _publish_adapter(self, weights: Weights) -> None:
         """Load a LoRA adapter beside the old one; requests under way keep their tokens and continue with it."""
@@ -329,7 +397,8 @@ class SglangEngine:
         await asyncio.gather(*(server.stop() for server in self.servers))
 
 
-def _copied(weights: Weights) -> Weights:
+def copied(weights: Weights) -> Weights:
+    """Return weights that do not change when the learner goes on."""
     if weights.tensors is None:
         return weights
     return replace(weights, tensors={name: t.detach().cpu().clone() for name, t in weights.tensors.items()})

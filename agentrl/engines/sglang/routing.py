@@ -1,7 +1,12 @@
-"""Routes each prompt to the server that already holds its prefix, unless that server is much busier."""
+"""Routes each prompt to the server that already holds its prefix, unless that server is much busier.
+
+Where many processes ask the same servers, none of them sees what the others sent: `of_group` then keeps the requests of
+a group together without any memory.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -44,6 +49,16 @@ class Router:
         """Forget all prefixes: after new weights no server holds any."""
         for known in self._known:
             known.clear()
+
+
+def of_group(group: str, servers: Sequence[str]) -> int:
+    """Return the index of a group's server: by rendezvous hashing, so that a server that is lost moves its own groups
+    and no others."""
+
+    def weight(server: str) -> bytes:
+        return hashlib.blake2b(f"{group}\0{server}".encode(), digest_size=8).digest()
+
+    return max(range(len(servers)), key=lambda index: weight(servers[index]))
 
 
 def _blocks(token_ids: Sequence[int]) -> list[int]:

@@ -42,6 +42,8 @@ class Server:
     flags: tuple[str, ...] = ()
     memory_fraction: float = 0.4
     timeout_s: float = 600.0
+    host: str = "127.0.0.1"
+    """The address that it listens on; whoever reaches it can ask for tokens and send it weights."""
     url: str = field(default="", init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _guard: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -54,7 +56,7 @@ class Server:
     def command(self, port: int) -> list[str]:
         """Return the command line; the caller's flags come last, and so win."""
         command = [str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)]
-        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--host", self.host, "--port", str(port)]
         command += ["--mem-fraction-static", str(self.memory_fraction)]
         command += CPU_FLAGS if self.device == "cpu" else ()
         return [*command, *self.flags]
@@ -81,8 +83,8 @@ class Server:
                 "or name one with rollout.engine.python or AGENTRL_SGLANG_PYTHON"
             )
         await self.stop()
-        port = free_port("127.0.0.1")
-        self.url = f"http://127.0.0.1:{port}"
+        port = free_port(self.host)
+        self.url = f"http://{self.host}:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

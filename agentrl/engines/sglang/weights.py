@@ -43,8 +43,11 @@ SHARED_MEMORY = "/dev/shm"
 class Sync:
     """Sends weights to servers, and remembers which way works."""
 
-    def __init__(self, clients: Sequence[Client], *, way: str, local: bool, timeout_s: float = 300.0) -> None:
-        """`local`: the servers run on this machine. `way`: one of the three, or "auto"."""
+    def __init__(
+        self, clients: Sequence[Client], *, way: str, local: bool, timeout_s: float = 300.0, address: str = "127.0.0.1"
+    ) -> None:
+        """`local`: the servers run on this machine. `way`: one of the three, or "auto". `address`: where servers of
+        other machines reach this process."""
         self.clients = clients
         self.timeout_s = timeout_s
         self.used = ""
@@ -54,6 +57,7 @@ class Sync:
         automatic = ["tensor" if local else "distributed", "disk"]
         self._ways = automatic if way == "auto" else [way]
         self._group: Any = None
+        self._address = address
         self._name = f"agentrl-{secrets.token_hex(4)}"
         """The process group's name; a server remembers those of earlier runs."""
 
@@ -133,7 +137,7 @@ class Sync:
 
     async def _broadcast(self, tensors: dict[str, torch.Tensor], version: int) -> None:
         if self._group is None:
-            self._group = await self._join(_backend(next(iter(tensors.values())), self.clients))
+            self._group = await self._join(_backend(next(iter(tensors.values())), self.clients, self._address))
         body = {
             "names": list(tensors),
             "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors.values()],
@@ -152,7 +156,8 @@ class Sync:
     async def _join(self, backend: str) -> Any:
         sizes = [await client.ranks() for client in self.clients]
         port = free_port("")
-        host = "127.0.0.1" if _on_this_host(self.clients) else socket.getfqdn()
+        known = self._address != "127.0.0.1" or _on_this_host(self.clients, self._address)
+        host = self._address if known else socket.getfqdn()
         world = 1 + sum(sizes)
         offsets = [1 + sum(sizes[:index]) for index in range(len(sizes))]
         common = {"master_address": host, "master_port": port, "world_size": world, "group_name": self._name}
@@ -180,13 +185,13 @@ class Sync:
             await asyncio.wait_for(asyncio.gather(leave, *calls, return_exceptions=True), 15.0)
 
 
-def _on_this_host(clients: Sequence[Client]) -> bool:
-    return all("//127.0.0.1" in client.url for client in clients)
+def _on_this_host(clients: Sequence[Client], address: str) -> bool:
+    return all("//127.0.0.1" in client.url or f"//{address}:" in client.url for client in clients)
 
 
-def _backend(tensor: torch.Tensor, clients: Sequence[Client]) -> str:
+def _backend(tensor: torch.Tensor, clients: Sequence[Client], address: str) -> str:
     """Choose NCCL, or gloo through the host where learner and server share a GPU, which NCCL does not allow."""
-    shared_gpu = _on_this_host(clients) and torch.cuda.device_count() == 1
+    shared_gpu = _on_this_host(clients, address) and torch.cuda.device_count() == 1
     return "nccl" if tensor.is_cuda and not shared_gpu else "gloo"
 
 

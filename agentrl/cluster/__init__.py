@@ -1,0 +1,1 @@
+"""Rollouts on Ray: the only importer of ray, and imported only where a recipe has a `cluster`."""

@@ -1,0 +1,141 @@
+"""What travels to a player so that it can play: the recipe, the tokenizer, and a way to sample. No key and no task.
+
+A player holds the embedded engine with a copy of the policy, or asks SGLang servers itself. Either way it needs nothing
+of the run's folder, so that nodes share no disk.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agentrl import __version__
+from agentrl.engines.base import Engine
+from agentrl.engines.build import make as make_engine
+from agentrl.recipe import Recipe, SglangEngine
+
+PACKAGES = ("torch", "transformers", "numpy", "ray")
+EXACT = ("python", "torch", "transformers", "processor", "threads")
+"""Facts of a node on which the last bits of its logprobs depend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """Everything that a player is built from."""
+
+    recipe: Mapping[str, Any]
+    """As plain data."""
+    files: Mapping[str, bytes]
+    """The tokenizer's files; with the embedded engine also the model's."""
+    context: int
+    """The longest sequence that the model takes."""
+    threads: int
+    """CPU threads of torch."""
+    version: int
+    """The policy's version that the model in `files` is."""
+    urls: tuple[str, ...] = ()
+    """SGLang servers; empty: the player holds the embedded engine."""
+    boxes: int = 2
+    """Sandboxes that one player may have at once, per backend."""
+
+
+def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) -> Kit:
+    """Pack what players need of a policy: an `assembly.PolicyModel`."""
+    import torch
+
+    from agentrl.engines.transformers.decoding import twin
+    from agentrl.learn.model import save_model
+
+    assert recipe.cluster is not None
+    with tempfile.TemporaryDirectory(prefix="agentrl-kit-") as name:
+        folder = Path(name)
+        if urls:
+            policy.tokenizer.save_pretrained(folder)
+        else:
+            save_model(twin(policy.model, own=True), policy.tokenizer, folder)
+        files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return Kit(
+        recipe=recipe.model_dump(mode="json", by_alias=True),
+        files=files,
+        context=policy.context,
+        threads=torch.get_num_threads(),
+        version=version,
+        urls=urls,
+        boxes=max(2, -(-recipe.sandboxes.boxes // recipe.cluster.players)),
+    )
+
+
+def unpack(kit: Kit, folder: Path) -> tuple[Recipe, Any, Engine]:
+    """Return the recipe, the tokenizer and an engine that is not started yet."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from agentrl.learn.model import load_model
+
+    torch.set_num_threads(kit.threads)
+    for name, content in kit.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    recipe = Recipe.model_validate(kit.recipe)
+    if kit.urls:
+        from agentrl.engines.sglang.engine import SglangEngine as Servers
+
+        assert isinstance(recipe.rollout.engine, SglangEngine)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return recipe, tokenizer, Servers(urls=kit.urls, version=kit.version, max_context=kit.context, by_group=True)
+    plain = recipe.model.model_copy(update={"lora": None}) if recipe.model.type == "pretrained" else recipe.model
+    model, tokenizer = load_model(plain, folder=folder, device="cpu")
+    model.eval()
+    engine = make_engine(
+        recipe.rollout.engine,
+        model,
+        max_context=kit.context,
+        deterministic=recipe.run.deterministic,
+        share=False,
+        version=kit.version,
+    )
+    return recipe, tokenizer, engine
+
+
+def facts(threads: int | None = None) -> dict[str, Any]:
+    """Return what must be alike on all nodes, and where this one is."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "agentrl": __version__,
+        "python": platform.python_version(),
+        **versions,
+        "processor": processor(),
+        "threads": threads,
+    }
+
+
+def processor() -> str:
+    """Return what kind of CPU this is: the last bits of a product depend on it."""
+    names = ("model name", "CPU implementer", "CPU part", "flags", "Features")
+    seen: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in names:
+                seen.setdefault(key.strip(), value.strip())
+    except OSError:
+        pass
+    model = seen.get("model name") or f"{seen.get('CPU implementer', '')}/{seen.get('CPU part', '')}"
+    features = sorted((seen.get("flags") or seen.get("Features") or "").split())
+    vector = [name for name in features if name.startswith(("avx", "amx", "sve", "asimd", "bf16", "i8mm"))]
+    return f"{platform.machine()} {model} {' '.join(vector)}".strip()

@@ -1,0 +1,438 @@
+"""The near side of the players: hands each rollout to one of them, and takes every result exactly once.
+
+    play(rollout) ── least loaded ──> player 1 ─┬─ result ──────────────> the first one wins, a later one is dropped
+         ^                            player 2  ├─ player or node lost ─┐
+         │                            ...       ├─ past its deadline ───┤
+         └──── again, the same seeds, elsewhere ┴───────────────────────┘
+    watch(player) ── a beat per second ──> silent, dead or unfit: not used any more; a new one takes its place
+    A rollout under which two processes ended plays alone from then on: if that one ends too, the rollout is to blame.
+
+Ray never repeats a call, and never restarts a player: a restarted one would have the weights of its start. Which
+rollouts are done stands in one table here, so that it does not matter what Ray believes of a node: one that was marked
+dead may still answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from agentrl.cluster.actor import PlayerActor, PlayerUnfit
+from agentrl.cluster.kit import Kit, facts
+from agentrl.cluster.remote import (
+    Call,
+    Losses,
+    PlayerLost,
+    Remote,
+    answer,
+    differences,
+    direct,
+    given_up,
+    owned,
+)
+from agentrl.cluster.roster import Roster
+from agentrl.engines.base import Weights
+from agentrl.errors import InfraError, InvariantError, UserError
+from agentrl.recipe import Recipe
+from agentrl.rollout.rollout import RolloutId
+from agentrl.types import Task, Trajectory
+
+START_S = 300.0
+"""The longest that a player may take from its request to its first rollout."""
+BEAT_S = 1.0
+SILENCE_S = 60.0
+"""A player that does not answer for this long is lost, whatever Ray says."""
+MARGIN_S = 60.0
+"""What a rollout may take beside its episode and its grading."""
+MOST_LOSSES = 4
+"""Players that may be lost under one rollout before it is given up."""
+MOST_REPLACEMENTS = 3
+"""New players in the place of one that was lost, without a finished rollout between them."""
+CLOSE_S = 20.0
+"""How long closing waits for players to close their sandboxes."""
+
+Say = Callable[[str], None]
+Key = tuple[int, int]
+
+
+class RayPlayers:
+    """The players of one run. Made inside a connection to Ray; `start` comes first."""
+
+    def __init__(
+        self, recipe: Recipe, *, sources: Mapping[str, str], retries_s: float | None = None, say: Say = print
+    ) -> None:
+        """`sources`: hashes of the environments' sources here, which every player must share. `retries_s`: a rollout's
+        deadline instead of the one that follows from the recipe."""
+        assert recipe.cluster is not None
+        self.recipe, self.section = recipe, recipe.cluster
+        rollout = recipe.rollout
+        one = rollout.episode_seconds + 2 * rollout.verify_seconds + MARGIN_S
+        self.deadline_s = retries_s or one * (rollout.retries + 2)
+        self.counts = dict.fromkeys(("players_lost", "rollouts_lost", "rollouts_repeated", "rollouts_late"), 0)
+        self.finished = 0
+        """Rollouts that were played to their end."""
+        self.repeated_at = 0.0
+        """When a rollout that was lost last began elsewhere, by time.monotonic()."""
+        self._roster = Roster(most_each=max(1, -(-rollout.concurrency // self.section.players)))
+        self.ready = self._roster.ready
+        self._sources, self._say = dict(sources), say
+        self._kit: Any = None
+        self._exact: dict[str, Any] = {}
+        self._weights: tuple[int, Any, str] | None = None
+        self._held = False
+        self._urls: tuple[str, ...] = ()
+        self._failures = [0] * self.section.players
+        self._table: dict[Key, list[Call]] = {}
+        """The rollouts under way, each with its calls: more than one where the first is believed lost."""
+        self._background: set[asyncio.Task[Any]] = set()
+        self._lock = asyncio.Lock()
+        self._closing = False
+        self._retired: dict[str, float] = {}
+        options: dict[str, Any] = {"num_cpus": self.section.cpus, "scheduling_strategy": "SPREAD"}
+        options |= {"max_concurrency": 100_000, "max_restarts": 0, "max_task_retries": 0}
+        if "AGENTRL_PATH" in os.environ:  # where the user's own environments are, on every node
+            options["runtime_env"] = {"env_vars": {"AGENTRL_PATH": os.environ["AGENTRL_PATH"]}}
+        self._kind = ray.remote(**options)(PlayerActor)
+
+    # Their lives ------------------------------------------------------------------------------------------------
+
+    async def start(self, kit: Kit) -> None:
+        """Start all players; raise where none comes up, say where only some do."""
+        self._exact = facts(kit.threads)
+        self._kit = await asyncio.to_thread(ray.put, kit)
+        results = await asyncio.gather(
+            *(self._bring_up(slot) for slot in range(self.section.players)), return_exceptions=True
+        )
+        errors = [error for error in results if isinstance(error, BaseException)]
+        for error in errors:
+            if not isinstance(error, PlayerLost | PlayerUnfit):
+                raise error
+        if not self.ready:
+            raise errors[0] if errors else InfraError("no player started")
+        for error in errors:
+            self._say(str(error))
+        where = sorted({player.node for player in self.ready})
+        self._say(f"{len(self.ready)} players on {len(where)} nodes: {', '.join(where)}")
+
+    async def _bring_up(self, slot: int) -> None:
+        """Start one player and give it the current weights."""
+        self._roster.starting += 1
+        player = Remote(slot, self._kind.remote(self._kit))
+        try:
+            async with asyncio.timeout(START_S):
+                there = await answer(player, player.actor.start.remote())
+            player.node, player.node_id = f"{there['host']} ({there['ip']})", there["node"]
+            player.pid = there["pid"]
+            player.began = self.finished
+            if differing := differences(self.recipe, player, self._sources, self._exact, there):
+                self._say(f"warning: {player.name} differs: {'; '.join(differing)}")
+            async with self._lock:
+                if self._weights is not None and self._weights[0] != there["version"]:
+                    await self._send(player)
+                if self._held:
+                    await answer(player, player.actor.hold.remote())
+                while player.urls != self._urls:
+                    await direct(player, self._urls)
+                if self._closing:
+                    raise PlayerLost("the players are being closed")
+                self.ready.append(player)
+        except BaseException as error:
+            ray.kill(player.actor)
+            if isinstance(error, TimeoutError):
+                untyped: Any = ray
+                cpus = f"{untyped.cluster_resources().get('CPU', 0.0):g} CPU cores in all"
+                raise PlayerLost(
+                    f"player {slot} did not start within {START_S:.0f} s; it needs {self.section.cpus:g} CPU cores of "
+                    f"a node, and the cluster has {cpus}: lower cluster.players or cluster.cpus, or add nodes"
+                ) from None
+            raise
+        finally:
+            self._roster.starting -= 1
+            self._roster.pulse()
+        player.watch = asyncio.create_task(self._watch(player), name=f"watch-{slot}")
+
+    async def _watch(self, player: Remote) -> None:
+        """Ask for a sign of life again and again."""
+        while not player.lost:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    player.statistics = await answer(player, player.actor.beat.remote())
+            except TimeoutError:
+                self._lose(player, f"it did not answer for {SILENCE_S:.0f} s")
+            except PlayerLost as error:
+                self._lose(player, str(error), died=error.died)
+            await asyncio.sleep(BEAT_S)
+
+    def _lose(self, player: Remote, why: str, *, died: bool = False, replace: bool = True) -> None:
+        """Use a player no more, and start another in its place."""
+        if player.lost or self._closing:
+            return
+        player.lost, player.died = why, died
+        player.gone.set()
+        self.counts["players_lost"] += 1
+        for name, value in player.statistics.items():
+            self._retired[name] = self._retired.get(name, 0.0) + value
+        with suppress(ValueError):
+            self.ready.remove(player)
+        self._roster.reasons[player.slot] = f"{player.name}: {why}"
+        # Where others could play meanwhile, an episode may have ended it: no episode may use up the replacements.
+        well = player.finished or (died and self.finished > player.began)
+        self._failures[player.slot] = 0 if well else self._failures[player.slot] + 1
+        again = replace and self._failures[player.slot] <= MOST_REPLACEMENTS
+        self._say(
+            f"lost {player.name}: {why}; {player.load} rollouts are played elsewhere, "
+            f"{len(self.ready)} players are left" + ("" if again else ", no other takes its place")
+        )
+        ray.kill(player.actor)
+        if again:
+            self._roster.starting += 1
+            self._spawn(self._replace(player.slot))
+        self._roster.pulse()
+
+    async def _replace(self, slot: int) -> None:
+        while True:
+            try:
+                await self._bring_up(slot)
+                break
+            except (PlayerLost, PlayerUnfit, UserError) as error:
+                self._failures[slot] += 1
+                self._roster.reasons[slot] = str(error)
+                if self._closing:
+                    break
+                if self._failures[slot] > MOST_REPLACEMENTS or not isinstance(error, PlayerLost):
+                    self._say(f"player {slot} has no replacement: {error}")
+                    break
+                await asyncio.sleep(2.0 ** self._failures[slot])
+        self._roster.starting -= 1
+        self._roster.pulse()
+
+    async def close(self) -> None:
+        """Cancel what is under way, have every player close its sandboxes, and end it."""
+        if self._closing:
+            return
+        self._closing = True
+        for player in self.ready:
+            if player.watch is not None:
+                player.watch.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                closing = [answer(player, player.actor.close.remote()) for player in self.ready]
+                await asyncio.gather(*closing, *self._background, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        for player in self.ready:
+            with suppress(RayError):
+                ray.kill(player.actor)
+        self.ready.clear()
+        self._kit = self._weights = None
+
+    def statistics(self) -> dict[str, float]:
+        """Return the counters of all players' engines, and how the players fare."""
+        total = dict(self._retired)
+        for player in self.ready:
+            for name, value in player.statistics.items():
+                total[name] = total.get(name, 0.0) + value
+        return {**total, **self.counts, "players": len(self.ready), "players_wanted": self.section.players}
+
+    # Rollouts ---------------------------------------------------------------------------------------------------
+
+    def at(self, temperature: float) -> TemperedPlayers:
+        """Return these players with another temperature."""
+        return TemperedPlayers(self, temperature)
+
+    async def play(
+        self, env: str, task: Task, rollout_id: RolloutId, *, temperature: float | None = None
+    ) -> Trajectory:
+        """Have one task played to its end and graded, on whatever player; return its one trajectory."""
+        key = (rollout_id.group, rollout_id.index)
+        assert key not in self._table, f"rollout {key} is under way already"
+        running = self._table[key] = []
+        try:
+            trajectory = await self._first(env, task, rollout_id, temperature, running)
+        finally:
+            del self._table[key]
+            for call in running:  # another answer is of no use: its player ends the episode
+                self._spawn(self._forget(call))
+        return owned(replace(trajectory, task=task.public()))
+
+    async def _first(
+        self,
+        env: str,
+        task: Task,
+        rollout_id: RolloutId,
+        temperature: float | None,
+        running: list[Call],
+    ) -> Trajectory:
+        """Play a rollout on one player after the other until one answers; the first answer counts."""
+        losses = Losses(self.finished)
+        errors: dict[Remote, Exception] = {}
+        while True:
+            again, alone = bool(losses.reasons or errors), losses.suspect
+            if alone:
+                player = await self._roster.reserve({call.player.node_id for call in losses.deaths})
+            else:
+                player = await self._roster.place({*(call.player for call in running), *errors}, urgent=again)
+            if again:
+                self.counts["rollouts_repeated"] += 1
+                self.repeated_at = time.monotonic()
+            ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
+            newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task, alone)), alone)
+            running.append(newest)
+            deadline = asyncio.get_running_loop().time() + self.deadline_s
+            while newest in running:
+                left = max(0.0, deadline - asyncio.get_running_loop().time())
+                await asyncio.wait([c.task for c in running], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                ended = [call for call in running if call.task.done()]
+                for call in ended:
+                    running.remove(call)
+                    error = call.task.exception()
+                    if error is None:
+                        self._disgrace(errors, call.player)
+                        return call.task.result()
+                    if isinstance(error, PlayerLost | PlayerUnfit):
+                        died = isinstance(error, PlayerLost) and error.died
+                        self._lose(call.player, str(error), died=died, replace=isinstance(error, PlayerLost))
+                        losses.add(call, error)
+                    elif isinstance(error, Exception) and not isinstance(error, InvariantError):
+                        errors[call.player] = error
+                    else:
+                        raise error
+                if not ended:
+                    losses.add(newest, PlayerLost(f"no answer within {self.deadline_s:.0f} s"))
+                    self._say(f"rollout {rollout_id.group}-{rollout_id.index} is played again: {losses.reasons[-1]}")
+                    break
+            if errors and all(other in errors for other in self.ready):
+                raise next(iter(errors.values()))  # nobody could: it is no player's fault
+            self.counts["rollouts_lost"] += player not in errors
+            guilty = await self._guilty(losses)
+            if guilty or len(losses.reasons) >= MOST_LOSSES:
+                return given_up(task, rollout_id, losses, guilty=guilty)
+
+    async def _guilty(self, losses: Losses) -> bool:
+        """Tell whether a rollout, not the system, ended its players: alone, while others were played to their end."""
+        others = self.finished > losses.finished or (self.finished > 0 and len(self._table) == 1)
+        if not losses.suspect or not others:
+            return False
+        nodes = await asyncio.to_thread(ray.nodes)
+        return losses.guilty({node["NodeID"] for node in nodes if node["Alive"]})
+
+    def _disgrace(self, errors: Mapping[Remote, Exception], by: Remote) -> None:
+        """Use players no more that failed where another one could play."""
+        for player, error in errors.items():
+            self._lose(player, f"{error} (where {by.name} had no such trouble)", replace=False)
+
+    async def _played(self, player: Remote, ref: Any, env: str, task: Task, alone: bool) -> Trajectory:
+        """Wait for one player's answer, and check that it played what it was asked to."""
+        try:
+            trajectory: Trajectory = await answer(player, ref, self._late)
+        finally:
+            player.load -= 1
+            player.reserved = player.reserved and not alone
+            self._roster.pulse()
+        player.finished += 1
+        self.finished += 1
+        built = trajectory.task
+        if (built.id, built.prompt) != (task.id, task.prompt):
+            raise PlayerUnfit(
+                f"it builds task {task.id} of {env} differently: its environment has another version, or is not pure"
+            )
+        return trajectory
+
+    async def _forget(self, call: Call) -> None:
+        """Have an episode ended whose result is not wanted; count one that is played to its end all the same."""
+        with suppress(RayError, ValueError):
+            ray.cancel(call.ref)
+        with suppress(Exception):
+            await call.task
+            self._late()
+
+    def _late(self) -> None:
+        self.counts["rollouts_late"] += 1
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # Weights ----------------------------------------------------------------------------------------------------
+
+    async def publish(self, weights: Weights) -> None:
+        """Send new weights to every player that holds the embedded engine; each checks their hash."""
+        import torch
+
+        assert weights.tensors is not None
+
+        def written() -> Any:
+            buffer = io.BytesIO()
+            torch.save({name: tensor.detach().cpu() for name, tensor in (weights.tensors or {}).items()}, buffer)
+            return ray.put(buffer.getvalue())
+
+        ref = await asyncio.to_thread(written)
+        async with self._lock:
+            self._weights = (weights.version, ref, weights.checksum)
+            await asyncio.gather(*(self._send(player) for player in list(self.ready)))
+
+    async def _send(self, player: Remote) -> None:
+        assert self._weights is not None
+        version, ref, checksum = self._weights
+        try:
+            await answer(player, player.actor.publish.remote(version, ref, checksum))
+        except PlayerLost as error:
+            self._lose(player, str(error), died=error.died)
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Have no request under way anywhere during the block; those that come wait until it is over."""
+        await self.hold()
+        try:
+            yield
+        finally:
+            await self.release()
+
+    async def hold(self) -> None:
+        """Let no request begin anywhere, and wait until those under way have ended."""
+        await self._everywhere("hold")
+
+    async def release(self) -> None:
+        """End `hold`."""
+        await self._everywhere("release")
+
+    async def use_servers(self, urls: tuple[str, ...]) -> None:
+        """Have every player ask these SGLang servers. It takes no lock: `hold` may be waiting for their requests."""
+        self._urls = urls
+        await asyncio.gather(*(direct(player, urls) for player in self.ready))
+
+    async def _everywhere(self, what: str) -> None:
+        async with self._lock:
+            self._held = what == "hold"
+            calls = [(player, getattr(player.actor, what).remote()) for player in self.ready]
+            for player, ref in calls:
+                try:
+                    await answer(player, ref)
+                except PlayerLost as error:
+                    self._lose(player, str(error), died=error.died)
+
+
+@dataclass(frozen=True, slots=True)
+class TemperedPlayers:
+    """Players that sample with a temperature of their own."""
+
+    players: RayPlayers
+    temperature: float
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
+        """Have one task played to its end and graded."""
+        return await self.players.play(env, task, rollout_id, temperature=self.temperature)
+
+    def at(self, temperature: float) -> TemperedPlayers:
+        """Return the same players with another temperature."""
+        return replace(self, temperature=temperature)

@@ -1,0 +1,207 @@
+"""One player as the driver sees it: what it was asked, what it answered, whether it is still there, what ended it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+
+from agentrl.cluster.kit import EXACT
+from agentrl.errors import AgentRLError, EngineError, Fault, InfraError, UserError
+from agentrl.recipe import Recipe
+from agentrl.rollout.rollout import RolloutId
+from agentrl.types import Outcome, Segment, Task, Trajectory
+
+DIRECT_S = 60.0
+SUSPECT = 2
+"""Processes that may end under a rollout before it is played alone."""
+
+
+class PlayerLost(InfraError):
+    """The process or the node that played a rollout is gone, or did not answer in time."""
+
+    died = False
+    """Whether the process ended, by itself or with its node."""
+
+
+@dataclass(eq=False, slots=True)
+class Remote:
+    """One player's process, from its start to its loss."""
+
+    slot: int
+    """Its place among the recipe's players; a replacement has the same."""
+    actor: Any
+    node: str = "a node"
+    node_id: str = ""
+    """Ray's name of the node."""
+    pid: int = 0
+    load: int = 0
+    """Rollouts under way."""
+    finished: int = 0
+    began: int = 0
+    """How many rollouts all players had finished when it came up."""
+    reserved: bool = False
+    """Whether it is kept for a single rollout, which plays alone."""
+    lost: str = ""
+    """Why it is not used any more."""
+    died: bool = False
+    """Whether it was lost because its process ended."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    watch: asyncio.Task[None] | None = None
+    urls: tuple[str, ...] = ()
+    """The SGLang servers that it was told to ask; empty: those of its start."""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is lost: nobody waits for it any longer."""
+
+    @property
+    def name(self) -> str:
+        return f"player {self.slot} on {self.node}"
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Call:
+    """A rollout in the hands of a player."""
+
+    player: Remote
+    ref: Any
+    task: asyncio.Task[Trajectory]
+    alone: bool = False
+    """Whether the player plays nothing else."""
+
+
+@dataclass(slots=True)
+class Losses:
+    """What became of the players that one rollout was given."""
+
+    finished: int
+    """How many rollouts all players had finished when it began."""
+    reasons: list[str] = field(default_factory=list)
+    deaths: list[Call] = field(default_factory=list)
+    """The calls whose player's process ended."""
+
+    def add(self, call: Call, error: Exception) -> None:
+        """Note that a player was lost under the rollout."""
+        self.reasons.append(f"{call.player.name}: {error}")
+        if isinstance(error, PlayerLost) and error.died:
+            self.deaths.append(call)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be the rollout that ends processes: it then plays alone, and cannot take others with it."""
+        return len(self.deaths) >= SUSPECT
+
+    def guilty(self, alive: set[str]) -> bool:
+        """Tell whether processes ended because of the rollout, the last one while it played nothing else. `alive`: the
+        nodes that are; a process that ended with its node says nothing."""
+        deaths = [call for call in self.deaths if call.player.node_id in alive]
+        players = {call.player for call in deaths}
+        return len(players) >= SUSPECT and deaths[-1].alone
+
+
+async def direct(player: Remote, urls: tuple[str, ...]) -> None:
+    """Have a player ask these SGLang servers from now on. One that is lost meanwhile is left to those who watch it."""
+    player.urls = urls
+    with suppress(PlayerLost, EngineError, TimeoutError):
+        async with asyncio.timeout(DIRECT_S):
+            await answer(player, player.actor.use_servers.remote(urls))
+
+
+async def answer(player: Remote, ref: Any, late: Callable[[], None] = lambda: None) -> Any:
+    """Wait for a call for as long as its player is not lost. What the player raised is raised; whatever else goes wrong
+    is PlayerLost. `late` is called where an answer comes after all."""
+    result, gone = asyncio.ensure_future(_result(player, ref)), asyncio.ensure_future(player.gone.wait())
+    try:
+        await asyncio.wait((result, gone), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        result.cancel()
+        raise
+    finally:
+        gone.cancel()
+    if result.done():
+        return result.result()
+    result.add_done_callback(lambda done: None if done.cancelled() or done.exception() else late())
+    raise lost(player.lost, died=player.died)
+
+
+def lost(why: str, *, died: bool = False) -> PlayerLost:
+    """Return the error that says why a player is not used any more."""
+    error = PlayerLost(why)
+    error.died = died
+    return error
+
+
+async def _result(player: Remote, ref: Any) -> Any:
+    try:
+        return await ref
+    except TaskCancelledError:
+        raise PlayerLost("the call was cancelled") from None
+    except RayTaskError as error:
+        cause = error.cause
+        if not isinstance(cause, Exception) or isinstance(cause, RayError):
+            raise PlayerLost(" ".join(str(error).split())[-300:]) from None
+        if isinstance(cause, AgentRLError) and len(cause.args) == 1:
+            cause.args = (f"{cause} ({player.name})",)
+        else:
+            cause.add_note(f"on {player.name}")
+        raise cause from None
+    except RayError as error:
+        lines = str(error).strip().splitlines()
+        why = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+        raise lost(why, died=isinstance(error, RayActorError)) from None
+
+
+def given_up(task: Task, rollout_id: RolloutId, losses: Losses, *, guilty: bool) -> Trajectory:
+    """Return a rollout that lost every player it was given, with the reasons: ungraded; or, where it ended the players'
+    processes itself, graded 0 with an alarm, since otherwise a policy could make its own episode vanish. Its tokens are
+    gone with the players."""
+    cause = f"the rollout was lost {len(losses.reasons)} times: {'; '.join(losses.reasons)}"
+    outcome = Outcome(ending="timeout", grade="infra_error", score=None, fault=Fault("player", "infra", cause))
+    if guilty:
+        cause = f"the episode ended the process of every player, the last one alone: {'; '.join(losses.reasons)}"
+        fault = Fault("player", "agent", cause)
+        outcome = Outcome(ending="agent_error", grade="graded", score=0.0, fault=fault, alarm=True)
+    return Trajectory(
+        task=task.public(),
+        group=rollout_id.group,
+        index=rollout_id.index,
+        seed=rollout_id.reset(task),
+        segments=(),
+        messages=(),
+        outcome=outcome,
+    )
+
+
+def owned(trajectory: Trajectory) -> Trajectory:
+    """Copy arrays that lie in Ray's shared memory, which is small and must not fill up with what a round holds."""
+    if all(segment.token_ids.flags.owndata for segment in trajectory.segments):
+        return trajectory
+    copied = (
+        Segment(s.token_ids.copy(), s.logprobs.copy(), s.versions.copy(), s.sources.copy()) for s in trajectory.segments
+    )
+    return replace(trajectory, segments=tuple(copied))
+
+
+def differences(
+    recipe: Recipe, player: Remote, sources: Mapping[str, str], here: Mapping[str, Any], there: Mapping[str, Any]
+) -> list[str]:
+    """Return how a node differs from this one. Refuse one with other environments; where a run must repeat to the bit,
+    also one of another kind."""
+    other = [name for name, version in sources.items() if there["sources"].get(name) != version]
+    if other:
+        raise UserError(
+            f"{player.name}: the source of {', '.join(other)} differs from the one here; install the same version "
+            "of agentrl and of your environments on every node"
+        )
+    differing = [f"{name} {there[name]}, here {here[name]}" for name in EXACT if there[name] != here[name]]
+    if differing and recipe.rollout.engine.type == "transformers" and recipe.run.deterministic:
+        raise UserError(
+            f"{player.name} cannot repeat to the bit what is computed here ({'; '.join(differing)}): use nodes of "
+            "one kind, or set run.deterministic: false"
+        )
+    if there["agentrl"] != here["agentrl"]:
+        differing.insert(0, f"agentrl {there['agentrl']}, here {here['agentrl']}")
+    return differing

@@ -1,0 +1,186 @@
+"""Clusters that ask for no token are not joined; one that we start is gone with all that is in it when a run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl.cluster import connect
+from agentrl.errors import UserError
+from agentrl.recipe import ClusterSection
+from tests.cluster.rollouts import RECIPE
+
+FULL = bool(os.environ.get("AGENTRL_FULL"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RAY_ADDRESS": "ray://head:10001"}, "must be on a node of the cluster"),
+        ({"RAY_ADDRESS": "http://head:8265"}, "ray job submit"),
+        ({"RAY_ADDRESS": "head:6379", "RAY_AUTH_MODE": "disabled"}, "anybody who reaches the cluster"),
+        ({"RAY_ADDRESS": "head:6379"}, "there is no token for the Ray cluster at head:6379"),
+        ({"RAY_ADDRESS": "head:6379", "RAY_AUTH_TOKEN_PATH": "/no/such/file"}, "there is no token"),
+    ],
+)
+def test_a_cluster_without_a_token_is_refused(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UserError, match=message), connect.connected(ClusterSection()):
+        raise AssertionError("joined")
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("disabled", "let in"), ("token", "refused")])
+def test_a_cluster_that_lets_anybody_in_is_refused(
+    mode: str, outcome: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two head servers, one without authentication: what lets the probe in is not joined."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    import ray
+
+    gcs = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(gcs), f"--gcs_server_port={port}", "--node-ip-address=127.0.0.1", f"--log_dir={tmp_path}"]
+    command += ["--config_list=e30=", "--session-name=open", f"--session-dir={tmp_path}"]
+    variables = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "1" * 64}
+    server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert within(30, lambda: _listens(port))
+        assert connect.without_token(f"127.0.0.1:{port}") == outcome
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+        if outcome == "let in":
+            with pytest.raises(UserError, match="asks nobody for a token"), connect.connected(ClusterSection()):
+                raise AssertionError("joined")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
+
+
+def descendants(pid: int) -> set[int]:
+    """Return every process that descends from one."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family - {pid}
+
+
+def marked(mark: str) -> list[str]:
+    """Return the command lines of all processes whose environment holds a mark."""
+    lines = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return lines
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_the_folders_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder whose owner lives stays; so does one that shows no owner."""
+    monkeypatch.setattr(connect, "ROOT", tmp_path)
+    killed, running, other = (tmp_path / f"agentrl-ray-{name}" for name in ("killed", "running", "other"))
+    for folder in (killed, running, other):
+        (folder / "session").mkdir(parents=True)
+    (killed / "owner").touch()
+    with connect._locked(running):
+        connect._remove_stale()
+        assert set(tmp_path.iterdir()) == {running, other}
+    connect._remove_stale()
+    assert set(tmp_path.iterdir()) == {other}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM, signal.SIGKILL] if FULL else [])])
+def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """In the middle of a round: no actor, raylet, sandbox, mount, control group or folder stays."""
+    recipe = {**RECIPE, "run": {**RECIPE["run"], "out": str(tmp_path), "steps": 1000}, "cluster": {"players": 2}}
+    recipe["envs"] = [{"name": "files", "levels": [1]}]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    mark = f"mark-{os.getpid()}-{time.time_ns()}"
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    mounts = Path("/proc/self/mounts").read_text()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "agentrl", "train", str(path)],
+        env={**variables, "AGENTRL_TEST_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert run.stdout is not None
+        seen = []
+        for line in run.stdout:
+            seen.append(line)
+            if line.startswith("step 2/"):
+                break
+        assert run.poll() is None, "".join(seen)
+        family = descendants(run.pid)
+        folders = set(re.findall(r"/tmp/agentrl-ray-\w+", " ".join(marked(mark))))
+        assert len(folders) == 1
+        assert len([line for line in marked(mark) if "ray" in line]) > 4
+        if number == signal.SIGINT:
+            os.killpg(run.pid, number)  # as Ctrl-C does: to everything in the foreground
+        else:
+            run.send_signal(number)
+        rest = run.stdout.read() if number != signal.SIGKILL else ""
+        assert run.wait(60) == {signal.SIGKILL: -9}.get(number, 3), "".join(seen) + rest
+    finally:
+        run.kill()
+        run.wait()
+    # After kill -9 Ray's agents look now and then whether their raylet lives; on a busy machine that takes a while.
+    assert within(120 if number == signal.SIGKILL else 30, lambda: marked(mark) == []), marked(mark)
+    assert within(10, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
+    assert Path("/proc/self/mounts").read_text() == mounts
+    if number == signal.SIGKILL:
+        connect._remove_stale()  # as the next run does
+    assert [folder for folder in folders if os.path.exists(folder)] == []
+    if number != signal.SIGKILL:
+        rows = [json.loads(line) for line in (tmp_path / "cluster" / "metrics.jsonl").read_text().splitlines()]
+        assert [row["rollout/players"] for row in rows if row["kind"] == "step"][:1] == [2]

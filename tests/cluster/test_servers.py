@@ -1,0 +1,243 @@
+"""SGLang servers on a cluster: which server a group goes to, what one needs, and one that is killed and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from contextlib import AsyncExitStack, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl import assembly
+from agentrl.cluster.engine import PlayersEngine
+from agentrl.cluster.players import RayPlayers
+from agentrl.cluster.server_actor import fingerprint, node_address, resources
+from agentrl.engines.base import Sampling, Weights
+from agentrl.engines.sglang import engine as engines
+from agentrl.engines.sglang import install
+from agentrl.engines.sglang.client import ConnectionBroken, Reply
+from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.sglang.routing import of_group
+from agentrl.engines.sglang.server import Server
+from agentrl.recipe import SglangEngine as Section
+from agentrl.rollout.runtimes import runtimes
+from tests.cluster.rollouts import Loop, small_recipe
+
+FULL = bool(os.environ.get("AGENTRL_FULL"))
+SERVERS = [f"http://10.0.0.{number}:30000" for number in range(1, 9)]
+GROUPS = [str(group) for group in range(4000)]
+
+
+def test_groups_spread_over_servers_and_a_lost_one_moves_only_its_own() -> None:
+    before = {group: SERVERS[of_group(group, SERVERS)] for group in GROUPS}
+    counts = Counter(before.values())
+    assert set(counts) == set(SERVERS)
+    assert all(abs(count - 500) < 5 * 500**0.5 for count in counts.values())
+    left = SERVERS[:3] + SERVERS[4:]
+    after = {group: left[of_group(group, left)] for group in GROUPS}
+    moved = {group for group in GROUPS if before[group] != after[group]}
+    assert moved == {group for group in GROUPS if before[group] == SERVERS[3]}
+    assert max(Counter(after[group] for group in moved).values()) < len(moved) / 4  # spread over all that are left
+    turned = SERVERS[::-1]
+    assert {group: turned[of_group(group, turned)] for group in GROUPS} == before  # whatever the order
+
+
+@pytest.mark.parametrize(
+    ("section", "needs"),
+    [
+        ({"device": "cpu"}, {"CPU": 0.01}),
+        ({}, {"GPU": 1.0}),
+        ({"flags": ["--tp", "4"]}, {"GPU": 4.0}),
+        ({"flags": ["--tensor-parallel-size=2", "--pp-size", "2", "--dtype", "bfloat16"]}, {"GPU": 4.0}),
+    ],
+)
+def test_a_server_asks_for_its_gpus(section: dict[str, Any], needs: dict[str, float]) -> None:
+    assert resources(Section(type="sglang", **section)) == needs
+
+
+def test_a_model_folder_is_known_by_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    first = fingerprint(tmp_path)
+    (tmp_path / "a").write_text("22")
+    assert first != fingerprint(tmp_path)
+
+
+class Fake:
+    """A server's client whose server may be gone."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.load, self.gone, self.asked = url, 0, False, list[str]()
+
+    async def generate(self, token_ids: Any, sampling: Sampling, request_id: str, *, adapter: Any = None) -> Reply:
+        if self.gone:
+            raise ConnectionBroken(f"{self.url} is gone")
+        self.asked.append(request_id)
+        return Reply([7], [-1.0], "stop", [("3", 0, 1)], 0)
+
+    async def info(self) -> dict[str, Any]:
+        return {}
+
+    async def close(self) -> None: ...
+
+
+def test_a_request_of_a_lost_server_goes_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request waits until the driver names the servers that are left; with none left it waits for the next."""
+    clients: dict[str, Fake] = {}
+    monkeypatch.setattr(engines, "Client", lambda url, **_: clients.setdefault(url, Fake(url)))
+
+    async def main() -> None:
+        engine = SglangEngine(urls=SERVERS[:3], by_group=True)
+        await engine.start()
+        await engine.use(SERVERS[:3])
+        for client in clients.values():
+            client.asked.clear()
+        for turn in range(3):
+            await engine.generate([1, 2], Sampling(max_tokens=4), request_id=f"5-0-{turn}-0")
+        first = SERVERS[of_group("5", SERVERS[:3])]
+        assert {url: len(client.asked) for url, client in clients.items() if client.asked} == {first: 3}
+        clients[first].gone = True
+        waiting = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=4), request_id="5-0-3-0"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        left = [url for url in SERVERS[:3] if url != first]
+        await engine.use(left)
+        assert (await waiting).versions == (3,)
+        second = left[of_group("5", left)]
+        assert len(clients[second].asked) == 1
+        await engine.use([])
+        waiting = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=4), request_id="5-0-4-0"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await engine.use([SERVERS[5]])
+        assert (await waiting).token_ids == (7,)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Servers are not started beside the driver, and players hear of every change, those that start later too."""
+    from agentrl.cluster import connect
+    from agentrl.cluster.remote import Remote
+    from agentrl.cluster.servers import RayServers
+
+    monkeypatch.setattr(connect, "connected", lambda *_, **__: nullcontext())
+    engine_section = {"type": "sglang", "device": "cpu", "servers": 3, "memory_fraction": 0.3, "flags": ["--tp", "1"]}
+    recipe = small_recipe(
+        envs=[{"name": "files", "levels": [1]}],
+        rollout={"group_size": 2, "engine": engine_section},
+        cluster={"players": 2},
+    )
+    told: list[tuple[str, ...]] = []
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            environments = stack.enter_context(runtimes(recipe, elsewhere=True))
+            policy = assembly.load_policy(recipe, environments, say=lambda text: None)
+            engine, players, _ = assembly.open_engine(
+                recipe, policy, environments, stack, folder=tmp_path, say=lambda text: None
+            )
+            assert isinstance(engine, PlayersEngine) and isinstance(players, RayPlayers)
+            servers = engine._servers
+            assert isinstance(servers, RayServers)
+            assert (servers._section.servers, servers._plan.memory_fraction) == (3, 0.3)
+            assert servers._plan.flags[:2] == ("--tp", "1") and (Path(servers._plan.model) / "config.json").is_file()
+
+            async def use(urls: tuple[str, ...]) -> None:
+                told.append(urls)
+
+            player = Remote(0, SimpleNamespace(use_servers=SimpleNamespace(remote=use)))
+            players.ready.append(player)
+            assert servers.changed is not None
+            await servers.changed(("http://a", "http://b"))
+            assert (told, player.urls, players._urls) == ([("http://a", "http://b")], *[("http://a", "http://b")] * 2)
+            players.ready.clear()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not FULL, reason="starts SGLang twice; set AGENTRL_FULL")
+@pytest.mark.timeout(900)
+def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any, loop: Loop, tmp_path: Path) -> None:
+    """A real server on the cluster. It serves the weights of the last publication before anybody is told of it."""
+    if not install.python(cpu=True).exists():
+        pytest.skip("SGLang for the CPU is not installed")
+    import torch
+    import transformers
+
+    from agentrl.cluster import connect
+    from agentrl.cluster.servers import RayServers
+
+    hub: Any = transformers  # its classes are not annotated
+    torch.manual_seed(0)
+    config = hub.LlamaConfig(
+        vocab_size=310, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=1, pad_token_id=1,
+    )  # fmt: skip
+    model = hub.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    flags = ("--dtype", "float32", "--max-total-tokens", "4096", "--skip-tokenizer-init")
+    section = Section(type="sglang", device="cpu", servers=1, memory_fraction=0.2, start_timeout_s=400.0)
+    template = Server(
+        tmp_path / "model",
+        python=install.python(True),
+        device="cpu",
+        log=tmp_path / "log",
+        flags=flags,
+        timeout_s=400.0,
+    )
+    said: list[str] = []
+    told: list[tuple[str, ...]] = []
+
+    async def changed(urls: tuple[str, ...]) -> None:
+        told.append(urls)
+
+    async def main() -> None:
+        servers = RayServers(template, section, say=said.append)
+        servers.changed = changed
+        player = None
+        try:
+            await servers.start()
+            first = servers.addresses[0]
+            assert told == [(first,)] and f"//{node_address()}:" in first
+            player = SglangEngine(urls=[first], by_group=True)
+            await player.start()
+            await player.use([first])
+            doubled = {name: tensor.detach() * 1.5 for name, tensor in model.named_parameters()}
+            await servers.publish(Weights(version=4, tensors=doubled))
+            greedy = Sampling(max_tokens=3, temperature=0.0)
+            before = await player.generate([5, 17, 99], greedy, request_id="0-0-0-0")
+            assert before.versions == (4, 4, 4)
+            held = servers._up[0]
+            os.killpg(await held.actor.process.remote(), signal.SIGKILL)
+            waiting = asyncio.create_task(player.generate([5, 17, 99], greedy, request_id="0-0-1-0"))
+            async with asyncio.timeout(400):
+                while len(told) < 3:
+                    await asyncio.sleep(0.1)
+                    if len(told) == 2 and player.urls:
+                        await player.use(told[-1])  # as players are told: none is left
+            assert told[1] == () and told[2] != (first,)
+            await player.use(told[2])
+            after = await waiting
+            assert (after.token_ids, after.versions) == (before.token_ids, (4, 4, 4))
+            assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
+            await servers.pause()
+            held_back = asyncio.create_task(player.generate([5, 17, 99], greedy, request_id="0-0-2-0"))
+            await asyncio.sleep(2.0)
+            assert not held_back.done()
+            await servers.resume()
+            assert (await held_back).token_ids == before.token_ids
+            assert servers.statistics()["servers_lost"] == 1
+        finally:
+            if player is not None:
+                await player.close()
+            await servers.close()
+
+    with connect.connected(small_recipe(cluster={"players": 1}).cluster):  # type: ignore[arg-type]
+        loop.run(main(), 850.0)
+    assert any(line.startswith("lost SGLang server 0") and "SIGKILL" in line for line in said), said
