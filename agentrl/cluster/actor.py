@@ -84,8 +84,8 @@ class PlayerActor:
         player = self._player if temperature is None else self._player.at(temperature)
         task = self._runtimes[env].make().task(split, level, rollout_id.task_index)
         trajectory = await player.play(env, task, rollout_id)
-        if trajectory.outcome.grade == "infra_error":
-            await self._fit()  # the system's fault: is it this node?
+        if trajectory.outcome.grade != "graded" or trajectory.outcome.alarm:
+            await self._fit()  # is it this node? Then another one plays it
         return replace(trajectory, task=replace(trajectory.task, setup={}))
 
     async def publish(self, version: int, tensors: Any, checksum: str) -> int:

@@ -82,8 +82,9 @@ PATIENT = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
+    "RAY_prestart_worker_first_driver": "0",
 }
-"""How long Ray waits for its own processes to start: a busy machine is no failure."""
+"""Ray waits long for its own processes to start, since a busy machine is no failure, and starts no worker ahead."""
 
 
 def small_recipe(**changes: Any) -> recipes.Recipe:

@@ -18,6 +18,7 @@ import pytest
 from agentrl.rollout.rollout import RolloutId
 from tests.cluster.rollouts import KEY, Loop, digest, play_all
 
+FULL = bool(os.environ.get("AGENTRL_FULL"))
 WITHIN_S = 10.0
 """From a fault to the moment at which the last lost rollout has begun elsewhere."""
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
@@ -63,13 +64,15 @@ def raylet(node: Any) -> int:
 def test_three_raylets_give_what_one_process_gives(
     loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str
 ) -> None:
-    assert len(players.ready) == 3
+    loop.run(three(players))
+    before, finished = dict(players.counts), [player.finished for player in players.ready]
     assert digest(loop.run(play_all(players, runtimes))) == alone
-    assert players.counts == dict.fromkeys(players.counts, 0)
-    assert sum(player.finished for player in players.ready) == 96
-    assert min(player.finished for player in players.ready) > 0
+    assert players.counts == before
+    played = [player.finished - count for player, count in zip(players.ready, finished, strict=True)]
+    assert sum(played) == 96 and min(played) > 0
 
 
+@pytest.mark.skipif(not FULL, reason="test_guilty.py kills three players beside 96 rollouts")
 def test_a_killed_player(
     loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str, opened: tuple[Any, list[str]]
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_frozen_raylet_whose_player_still_answers(
     assert digest(loop.run(play_all(players, runtimes))) == alone
 
 
+@pytest.mark.skipif(not FULL, reason="the player of a frozen raylet answers late too")
 def test_a_frozen_player_that_answers_late(
     loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
