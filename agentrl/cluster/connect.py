@@ -126,7 +126,7 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
                     object_store_memory=store_bytes,
                     include_dashboard=False,
                     _node_ip_address="127.0.0.1",
-                    _temp_dir=str(folder),
+                    _temp_dir=str(folder / "ray"),  # Ray lets everybody into it; the folder around it is ours alone
                     _system_config=HEALTH_CHECKS,
                     **_quiet(),
                 )
