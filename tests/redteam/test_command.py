@@ -107,6 +107,7 @@ def test_a_verifier_with_several_testbeds_gives_one_report_of_the_same_form(
         "final_state/documents",
         "final_state/databases",
         "final_state/gits",
+        "final_state/means",
     ]
 
 
