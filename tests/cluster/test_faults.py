@@ -72,7 +72,6 @@ def test_three_raylets_give_what_one_process_gives(
     assert sum(played) == 96 and min(played) > 0
 
 
-@pytest.mark.skipif(not FULL, reason="test_guilty.py kills three players beside 96 rollouts")
 def test_a_killed_player(
     loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str, opened: tuple[Any, list[str]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -124,6 +125,7 @@ def test_a_score_of_0_without_tokens_counts_in_the_group() -> None:
     assert row["rollout/episode_alarms"] == {"deadly": 1} and row["rollout/alarm_cause"] == f"deadly: {cause}"
 
 
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="three players die and start again; set AGENTRL_FULL")
 def test_an_episode_that_kills_its_player_is_graded_0(
     loop: Loop, opened: tuple[Any, list[str]], runtimes: Mapping[str, Any], alone: str
 ) -> None:

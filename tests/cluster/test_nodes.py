@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import http.server
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_a_cluster_of_equal_nodes_is_fit(nodes: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "recipe.yaml"]  # no marker stays behind
 
 
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="starts one more node; set AGENTRL_FULL")
 def test_a_node_with_another_torch_is_named(nodes: Any, tmp_path: Path) -> None:
     """A real raylet whose workers have another version of torch: a run that must repeat to the bit would fail."""
     fake = tmp_path / "packages" / "torch-1.0.dist-info"
