@@ -133,13 +133,13 @@ class Watched:
     process: subprocess.Popen[bytes]
     number: int
     out: Path
-    pids: set[int] = field(default_factory=set)
-    """Every process that was ever seen below it."""
+    began: dict[int, str] = field(default_factory=dict)
+    """Every process that was ever seen below it, with the time of its start: numbers are given away again."""
 
     def sample(self) -> None:
         """Write down what it holds of the machine now."""
         below = _descendants(self.process.pid)
-        self.pids |= {self.process.pid, *below}
+        self.began |= {pid: _start(pid) for pid in (self.process.pid, *below)}
         folder = Path(f"/proc/{self.process.pid}")
         with contextlib.suppress(OSError, StopIteration):
             status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
@@ -154,7 +154,7 @@ class Watched:
                     "descriptors": len(os.listdir(folder / "fd")),
                     "processes": len(below),
                     "mounts": len((folder / "mountinfo").read_text().splitlines()),
-                    "cgroups": _cgroups(self.pids),
+                    "cgroups": _cgroups(set(self.began)),
                     "temporary": sum(len(files) + len(dirs) for _, dirs, files in os.walk(self.out / "tmp")),
                 },
             )
@@ -185,15 +185,16 @@ class Watched:
     def left(self) -> Row:
         """Say what is left of it ten seconds after its end, at most."""
         for _ in range(50):
-            alive = [pid for pid in self.pids if os.path.exists(f"/proc/{pid}")]
+            alive = [pid for pid, start in self.began.items() if start and _start(pid) == start]
             if not alive:
                 break
             time.sleep(0.2)
         entries = sorted(str(path.relative_to(self.out / "tmp")) for path in (self.out / "tmp").rglob("*"))
+        entries = [entry for entry in entries if not entry.startswith("torchinductor")]  # torch's own cache
         return {
             "exit": self.process.poll(),
             "processes": len(alive),
-            "cgroups": _cgroups(self.pids),
+            "cgroups": _cgroups(set(self.began)),
             "temporary": len(entries),
             "temporary_names": entries[:5],
         }
@@ -216,6 +217,14 @@ def _descendants(root: int) -> list[int]:
         queue += (next_ := children.get(queue.pop(), []))
         below += next_
     return below
+
+
+def _start(pid: int) -> str:
+    """Return when a process began, in ticks since the machine did; "" for one that is gone or only waits to be read."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]
+    return ""
 
 
 def _memory_kb(pid: int) -> int:
@@ -391,7 +400,8 @@ def verdicts(machine: Row, accounts: Row, rows: Row) -> dict[str, bool]:
         for what, seen in attempt.items()
         if seen["last_quarter"] > seen["second_quarter"] + SLACK[what]
     ]
-    left = [end for end in machine["ends"] if end["processes"] or end["cgroups"]]
+    # after a kill -9 the next start removes control groups and files; processes end by themselves
+    left = [end for end in machine["ends"] if end["processes"] or (end["cgroups"] and end["exit"] != -signal.SIGKILL)]
     return {
         "every draw is accounted for exactly once": not (
             accounts["unaccounted"] or accounts["accounted_twice"] or accounts["never_drawn"]
