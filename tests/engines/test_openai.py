@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from agentrl.engines.sglang.server import Server
 from agentrl.errors import EngineError, UserError
 from agentrl.recipe import JudgeSection
 from agentrl.types import Message, ToolCall
+from tests.engines.conftest import DEVICE, FLAGS
 
 pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]  # a busy machine starts a server slowly
 HELLO = [Message(role="system", content="be brief"), Message(role="user", content="hello")]
@@ -60,6 +63,24 @@ def test_a_judge_of_a_recipe_on_a_real_server(server: Server) -> None:
 
     first, second = asyncio.run(main())
     assert first == second != ""
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="starts one more SGLang server; set AGENTRL_FULL")
+def test_a_judge_of_a_recipe_starts_a_server_of_its_own(model_folder: Path, tmp_path: Path) -> None:
+    """Named by its model's folder: the server answers, its log lies in the run folder, and it ends with the judge."""
+    from agentrl import judges
+
+    async def main() -> str:
+        engine = {"type": "sglang", "model": model_folder, "device": DEVICE, "flags": list(FLAGS[DEVICE])}
+        judge = judges.make(JudgeSection.model_validate({"engine": engine}), folder=tmp_path)
+        async with judges.closing(judge):
+            await judge.start()
+            return await judge.ask(HELLO, seed=1, max_tokens=8)
+
+    assert asyncio.run(main()) != ""
+    assert [path.name for path in (tmp_path / "engine").iterdir()] == ["judge.log"]
+    running = subprocess.run(["pgrep", "-f", f"launch_server.*{model_folder}"], capture_output=True, check=False)
+    assert running.stdout == b""
 
 
 @contextmanager

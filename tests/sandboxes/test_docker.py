@@ -348,6 +348,7 @@ def test_it_says_what_is_missing(daemon: str, tmp_path: Path, monkeypatch: pytes
     other = DockerBackend(runtime="runsc-nowhere").available()
     assert not other.works and "no runtime 'runsc-nowhere'" in other.missing[0]
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    monkeypatch.setattr("agentrl.sandboxes.docker.backend.in_container", lambda: False)
     gone = DockerBackend().available()
     assert not gone.works and gone.missing[0].startswith(f"no Docker daemon answers at unix://{tmp_path}/none")
     assert "dockerd" in gone.fix
