@@ -208,7 +208,7 @@ class OpenaiEngine:
                         return 200, {}, b"a reply of more than %d bytes" % MAX_REPLY
                 return response.status_code, response.headers, b"".join(parts)
         except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no whole reply within {timeout_s:.0f} s") from error
+            raise httpx.ReadTimeout(f"no whole reply within {timeout_s:g} s") from error
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body with the limit under the name that this endpoint takes."""

@@ -238,10 +238,10 @@ def _task_score(task: Any, text: str, order: Mapping[str, Any]) -> Any:
 # Serving -----------------------------------------------------------------------------------------------------------
 
 
-def answer(scorer: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+def answer(source: Callable[[], Any], order: Mapping[str, Any]) -> dict[str, Any]:
     """Score one submission; whatever goes wrong becomes data."""
     try:
-        score = call(scorer, order)
+        score = call(source(), order)
         if score is None:
             return {"problem": "none", "text": "it returned None"}
         number = float(score)
@@ -265,7 +265,7 @@ def described(error: BaseException) -> str:
 class Child:
     """A forked process that scores one submission."""
 
-    def __init__(self, scorer: Any, order: dict[str, Any], connection: socket.socket) -> None:
+    def __init__(self, source: Callable[[], Any], order: dict[str, Any], connection: socket.socket) -> None:
         self.connection, self.began = connection, time.monotonic()
         self.limit_s, self.nonce, self.reply = float(order["seconds"]), order.pop("nonce").encode(), b""
         self.pipe, end = os.pipe()
@@ -279,7 +279,7 @@ class Child:
                 used = int(file.read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
             resource.setrlimit(resource.RLIMIT_CPU, (int(self.limit_s) + 1, int(self.limit_s) + 2))
-            line = b"\n" + self.nonce + json.dumps(answer(scorer, order)).encode() + b"\n"
+            line = b"\n" + self.nonce + json.dumps(answer(source, order)).encode() + b"\n"
             while line:
                 line = line[os.write(end, line) :]
             os._exit(0)
@@ -331,8 +331,14 @@ class Child:
             os.waitpid(self.pid, 0)
 
 
-def serve(scorer: Any, about: dict[str, Any], path: str) -> None:
-    """Answer connections until this process is killed."""
+def made(target: str) -> Any:
+    """Return the scorer that a target names; a class of rubrics is made an object."""
+    scorer = resolve(target)
+    return scorer() if inspect.isclass(scorer) and hasattr(scorer, "score_rollout") else scorer
+
+
+def serve(source: Callable[[], Any], about: dict[str, Any], path: str) -> None:
+    """Answer connections until this process is killed. Each child calls `source` for the scorer."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -344,7 +350,7 @@ def serve(scorer: Any, about: dict[str, Any], path: str) -> None:
             connection = listener.accept()[0]
             order = json.loads(b"".join(iter(lambda c=connection: c.recv(1 << 20), b"")))  # type: ignore[misc]
             if "text" in order:
-                children.append(Child(scorer, order, connection))
+                children.append(Child(source, order, connection))
             else:
                 connection.sendall(json.dumps(about).encode())
                 connection.close()
@@ -358,9 +364,7 @@ def main() -> None:
     began = time.monotonic()
     scorer, about = None, {}
     try:
-        scorer = resolve(target)
-        if inspect.isclass(scorer) and hasattr(scorer, "score_rollout"):
-            scorer = scorer()
+        scorer = made(target)
         taken = convention or convention_of(scorer)
         if not taken:
             raise Mistake(f"its parameters do not tell how it is called: say --convention {'|'.join(CONVENTIONS)}")
@@ -371,7 +375,9 @@ def main() -> None:
         about = {"missing": error.name or str(error), "mistake": described(error)}
     except BaseException as error:
         about = {"mistake": f"importing it raised {described(error)}"}
-    serve(scorer, about, path)
+    # What was made of a class or by a call may own threads and processes, which a fork does not take along: each child
+    # makes one of its own. A function is imported once.
+    serve((lambda: scorer) if inspect.isroutine(scorer) and "(" not in target else lambda: made(target), about, path)
 
 
 if __name__ == "__main__":
