@@ -333,7 +333,11 @@ def _row(example: dict[str, Any], where: str) -> Row:
 def _column(option: str) -> tuple[str, Any]:
     name, equals, value = option.partition("=")
     if not equals or not name:
-        raise UserError(f"--column {option!r} must look like NAME=VALUE; a value that is JSON is read as such")
+        raise UserError(
+            f"--column {option!r} must look like NAME=VALUE; a JSON object, list or quoted text is read as such"
+        )
+    if not value.startswith(("{", "[", '"')):  # a number stays a text, as data sets hold answers
+        return name, value
     try:
         return name, json.loads(value)
     except ValueError:

@@ -61,6 +61,13 @@ def raylet(node: Any) -> int:
     return pid
 
 
+async def noticed(players: Any, lost: int) -> None:
+    """Wait until that many players have been lost in all."""
+    async with asyncio.timeout(WITHIN_S):
+        while players.counts["players_lost"] < lost:
+            await asyncio.sleep(0.05)
+
+
 def test_three_raylets_give_what_one_process_gives(
     loop: Loop, players: Any, runtimes: Mapping[str, Any], alone: str
 ) -> None:
@@ -88,10 +95,12 @@ def test_a_killed_player(
 def test_a_killed_raylet(loop: Loop, nodes: Any, players: Any, runtimes: Mapping[str, Any], alone: str) -> None:
     loop.run(three(players))
     node = with_player(nodes, players)
+    lost = players.counts["players_lost"]
     result, counted, seconds = disturbed(loop, players, runtimes, lambda: os.kill(raylet(node), signal.SIGKILL))
     assert result == alone
-    assert counted["players_lost"] == 1 and counted["rollouts_lost"] == counted["rollouts_repeated"] > 0
-    assert seconds < WITHIN_S
+    # An idle machine may have played everything before a node counts as dead: then nothing was lost with it.
+    assert counted["rollouts_lost"] == counted["rollouts_repeated"] and seconds < WITHIN_S
+    loop.run(noticed(players, lost + 1))
     nodes.remove_node(node, allow_graceful=False)
     nodes.add_node(**NODE)
     loop.run(three(players))

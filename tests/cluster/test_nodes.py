@@ -46,8 +46,10 @@ def test_a_cluster_of_equal_nodes_is_fit(nodes: Any, tmp_path: Path) -> None:
         assert abs(found["skew_s"]) <= found["skew_within_s"] + 0.05
         assert found["disk_free"] > 0 and found["memory_free"] > 0 and found["run_folder"]
         assert sorted(found["sources"]) == [
+            "environment deadly",
             "environment files",
             "environment marked",
+            "verifier of deadly",
             "verifier of files",
             "verifier of marked",
         ]

@@ -289,4 +289,4 @@ def test_rows_of_the_command_line_and_of_a_file_are_read_alike(tmp_path: Path) -
     read = load_rows([str(tmp_path / "row.json")], ["n=4", "t=text"], "", "")
     assert [(r.honest, r.wrong, dict(r.columns)) for r in read] == [("a", "b", {"n": 3, "t": "text", "s": "x"})]
     given = load_rows([], ["n=4", "t=text"], "a", "b")
-    assert [(r.honest, r.wrong, dict(r.columns)) for r in given] == [("a", "b", {"n": 4, "t": "text"})]
+    assert [(r.honest, r.wrong, dict(r.columns)) for r in given] == [("a", "b", {"n": "4", "t": "text"})]
