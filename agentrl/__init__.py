@@ -11,7 +11,7 @@ from agentrl import gymnasium_plugin
 
 if TYPE_CHECKING:
     from agentrl.envs import Environment, tool
-    from agentrl.eval_command import evaluate
+    from agentrl.eval.command import evaluate
     from agentrl.loop import train
     from agentrl.sandboxes import Limits, Sandbox, SandboxSpec
     from agentrl.types import Done, Message, Observation, Task, ToolCall, Trajectory, Verdict
@@ -24,7 +24,7 @@ _HOMES = {
     **dict.fromkeys(("Limits", "Sandbox", "SandboxSpec"), "agentrl.sandboxes"),
     **dict.fromkeys(("Done", "Message", "Observation", "Task", "ToolCall", "Trajectory", "Verdict"), "agentrl.types"),
     "Verifier": "agentrl.verifiers",
-    "evaluate": "agentrl.eval_command",
+    "evaluate": "agentrl.eval.command",
     "train": "agentrl.loop",
 }
 

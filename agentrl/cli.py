@@ -119,8 +119,9 @@ def evaluate(
     agentrl eval recipes/quickstart.yaml --endpoint http://127.0.0.1:8000/v1 --model NAME --max-tokens-total 2000000
     agentrl eval --suite suite.yaml --md
     """
-    from agentrl import eval_command, eval_suite
     from agentrl.envs import commands
+    from agentrl.eval import command as eval_command
+    from agentrl.eval import suite as eval_suite
 
     named = {"key_variable": key_env, "requests_per_minute": rpm, "tokens_per_minute": tpm, "max_cost": max_cost}
     named |= {"max_tokens_total": max_tokens_total, "price_in": price_in, "price_out": price_out}

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentrl import assembly, codec, envs, eval_command
+from agentrl import assembly, codec, envs
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
 from agentrl.errors import Fault, UserError
-from agentrl.eval_report import compare, curve, figures
+from agentrl.eval import command as eval_command
+from agentrl.eval.report import compare, curve, figures
 from agentrl.evaluation import (
     EVAL_GROUP,
     Evaluation,

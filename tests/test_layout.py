@@ -8,8 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = """
 cli
-eval_suite
-loop eval_command profile preflight
+loop eval profile preflight
 warm_start
 check
 redteam
@@ -17,8 +16,6 @@ doctor
 assembly
 cluster
 alarms
-eval_targets
-eval_folder eval_report
 evaluation
 judges
 learn curriculum

@@ -154,7 +154,10 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
         command = [sys.executable, "-m", "agentrl", "train", path, "--set", "run.name=rough", *resume]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         if killed < kills:
-            _wait_for_some_work(process, rough, rng)
+            if killed == 0:
+                _stop_with_work_to_lose(process, rough)
+            else:
+                _wait_for_some_work(process, rough, rng)
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 killed += 1
@@ -178,6 +181,22 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
     assert counted(rough) == counted(calm)
     index = [row for part in store.parts(rough / "trajectories") for rows, _, _ in entries(part) for row in rows]
     assert len(index) > len(counted(calm))  # what was taken back is still there, and does not count
+
+
+def _stop_with_work_to_lose(process: "subprocess.Popen[bytes]", run: Path) -> None:
+    """Stopped at a moment when rollouts are on disk that no checkpoint knows of: two groups of two in each step."""
+
+    def to_lose() -> bool:
+        found = checkpoint.latest(run / "checkpoints")
+        return len(list(store.read(run / "trajectories"))) > 4 * (found.step if found else 0)
+
+    while process.poll() is None:
+        if (run / "trajectories").exists() and to_lose():
+            process.send_signal(signal.SIGSTOP)
+            if to_lose():
+                return
+            process.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
 
 
 def _wait_for_some_work(process: "subprocess.Popen[bytes]", run: Path, rng: random.Random) -> None:

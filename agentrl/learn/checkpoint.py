@@ -126,7 +126,7 @@ def rotate(folder: Path, keep: int) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Finish or undo what a kill interrupted."""
+    """Finish or undo what a kill interrupted; only for the run that writes here."""
     for aside in folder.glob(".aside-*"):
         name = folder / aside.name.removeprefix(".aside-")
         if name.exists():
@@ -140,11 +140,13 @@ def _tidy(folder: Path) -> None:
 def latest(folder: Path) -> Checkpoint | None:
     """Return the newest complete checkpoint, or None where there is none at all.
 
-    Checkpoints that cannot be read are skipped and named in `warnings`; when none is left, raise StorageError.
+    Checkpoints that cannot be read are skipped and named in `warnings`; when none is left, raise StorageError. Nothing
+    in the folder is changed: the run it belongs to may be writing there.
     """
     problems: list[str] = []
-    _tidy(folder)
-    for candidate in _newest_first(folder):
+    named = _newest_first(folder)
+    aside = [p for p in folder.glob(".aside-step-*") if folder / p.name.removeprefix(".aside-") not in named]
+    for candidate in sorted([*named, *aside], key=_step, reverse=True):
         try:
             return load(candidate, warnings=tuple(problems))
         except StorageError as error:
@@ -206,7 +208,11 @@ def _generators() -> dict[str, Any]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted((p for p in folder.glob("step-*") if p.is_dir()), key=lambda p: int(p.name[5:]), reverse=True)
+    return sorted((p for p in folder.glob("step-*") if p.is_dir()), key=_step, reverse=True)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
 
 
 def _convert(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from agentrl import eval_command, metrics
 from agentrl import loop as training
+from agentrl import metrics
 from agentrl import recipe as recipes
+from agentrl.eval import command as eval_command
 from agentrl.learn import checkpoint
 from tests.cluster.rollouts import RECIPE
 

@@ -265,8 +265,8 @@ def test_no_training_on_an_endpoint_without_tokens() -> None:
 
 def test_a_real_servers_chat_endpoint_is_evaluated(server: Server, tmp_path: Path) -> None:
     """SGLang's /v1 plays whole episodes of a real environment: graded, counted by the server, without token ids."""
-    from agentrl import eval_command
     from agentrl import recipe as recipes
+    from agentrl.eval import command as eval_command
 
     if not server.alive:
         asyncio.run(server.start())

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from agentrl import eval_command
 from agentrl import recipe as recipes
 from agentrl.engines.base import Sampling, Weights
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.server import Server
+from agentrl.eval import command as eval_command
 from agentrl.profile import run
 from agentrl.recipe import Recipe
 

@@ -151,6 +151,11 @@ def test_what_a_kill_left_half_done_is_put_right(make_learner: MakeLearner, tmp_
     (tmp_path / ".writing-000001").mkdir()
     found = checkpoint.latest(tmp_path)
     assert found is not None and found.sampler == {"which": "aside"}
+    # Reading changes nothing, since the run may be writing just now; its next checkpoint clears up.
+    assert {p.name for p in tmp_path.iterdir()} == {".aside-step-000000", ".writing-000001"}
+    checkpoint.save(tmp_path, learner, {"which": "new"})
+    found = checkpoint.latest(tmp_path)
+    assert found is not None and found.sampler == {"which": "new"}
     assert [p.name for p in tmp_path.iterdir()] == ["step-000000"]
 
 

@@ -134,10 +134,11 @@ const COLS = [['step', 'step', 'num'], ['task', 'task', ''], ['grp', 'group', 'n
 function RowsView({ run, query, beat, go }) {
   const facets = useData(['run', run, 'facets'], {}, beat)
   const state = useData(['run', run, 'rows'], query, beat)
-  const [at, setAt] = useState(0), [open, setOpen] = useState(innerWidth > 820 || Object.keys(query).length > 0)
-  const data = state.data
+  const asked = JSON.stringify(query), [spot, setSpot] = useState({ asked, row: 0 }), at = spot.asked === asked ? spot.row : 0
+  const [open, setOpen] = useState(innerWidth > 820 || Object.keys(query).length > 0)
+  const data = state.data, unread = data && data.text_share !== null && data.text_share < 1
   useEffect(() => {
-    if (!data || data.text_share === null || data.text_share >= 1 || EMBEDDED) return
+    if (!unread || EMBEDDED) return
     const timer = setTimeout(() => go.refresh(), 1000)
     return () => clearTimeout(timer)
   }, [data])
@@ -148,15 +149,15 @@ function RowsView({ run, query, beat, go }) {
     j: () => move(1), k: () => move(-1), Enter: () => rows[at] && (location.hash = link(['run', run, 'one', rows[at].key]).slice(1)),
     ']': () => page + 1 < pages && set({ page: page + 1 }), '[': () => page && set({ page: page - 1 || '' }), '/': () => document.getElementById('text').focus(),
   }
-  const move = by => { const to = Math.min(rows.length - 1, Math.max(0, at + by)); setAt(to); const row = document.getElementById('row' + to); if (row) row.scrollIntoView({ block: 'nearest' }) }
-  useEffect(() => setAt(0), [JSON.stringify(query)])
+  const move = by => setSpot(old => ({ asked, row: Math.max(0, Math.min(rows.length - 1, (old.asked === asked ? old.row : 0) + by)) }))
+  useEffect(() => { const row = document.getElementById('row' + at); if (row) row.scrollIntoView({ block: 'nearest' }) }, [spot])
   const f = facets.data || {}
   const pick = (name, label, values) => html`<label>${label}<select name=${name} value=${query[name] || ''} onChange=${e => set({ [name]: e.target.value })}><option value="">all</option>${(values || []).map(v => html`<option key=${v[0]} value=${v[0]}>${v[0]}${v[1] === undefined ? '' : ` (${v[1].toLocaleString('en')})`}</option>`)}</select></label>`
   const type = (name, label, cls, hint) => html`<label>${label}<input name=${name} id=${name === 'text' ? 'text' : null} class=${cls} placeholder=${hint || ''} value=${query[name] || ''} inputmode=${cls === 'short' ? 'numeric' : 'search'} onChange=${e => set({ [name]: e.target.value })} /></label>`
   const sort = query.sort || ''
-  return html`<div class="title"><h1>Trajectories</h1><small>${data ? `${data.total.toLocaleString('en')} match` : ''}${data && data.graded ? `, ${number(100 * data.passed / data.graded, 1)} % of the graded score 1` : ''}${data && data.text_share !== null && data.text_share < 1 ? ` · reading texts: ${Math.round(100 * data.text_share)} %` : ''}</small><span class="right">${Object.values(query).some(Boolean) ? html`<a href=${link(['run', run, 'rows'])}>clear all filters</a>` : ''}</span></div>
+  return html`<div class="title"><h1>Trajectories</h1><small>${data ? `${data.total.toLocaleString('en')} match` : ''}${data && data.graded ? `, ${number(100 * data.passed / data.graded, 1)} % of the graded score 1` : ''}${unread ? ` · reading texts: ${Math.round(100 * data.text_share)} %` : ''}</small><span class="right">${Object.values(query).some(Boolean) ? html`<a href=${link(['run', run, 'rows'])}>clear all filters</a>` : ''}</span></div>
   ${EMBEDDED ? html`<p class="soft">A sample of the run; <code>agentrl view</code> shows all of it.</p>` : html`<form class="filters" role="search" onSubmit=${e => e.preventDefault()}>${type('text', 'words in the transcript', 'long', 'press / to search')}<details class="more" open=${open} onToggle=${e => setOpen(e.target.open)}><summary>filters</summary><div class="filters">${type('task', 'task contains', '')}${pick('kind', 'train or eval', f.kind)}${pick('env', 'environment', f.env)}${pick('level', 'level', f.level)}${pick('score', 'score', [['pass'], ['partial'], ['fail'], ['ungraded']])}${pick('kept', 'fate', [['kept'], ['dropped'], ['undecided']])}${pick('reason', 'why dropped', f.reason)}${pick('ending', 'ending', f.ending)}${pick('tool', 'tool', f.tool)}${pick('stage', 'evaluation', f.stage)}${type('from', 'step from', 'short', f.steps ? String(f.steps[0] ?? '') : '')}${type('to', 'to', 'short', f.steps ? String(f.steps[1] ?? '') : '')}</div></details></form>`}
-  ${!data ? html`<${Loading} state=${state} />` : html`<div class="card scroll"><table class="rows"><thead><tr>${COLS.map(([name, label, cls]) => html`<th key=${name} class=${cls} aria-sort=${sort.replace('-', '') === name ? (sort[0] === '-' ? 'descending' : 'ascending') : null}>${name === 'note' ? label : html`<button onClick=${() => set({ sort: sort === '-' + name ? name : '-' + name })}>${label}${sort.replace('-', '') === name ? (sort[0] === '-' ? ' ↓' : ' ↑') : ''}</button>`}</th>`)}</tr></thead><tbody>
+  ${!data ? html`<${Loading} state=${state} />` : html`<div class="card scroll"><table class="rows" aria-busy=${state.old || unread ? 'true' : 'false'}><thead><tr>${COLS.map(([name, label, cls]) => html`<th key=${name} class=${cls} aria-sort=${sort.replace('-', '') === name ? (sort[0] === '-' ? 'descending' : 'ascending') : null}>${name === 'note' ? label : html`<button onClick=${() => set({ sort: sort === '-' + name ? name : '-' + name })}>${label}${sort.replace('-', '') === name ? (sort[0] === '-' ? ' ↓' : ' ↑') : ''}</button>`}</th>`)}</tr></thead><tbody>
   ${rows.map((r, n) => html`<tr key=${r.key} id=${'row' + n} class=${n === at ? 'current' : ''}><td class="num">${r.step ?? '–'}</td><td class="cut"><a href=${link(['run', run, 'one', r.key])}>${pieces(r.task)}</a></td><td class="num hide">${r.kind === 'train' ? html`<a href=${link(['run', run, 'group', r.key])}>${r.grp}.${r.idx}</a>` : ''}</td><td><${Score} value=${r.score} />${r.alarm ? html` <span class="pill warn">alarm</span>` : ''}</td><td><${Fate} row=${r} /></td><td class="num hide">${number(r.advantage, 2)}</td><td class="num hide">${number(r.predicted, 2)}</td><td class="hide">${r.ending}</td><td class="num">${r.turns}</td><td class="num hide">${r.tokens}</td><td class="num hide">${r.tool_errors || ''}</td><td class="cut hide">${pieces(String(r.note || ''))}</td></tr>`)}
   </tbody></table>${rows.length ? '' : html`<p class="empty">Nothing matches these filters.</p>`}</div>
   <div class="pager"><button disabled=${!page} onClick=${() => set({ page: page - 1 || '' })}>← newer</button><span>page ${page + 1} of ${pages}</span><button disabled=${page + 1 >= pages} onClick=${() => set({ page: page + 1 })}>older →</button></div>`}`
@@ -177,7 +178,7 @@ function Tokens({ segments, advantage, go }) {
   const [size, setSize] = useState(3000)
   const place = e => { const t = e.target.dataset; if (t && t.at) setAt(t.at.split('.').map(Number)) }
   const s = segments[at[0]]
-  const step = by => { const next = at[1] + by; if (!s) return; if (next >= 0 && next < s.ids.length) setAt([at[0], next]); else if (segments[at[0] + by]) setAt([at[0] + by, by > 0 ? 0 : segments[at[0] + by].ids.length - 1]) }
+  const step = by => setAt(old => { const [n, token] = old, next = token + by; if (!segments[n]) return old; if (next >= 0 && next < segments[n].ids.length) return [n, next]; return segments[n + by] ? [n + by, by > 0 ? 0 : segments[n + by].ids.length - 1] : old })
   go.tokens = { ArrowRight: () => step(1), ArrowLeft: () => step(-1) }
   const body = useMemo(() => segments.map((part, n) => html`<div class="tokens" tabindex="0" key=${n} aria-label="tokens; arrow keys move">${part.ids.slice(0, size).map((id, i) => {
     const text = part.texts ? part.texts[i] : `${id} `

@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl import assembly, eval_folder, eval_report, evaluation, judges, seeds
+from agentrl import assembly, evaluation, judges, seeds
 from agentrl.errors import UserError
-from agentrl.eval_folder import EvalFolder, Protocol
-from agentrl.eval_report import markdown, table
-from agentrl.eval_targets import Target, find, recipe_of
+from agentrl.eval import folder as eval_folder
+from agentrl.eval import report as eval_report
+from agentrl.eval.folder import EvalFolder, Protocol
+from agentrl.eval.report import markdown, table
+from agentrl.eval.targets import Target, find, recipe_of
 from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, overlap, problems_of
 from agentrl.recipe import EvalSection, OpenaiEngine, Recipe
 from agentrl.report import curve as pictures

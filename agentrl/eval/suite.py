@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from agentrl import recipe as recipes
 from agentrl.errors import RecipeError
-from agentrl.eval_command import run_all
-from agentrl.eval_targets import Target, at_endpoint, find
+from agentrl.eval.command import run_all
+from agentrl.eval.targets import Target, at_endpoint, find
 from agentrl.recipe import EnvSection, EvalSection, OpenaiEngine, Recipe, RolloutSection, SandboxSection
 from agentrl.recipe import errors as messages
 from agentrl.recipe.base import Section

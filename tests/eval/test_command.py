@@ -16,10 +16,14 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from agentrl import assembly, eval_command, eval_folder, eval_suite, eval_targets
+from agentrl import assembly
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.errors import Halted, RecipeError, UserError
+from agentrl.eval import command as eval_command
+from agentrl.eval import folder as eval_folder
+from agentrl.eval import suite as eval_suite
+from agentrl.eval import targets as eval_targets
 from agentrl.evaluation import EVAL_GROUP, Problem, problems_of
 from agentrl.recipe import EvalSection
 from agentrl.report import curve

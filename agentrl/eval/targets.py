@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl import eval_folder
 from agentrl import recipe as recipes
 from agentrl.errors import UserError
+from agentrl.eval import folder as eval_folder
 from agentrl.hashing import short
 from agentrl.recipe import OpenaiEngine, Recipe, TransformersEngine
 from agentrl.runfolder import check_format

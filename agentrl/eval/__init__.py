@@ -1,0 +1,1 @@
+"""`agentrl eval`: policies of every kind under one protocol, their files, figures and comparisons."""
