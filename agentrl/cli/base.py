@@ -1,0 +1,37 @@
+"""The application, its groups of commands, and the options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+from agentrl import __version__
+
+app = typer.Typer(
+    name="agentrl",
+    help="Train language-model agents with reinforcement learning over many turns.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+env_app = typer.Typer(help="Write, list, check, play and replay environments.", no_args_is_help=True)
+model_app = typer.Typer(help="Get and export models.", no_args_is_help=True)
+engine_app = typer.Typer(help="Install inference engines.", no_args_is_help=True)
+recipe_app = typer.Typer(help="Look at what recipes may hold.", no_args_is_help=True)
+for name, group in (("env", env_app), ("model", model_app), ("engine", engine_app), ("recipe", recipe_app)):
+    app.add_typer(group, name=name)
+
+JudgeOption = Annotated[
+    str,
+    typer.Option(
+        "--judge", metavar="FILE|URL#MODEL", help="The judge that the verifier asks: a file with the section, or a URL."
+    ),
+]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit()

@@ -1,0 +1,126 @@
+"""Commands that write, list, check, play and replay environments."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from agentrl.cli.base import JudgeOption, Overrides, env_app
+
+
+@env_app.command("new")
+def env_new(
+    name: Annotated[str, typer.Argument(help="A lower-case word, e.g. my_env.")],
+    root: Annotated[Path, typer.Option(help="Where envs/ and tests/ lie.")] = Path("."),
+) -> None:
+    """Write a working environment with its tests and README."""
+    from agentrl.envs import commands
+
+    raise typer.Exit(commands.new(name, root))
+
+
+@env_app.command("list")
+def env_list(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """List every environment that can be found."""
+    from agentrl.envs import commands
+
+    raise typer.Exit(commands.list_(as_json))
+
+
+@env_app.command("check")
+def env_check(
+    name: Annotated[str, typer.Argument(help="The environment.")],
+    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
+    levels: Annotated[str | None, typer.Option(help="E.g. 1,3-5; all by default.")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level that are played.")] = 2,
+    only: Annotated[list[str] | None, typer.Option(help="Only this check; may be given again.")] = None,
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+    judge: JudgeOption = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Tell whether an environment is fit for training; exits with 1 when a check fails."""
+    from agentrl.check import command
+    from agentrl.envs import commands
+
+    options = commands.parsed(option or [])
+    chosen = commands.numbers(levels)
+    code = command.check(
+        name,
+        sandbox=sandbox,
+        levels=chosen,
+        tasks=tasks,
+        only=only or None,
+        options=options,
+        judge=judge,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@env_app.command("play")
+def env_play(
+    name: Annotated[str, typer.Argument(help="The environment.")],
+    level: Annotated[int | None, typer.Option(help="By default the easiest.")] = None,
+    index: Annotated[int, typer.Option(min=0, help="Which task of the level.")] = 0,
+    split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="Which tasks.")] = "train",
+    seed: Annotated[int, typer.Option(help="Decides the episode.")] = 0,
+    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
+    irreversible: Annotated[
+        Literal["allow", "deny", "dry_run", "ask"], typer.Option(help="What becomes of irreversible tools.")
+    ] = "allow",
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+) -> None:
+    """Play an environment by hand."""
+    from agentrl.envs import commands
+
+    options = commands.parsed(option or [])
+    code = commands.play(
+        name,
+        split=split,
+        level=level,
+        index=index,
+        seed=seed,
+        sandbox=sandbox,
+        permission=irreversible,
+        options=options,
+    )
+    raise typer.Exit(code)
+
+
+@env_app.command("replay")
+def env_replay(
+    trajectory: Annotated[Path, typer.Argument(help="A run's folder, or a .jsonl or .jsonl.gz file.")],
+    group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
+    index: Annotated[int | None, typer.Option(help="Only this rollout of a group.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many episodes.")] = 1,
+    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+) -> None:
+    """Run recorded episodes again and show the first difference; exits with 1 when there is one."""
+    from agentrl.envs import commands
+
+    options = commands.parsed(option or [])
+    raise typer.Exit(
+        commands.replay(trajectory, group=group, index=index, limit=limit, sandbox=sandbox, options=options)
+    )
+
+
+@env_app.command("profile")
+def env_profile(
+    name: Annotated[str, typer.Argument(help="The environment.")],
+    recipe: Annotated[Path, typer.Option(help="Model, budgets and group size come from here.")],
+    model: Annotated[Path | None, typer.Option(help="A model folder instead of the recipe's model.")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 32,
+    samples: Annotated[int | None, typer.Option(min=2, help="Rollouts per task; by default the group size.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the histograms to this picture.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the figures to this file, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    set_: Overrides = None,
+) -> None:
+    """Run a model over an environment and show where it could learn: pass rates level by level."""
+    from agentrl import profile
+    from agentrl import recipe as recipes
+
+    resolved = recipes.load(recipe, set_ or [])
+    code = profile.run(resolved, name, model=model, tasks=tasks, samples=samples, plot=plot, out=out, as_json=as_json)
+    raise typer.Exit(code)

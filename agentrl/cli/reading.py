@@ -1,0 +1,55 @@
+"""Commands that show a run's files."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from agentrl.cli.base import app
+
+
+@app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders of runs; by default ./runs.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="By default 7600, or any that is free.")] = None,
+    host: Annotated[str, typer.Option(help="Another address than this machine's own; anybody there can read.")] = (
+        "127.0.0.1"
+    ),
+    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+    redteam: Annotated[Path | None, typer.Option(help="A red-team matrix (JSON) to show as well.")] = None,
+) -> None:
+    """Look at runs in a browser: curves, curriculum, every trajectory token by token. Reads files only."""
+    from agentrl.report.viewer import command
+
+    raise typer.Exit(command.view(runs or [], port=port, host=host, browser=browser, redteam=redteam, say=typer.echo))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    compare: Annotated[Path | None, typer.Option(help="Another run to put beside it.")] = None,
+    md: Annotated[
+        bool, typer.Option("--md", help="Markdown, for a pull request; printed unless --out is given.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The file to write; by default ./NAME.html.")] = None,
+) -> None:
+    """Write a run's curves, tables and some of its trajectories as one HTML file that needs nothing else."""
+    from agentrl.report import html
+
+    typer.echo(html.report(run, compare=compare, md=md, out=out))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    to: Annotated[Literal["inspect"], typer.Option(help="The format: Inspect's .eval logs.")] = "inspect",
+    out: Annotated[Path | None, typer.Option(help="The folder to write; by default ./NAME-inspect.")] = None,
+    kind: Annotated[Literal["all", "train", "eval"], typer.Option(help="Which episodes.")] = "all",
+    limit: Annotated[int, typer.Option(min=1, help="The newest episodes of each log, at most.")] = 1000,
+) -> None:
+    """Write a run's trajectories as logs that `inspect view` opens."""
+    from agentrl.report import inspect_export
+
+    inspect_export.export(run, out or Path(f"{run.resolve().name}-inspect"), kind=kind, limit=limit, say=typer.echo)
