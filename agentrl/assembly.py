@@ -1,14 +1,12 @@
-"""Builds the parts that a recipe names and puts them together; train, eval, profile and preflight all start here."""
+"""Builds the parts of a training run that a recipe names, and puts them together."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl import judges, seeds
@@ -17,50 +15,31 @@ from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
 from agentrl.curriculum.tasks import Source
 from agentrl.engines.base import Engine
-from agentrl.engines.build import chat
-from agentrl.engines.build import make as make_engine
-from agentrl.envs.base import Environment
-from agentrl.envs.task_check import task_of
-from agentrl.errors import RecipeError
 from agentrl.evaluation import Evaluator, Problem
+from agentrl.initial_policy import PolicyModel, load_policy
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics
-from agentrl.recipe import OpenaiEngine, Recipe
+from agentrl.recipe import Recipe
 from agentrl.report.terminal import Progress
 from agentrl.report.trackers import TensorBoard
-from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.player import Gate, Player, RequestGate, budget_of, make_player, sampling_of
-from agentrl.rollout.render import Renderer
+from agentrl.rollout.player import Gate, Player
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
-from agentrl.rollout.runtimes import makers, source_versions
-from agentrl.rollout.runtimes import runtimes as open_runtimes
+from agentrl.rollout.runtimes import source_versions
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
-from agentrl.rollout.tool_formats import Hermes
 from agentrl.runfolder import RunFolder, begun, open_run
-from agentrl.types import Task, ToolCall, Trajectory
+from agentrl.serving import check_judge, open_engine, runtimes
+from agentrl.types import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
     from agentrl.learn.learner import Learner
     from agentrl.learn.pack import Batch
     from agentrl.learn.step_report import StepReport
+    from agentrl.learn.weights import Publisher
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyModel:
-    """A model with its tokenizer and renderer."""
-
-    model: Any
-    tokenizer: Any
-    renderer: Any
-    context: int
-    """The longest sequence it takes."""
-    folder: Path | None
-    """Where a server can load these very weights from; None for a scratch model and for LoRA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +124,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
     from agentrl.learn.learner import Learner
     from agentrl.learn.weights import Publisher
 
-    _check_judge(recipe)  # what is wrong with environments shows before a folder is made
+    check_judge(recipe)  # what is wrong with environments shows before a folder is made
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
@@ -177,38 +156,11 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             version=saved.learner["version"] if saved else 0,
             say=progress.say,
         )
-        store = Store(folder.trajectories, disk_bytes=int(recipe.run.disk_gb * 2**30 * 0.5))
-        stack.push_async_callback(store.close)
-        if resume:
-            drawn: Mapping[str, Any] = saved.sampler if saved else {"number": 0, "pending": []}
-            store.resumed(saved.step if saved else -1, drawn["number"], [draw[0] for draw in drawn["pending"]])
         shared = takes_turns and recipe.rollout.engine.type == "transformers" and recipe.cluster is None
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
-
-        key = folder.key
-
-        async def play(draw: Draw, index: int) -> Trajectory:
-            rollout_id = RolloutId(
-                seed=recipe.run.seed,
-                group=draw.group,
-                index=index,
-                secret=seeds.secret(key, draw.task.id, draw.group),
-                task_index=draw.task_index,
-            )
-            trajectory = await player.play(draw.env, draw.task, rollout_id)
-            await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
-            return trajectory
-
-        async def keep(problem: Problem, trajectory: Trajectory, stage: str, step: int) -> None:
-            await store.add(trajectory, problem.env, Note(kind="eval", stage=stage, step=step))
-
-        async def publish(version: int) -> None:
-            if recipe.asynchronous.in_flight:
-                await publisher.publish(version)
-                return
-            async with gate.closed():
-                await publisher.publish(version)
-
+        store = _store(recipe, folder, saved, resume)
+        stack.push_async_callback(store.close)
+        play = partial(_play, recipe.run.seed, folder.key, player, store)
         group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm)
         yield Run(
             recipe=recipe,
@@ -224,14 +176,48 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             group_filter=group_filter,
             scheduler=Scheduler(play, group_filter, plan_of(recipe), version=lambda: engine.version),
             learner=learner,
-            publish=publish,
+            publish=partial(_publish, publisher, None if recipe.asynchronous.in_flight else gate),
             metrics=metrics,
-            evaluator=Evaluator(recipe, environments, player, metrics, key, keep=keep),
+            evaluator=Evaluator(recipe, environments, player, metrics, folder.key, keep=partial(_keep, store)),
             store=store,
             checkpoint=saved,
             trained=set(),
             judge=judge,
         )
+
+
+async def _play(seed: int, key: bytes, player: Player, store: Store, draw: Draw, index: int) -> Trajectory:
+    """Play one rollout of a drawn task and store it."""
+    rollout_id = RolloutId(
+        seed=seed,
+        group=draw.group,
+        index=index,
+        secret=seeds.secret(key, draw.task.id, draw.group),
+        task_index=draw.task_index,
+    )
+    trajectory = await player.play(draw.env, draw.task, rollout_id)
+    await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
+    return trajectory
+
+
+async def _keep(store: Store, problem: Problem, trajectory: Trajectory, stage: str, step: int) -> None:
+    """Store an episode of an evaluation."""
+    await store.add(trajectory, problem.env, Note(kind="eval", stage=stage, step=step))
+
+
+async def _publish(publisher: Publisher, gate: Gate | None, version: int) -> None:
+    """Bring the learner's weights into the engine; with a gate no request is under way meanwhile."""
+    async with gate.closed() if gate else nullcontext():
+        await publisher.publish(version)
+
+
+def _store(recipe: Recipe, folder: RunFolder, saved: Checkpoint | None, resume: bool) -> Store:
+    """Open the store of trajectories; what was played after the checkpoint no longer counts."""
+    store = Store(folder.trajectories, disk_bytes=int(recipe.run.disk_gb * 2**30 * 0.5))
+    if resume:
+        drawn: Mapping[str, Any] = saved.sampler if saved else {"number": 0, "pending": []}
+        store.resumed(saved.step if saved else -1, drawn["number"], [draw[0] for draw in drawn["pending"]])
+    return store
 
 
 def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:
@@ -241,46 +227,6 @@ def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:
         say(f"resuming after step {saved.step}")
     elif begun(folder.path):
         say("there is no checkpoint to resume from: training begins again")
-
-
-@contextmanager
-def runtimes(recipe: Recipe, *, elsewhere: bool = False) -> Iterator[dict[str, EnvRuntime]]:
-    """Open the recipe's environments with their sandboxes; everything they hold is released after the block.
-
-    Those whose verifier asks a judge share one, which `open_judge` starts. `elsewhere`: all episodes are played by
-    players on other nodes, so that no sandbox has to work here.
-    """
-    _check_judge(recipe)
-    shared: list[Judge] = []
-
-    def judge(opened: Mapping[str, EnvRuntime], environment: Environment) -> Judge | None:
-        if not judges.needs_judge(environment):
-            return None
-        if not shared:
-            shared.append(_judge(recipe, opened))
-        return shared[0]
-
-    with open_runtimes(recipe, judge=judge, elsewhere=elsewhere) as opened:
-        yield opened
-
-
-def _check_judge(recipe: Recipe) -> None:
-    """Refuse environments whose verifier asks a judge where there is none, or where none can be asked."""
-    asking = [name for name, make in makers(recipe).items() if judges.needs_judge(make())]
-    if asking and recipe.judge is None:
-        raise judges.missing(asking)
-    if asking and recipe.cluster is not None:
-        raise RecipeError(
-            f"cluster: the verifier of {', '.join(asking)} asks a judge, and its budget is counted in one process; "
-            "leave `cluster` out"
-        )
-
-
-def _judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:
-    """Make the recipe's judge, not yet started; one that is the policy loads what the run starts from."""
-    assert recipe.judge is not None
-    initial = partial(load_policy, recipe, environments, say=lambda text: None)
-    return judges.make(recipe.judge, policy=initial, folder=recipe.run.out / recipe.run.name)
 
 
 def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Source]:
@@ -308,159 +254,3 @@ def plan_of(recipe: Recipe) -> Plan:
         asynchronous=recipe.asynchronous.enabled,
         max_staleness=recipe.asynchronous.max_staleness,
     )
-
-
-def open_engine(
-    recipe: Recipe,
-    policy: PolicyModel,
-    environments: Mapping[str, EnvRuntime],
-    stack: AsyncExitStack,
-    *,
-    folder: Path,
-    adapters: bool = False,
-    version: int = 0,
-    say: Say,
-    **options: Any,
-) -> tuple[Engine, Player, Gate]:
-    """Return the engine of a recipe (not started; `stack` closes it), a player that uses it, and a gate that keeps
-    requests back. With a cluster the players are elsewhere, and the engine brings them up."""
-    section, cluster = recipe.rollout.engine, recipe.cluster
-    engine: Engine | None = None
-    if cluster is None or section.type != "transformers":
-        engine = make_engine(
-            section,
-            policy.model,
-            model_path=policy.folder,
-            folder=folder,
-            max_context=policy.context,
-            adapters=adapters and cluster is None,
-            version=version,
-            say=say,
-            **options,
-        )
-    if cluster is None:
-        assert engine is not None
-        stack.push_async_callback(engine.close)
-        gate = RequestGate(engine)
-        return engine, make_player(recipe, gate, policy.renderer, policy.context, environments), gate
-    from agentrl.cluster import connect, kit
-
-    stack.enter_context(connect.connected(cluster, say=say))
-    from agentrl.cluster.engine import PlayersEngine
-    from agentrl.cluster.players import RayPlayers
-
-    players = RayPlayers(recipe, sources=source_versions(environments), say=say)
-    if section.type == "sglang" and section.launch:
-        from agentrl.cluster.servers import RayServers
-
-        assert engine is not None
-        servers = RayServers(engine.servers[0], section, version=version, say=say)  # type: ignore[attr-defined]
-        servers.changed, engine = players.use_servers, servers
-    everywhere = PlayersEngine(
-        players,
-        lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),
-        servers=engine,
-        version=version,
-    )
-    stack.push_async_callback(everywhere.close)
-    return everywhere, players, players
-
-
-@asynccontextmanager
-async def open_player(
-    recipe: Recipe,
-    environments: Mapping[str, EnvRuntime],
-    *,
-    model: Path | None = None,
-    url: str | None = None,
-    folder: Path,
-    say: Say,
-) -> AsyncIterator[Player | ChatPlayer]:
-    """Start an engine that serves a policy without training it, and open its player.
-
-    The policy is the model in `model`, else the one the recipe starts from; `url` names a server that has it already.
-    A recipe whose engine is a chat endpoint has its policy there, and needs neither torch nor a tokenizer.
-    """
-    if isinstance(recipe.rollout.engine, OpenaiEngine) and model is None and url is None:
-        endpoint = chat(recipe.rollout.engine)
-        try:
-            await endpoint.start()
-            budget, sampling = budget_of(recipe, ANY_CONTEXT), sampling_of(recipe)
-            yield ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
-        finally:
-            await endpoint.close()
-        return
-    from agentrl.learn.weights import hand_over
-    from agentrl.recipe import SglangEngine
-
-    policy = load_policy(recipe, environments, folder=model, say=lambda text: None)
-    section = SglangEngine(type="sglang", launch=False, urls=[url]) if url else recipe.rollout.engine
-    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": section})})
-    async with AsyncExitStack() as stack:
-        engine, player, _ = open_engine(recipe, policy, environments, stack, folder=folder, say=say)
-        await engine.start()
-        if url is None:
-            await hand_over(engine, section, policy.model)
-        yield player
-
-
-def load_policy(
-    recipe: Recipe, environments: Mapping[str, EnvRuntime], *, folder: Path | None = None, say: Say = print
-) -> PolicyModel:
-    """Load the model a recipe starts from, or the one in `folder`."""
-    import torch
-
-    from agentrl.learn.model import load_model, slow_bfloat16
-
-    if recipe.run.threads:
-        torch.set_num_threads(recipe.run.threads)
-    torch.manual_seed(seeds.derive(recipe.run.seed, "torch"))
-    texts = list(_texts(recipe, environments)) if recipe.model.type == "scratch" and folder is None else []
-    model, tokenizer = load_model(
-        recipe.model, texts=texts, seed=recipe.run.seed, folder=folder, device=recipe.learner.device
-    )
-    model.eval()
-    weight = next(model.parameters())
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and slow_bfloat16():
-        say("bfloat16 is emulated on this processor, a hundred times slower than float32: set model.dtype: float32")
-    renderer = Renderer(tokenizer)
-    say(str(renderer.report))
-    context = int(model.config.get_text_config().max_position_embeddings)
-    adapted = recipe.model.type == "pretrained" and recipe.model.lora is not None
-    source = folder or (recipe.model.path if recipe.model.type == "pretrained" else None)
-    served = None if adapted else source
-    return PolicyModel(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context), served)
-
-
-def demonstration_tasks(
-    recipe: Recipe, environments: Mapping[str, EnvRuntime], count: int
-) -> list[tuple[EnvRuntime, Task]]:
-    """Choose training tasks for demonstrations: `count` in all, shared among environments by weight, then among levels.
-
-    They come from the far end of the training split where it has one, so that RL meets tasks it was not shown.
-    """
-    total = sum(section.weight for section in recipe.envs)
-    chosen: list[tuple[EnvRuntime, Task]] = []
-    for section in recipe.envs:
-        environment = environments[section.name].make()
-        allowed = recipe.warm_start.levels if recipe.warm_start else None
-        levels = allowed or section.levels or list(environment.levels)
-        share = round(count * section.weight / total)
-        for number in range(share):
-            level, place = levels[number % len(levels)], number // len(levels)
-            index = place if environment.size is None else environment.size - 1 - place % environment.size
-            chosen.append((environments[section.name], task_of(environment, section.split, level, index)))
-    random.Random(seeds.derive(recipe.run.seed, "demonstrations")).shuffle(chosen)
-    return chosen
-
-
-def _texts(recipe: Recipe, environments: Mapping[str, EnvRuntime], count: int = 512) -> Iterator[str]:
-    """Yield what a tokenizer of our own should know: prompts, system messages and what experts write."""
-    hermes = Hermes()
-    for runtime, task in demonstration_tasks(recipe, environments, count):
-        environment = runtime.make()
-        yield environment.system
-        yield task.prompt
-        actions: Sequence[ToolCall | str] = environment.expert(task)
-        for action in actions:
-            yield action if isinstance(action, str) else hermes.write("", (action,))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from agentrl import assembly, judges, seeds
+from agentrl import initial_policy, judges, seeds, serving
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, PolicyJudge, Recipe, SglangEngine, SglangJudge
@@ -43,14 +43,14 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free / 2**30
     yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}; {free:.0f} GiB of disk left"
-    runtimes = stack.enter_context(assembly.runtimes(recipe))
+    runtimes = stack.enter_context(serving.runtimes(recipe))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
     if recipe.judge is not None:
         yield "judge", _judge(recipe, runtimes)
     if recipe.cluster is not None:
         yield "cluster", _cluster(recipe)
-    policy = assembly.load_policy(recipe, runtimes, say=lambda text: None)
+    policy = initial_policy.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
     yield "memory", _memory(recipe, policy.model)
     for name, runtime in runtimes.items():

@@ -176,17 +176,17 @@ def _band(recipe: Recipe) -> tuple[float, float]:
 async def _measure(
     recipe: Recipe, model: Path | None, tasks: int, samples: int, key: bytes, say: Callable[[str], None]
 ) -> list[Level]:
-    from agentrl import assembly, judges
+    from agentrl import judges, serving
     from agentrl.evaluation import evaluate, problems
 
     section = recipe.envs[0]
     folder = recipe.run.out / recipe.run.name / "profile"
-    with assembly.runtimes(recipe, elsewhere=recipe.cluster is not None) as runtimes:
+    with serving.runtimes(recipe, elsewhere=recipe.cluster is not None) as runtimes:
         levels = section.levels or list(runtimes[section.name].make().levels)
         tried = problems(runtimes[section.name], section.split, levels, tasks * len(levels))
         async with (
             judges.open_judge(recipe, runtimes, say=say) as judge,
-            assembly.open_player(recipe, runtimes, model=model, folder=folder, say=say) as player,
+            serving.open_player(recipe, runtimes, model=model, folder=folder, say=say) as player,
         ):
             evaluation = await evaluate(  # all levels together, so that the engine never waits for a level's last one
                 player,

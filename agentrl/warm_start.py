@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from agentrl import assembly, seeds
+from agentrl import initial_policy, seeds
 from agentrl.assembly import Run
 from agentrl.evaluation import seen_hashes
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
@@ -48,7 +48,7 @@ async def demonstrate(run: Run) -> list[Trajectory]:
     """Play the experts' episodes for real, through a scripted engine."""
     recipe, renderer = run.recipe, run.policy.renderer
     assert recipe.warm_start is not None
-    tasks = assembly.demonstration_tasks(recipe, run.runtimes, recipe.warm_start.demonstrations)
+    tasks = initial_policy.demonstration_tasks(recipe, run.runtimes, recipe.warm_start.demonstrations)
     budget = Budget(context=run.policy.context, tokens=run.policy.context)
     slots = asyncio.Semaphore(recipe.sandboxes.boxes)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from agentrl.cli import app, main
+from agentrl.cli import main
+from agentrl.cli.base import app
 
 
 def commands() -> list[list[str]]:

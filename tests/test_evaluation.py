@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentrl import assembly, codec, envs
+from agentrl import codec, envs, initial_policy, serving
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
@@ -62,8 +62,8 @@ class Expert(ScriptedEngine):
 @pytest.fixture(scope="module")
 def found() -> tuple[list[Problem], Renderer, EnvRuntime]:
     recipe = recipes.build(RECIPE)
-    with assembly.runtimes(recipe) as runtimes:
-        renderer = assembly.load_policy(recipe, runtimes, say=lambda text: None).renderer
+    with serving.runtimes(recipe) as runtimes:
+        renderer = initial_policy.load_policy(recipe, runtimes, say=lambda text: None).renderer
         return problems(runtimes["countdown"], "heldout", [1, 2], 6), renderer, runtimes["countdown"]
 
 
@@ -123,7 +123,7 @@ def test_what_could_not_be_graded_counts_as_failed(found: tuple[list[Problem], R
 def test_every_environment_is_evaluated_whatever_the_number_of_tasks() -> None:
     """Fewer tasks than environments, and tasks of two environments with the same ids."""
     recipe = recipes.build({**RECIPE, "envs": [{"name": "countdown", "levels": [1]}, {"name": "files", "levels": [1]}]})
-    with assembly.runtimes(recipe) as runtimes:
+    with serving.runtimes(recipe) as runtimes:
         chosen = problems_of(recipe, EvalSection(tasks=1), runtimes)
         assert [problem.env for problem in chosen] == ["countdown", "files"]
         assert len(problems_of(recipe, EvalSection(tasks=5), runtimes)) == 5

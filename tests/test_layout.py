@@ -14,7 +14,9 @@ check
 redteam
 doctor
 assembly
+serving
 cluster
+initial_policy
 alarms
 evaluation
 judges

@@ -19,7 +19,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from agentrl import assembly, metrics, warm_start
+from agentrl import initial_policy, metrics, serving, warm_start
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.transformers.engine import TransformersEngine
@@ -105,8 +105,8 @@ def test_tasks_of_the_warm_start_count_as_trained_on(write: Callable[..., Path],
     saved = checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints")
     assert saved is not None
     recipe = recipes.load(path)
-    with assembly.runtimes(recipe) as runtimes:
-        shown = [task for _, task in assembly.demonstration_tasks(recipe, runtimes, 16)]
+    with serving.runtimes(recipe) as runtimes:
+        shown = [task for _, task in initial_policy.demonstration_tasks(recipe, runtimes, 16)]
     assert set(saved.metrics["trained"]) == seen_hashes(shown)
 
 

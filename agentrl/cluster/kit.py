@@ -47,7 +47,7 @@ class Kit:
 
 
 def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) -> Kit:
-    """Pack what players need of a policy: an `assembly.PolicyModel`."""
+    """Pack what players need of a policy: an `initial_policy.PolicyModel`."""
     import torch
 
     from agentrl.engines.transformers.decoding import twin

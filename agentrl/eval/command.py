@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl import assembly, evaluation, judges, seeds
+from agentrl import evaluation, judges, seeds, serving
 from agentrl.errors import UserError
 from agentrl.eval import folder as eval_folder
 from agentrl.eval import report as eval_report
@@ -126,7 +126,7 @@ def run_all(
         stored = [_stored(target) for target in targets]
         _same(targets[0].name, stored[0][1], [(t.name, rules) for t, (_, rules) in zip(targets, stored, strict=True)])
         return _report(targets, [results for results, _ in stored], stored[0][1], ks, pairs, curve)
-    with assembly.runtimes(base, elsewhere=base.cluster is not None) as runtimes:
+    with serving.runtimes(base, elsewhere=base.cluster is not None) as runtimes:
         problems = problems_of(base, section, runtimes)
         seed = seeds.derive(base.run.seed, "eval")
         versions, judge = source_versions(runtimes), judges.judge_of(runtimes)
@@ -211,7 +211,7 @@ async def _try(
         judge: judges.Judge | None = None
         if have < total:
             judge = await stack.enter_async_context(judges.open_judge(base, runtimes, say=say))
-            opened = assembly.open_player(
+            opened = serving.open_player(
                 recipe, runtimes, model=target.model, url=target.url, folder=folder.side(number), say=say
             )
             player = await stack.enter_async_context(opened)

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from agentrl import assembly, envs
+from agentrl import envs, serving
 from agentrl.evaluation import Evaluation, evaluate, problems
 from agentrl.recipe import Recipe
 from agentrl.rollout import render
@@ -81,8 +81,8 @@ async def play(recipe: Recipe, url: str, names: list[str], tasks: int, out: Path
     """Play all environments, one after another, and write what came of it."""
     out.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Any] = {}
-    with assembly.runtimes(recipe) as runtimes:
-        async with assembly.open_player(recipe, runtimes, url=url, folder=out, say=print) as player:
+    with serving.runtimes(recipe) as runtimes:
+        async with serving.open_player(recipe, runtimes, url=url, folder=out, say=print) as player:
             for name in names:
                 began = time.monotonic()
                 levels = list(envs.load(name).levels)

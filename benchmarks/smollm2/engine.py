@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 from safetensors.torch import load_file
 
-from agentrl import assembly, recipe
+from agentrl import recipe, serving
 from agentrl.engines.base import Weights
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.evaluation import evaluate, problems
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
     arguments = parser.parse_args()
     made = recipe.load(arguments.recipe, arguments.set)
-    with assembly.runtimes(made) as worlds:
+    with serving.runtimes(made) as worlds:
         from transformers import AutoConfig, AutoTokenizer
 
         assert made.model.type == "pretrained"

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl import assembly, envs, recipe, sandboxes, seeds
+from agentrl import envs, recipe, sandboxes, seeds, serving
 from agentrl.engines.base import Weights
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.envs.countdown.arithmetic import ExpressionError
@@ -220,7 +220,7 @@ async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
     start = warm_started(run)
     renderer = Renderer(AutoTokenizer.from_pretrained(start))
     rows = []
-    with assembly.runtimes(made) as worlds:
+    with serving.runtimes(made) as worlds:
         world = worlds["countdown"]
         levels = made.eval.levels or made.envs[0].levels or list(world.make().levels)
         tasks = problems(world, made.eval.split, levels, made.eval.tasks)

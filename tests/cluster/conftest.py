@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl import assembly
+from agentrl import initial_policy, serving
 from agentrl.rollout.runtimes import runtimes as make_runtimes
 from tests.cluster.rollouts import DEADLY, MARKED, PATIENT, Loop, digest, environment, play_all, small_recipe
 
@@ -74,9 +74,9 @@ def opened(nodes: Any, loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> 
 
     async def start() -> Any:
         environments = stack.enter_context(make_runtimes(recipe))
-        policy = assembly.load_policy(recipe, environments, say=said.append)
+        policy = initial_policy.load_policy(recipe, environments, say=said.append)
         folder = tmp_path_factory.mktemp("run")
-        engine, players, _ = assembly.open_engine(recipe, policy, environments, stack, folder=folder, say=said.append)
+        engine, players, _ = serving.open_engine(recipe, policy, environments, stack, folder=folder, say=said.append)
         await engine.start()
         return players
 
@@ -103,7 +103,7 @@ def alone(runtimes: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory)
     folder: Path = tmp_path_factory.mktemp("alone")
 
     async def main() -> str:
-        async with assembly.open_player(recipe, runtimes, folder=folder, say=lambda text: None) as player:
+        async with serving.open_player(recipe, runtimes, folder=folder, say=lambda text: None) as player:
             return digest(await play_all(player, runtimes))
 
     return asyncio.run(main())

@@ -14,7 +14,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
 
-from agentrl import assembly
+from agentrl import initial_policy, serving
 from agentrl.rollout.runtimes import runtimes
 
 here = spec_from_file_location(
@@ -38,8 +38,8 @@ async def main(folder: Path) -> dict[str, Any]:
 
     async with AsyncExitStack() as stack:
         environments = stack.enter_context(runtimes(recipe))
-        policy = assembly.load_policy(recipe, environments, say=said.append)
-        opened = assembly.open_engine(recipe, policy, environments, stack, folder=folder, say=said.append)
+        policy = initial_policy.load_policy(recipe, environments, say=said.append)
+        opened = serving.open_engine(recipe, policy, environments, stack, folder=folder, say=said.append)
         engine, players = opened[0], cast(Any, opened[1])
         await engine.start()
         hosts = sorted(player.node for player in players.ready)

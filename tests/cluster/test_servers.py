@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl import assembly
+from agentrl import initial_policy, serving
 from agentrl.cluster.engine import PlayersEngine
 from agentrl.cluster.players import RayPlayers
 from agentrl.cluster.server_actor import fingerprint, node_address, resources
@@ -138,8 +138,8 @@ def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.Mo
     async def main() -> None:
         async with AsyncExitStack() as stack:
             environments = stack.enter_context(runtimes(recipe, elsewhere=True))
-            policy = assembly.load_policy(recipe, environments, say=lambda text: None)
-            engine, players, _ = assembly.open_engine(
+            policy = initial_policy.load_policy(recipe, environments, say=lambda text: None)
+            engine, players, _ = serving.open_engine(
                 recipe, policy, environments, stack, folder=tmp_path, say=lambda text: None
             )
             assert isinstance(engine, PlayersEngine) and isinstance(players, RayPlayers)

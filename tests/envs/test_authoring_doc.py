@@ -51,7 +51,7 @@ def test_the_page_runs(
 def test_the_commands_in_the_guide_exist() -> None:
     from typer.testing import CliRunner
 
-    from agentrl.cli import app
+    from agentrl.cli.base import app
 
     lines = re.findall(r"^\$ agentrl (\w+) (\w+)", GUIDE.read_text(), re.MULTILINE)
     assert len(lines) >= 5

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from agentrl import assembly
 from agentrl import recipe as recipes
+from agentrl import serving
 from agentrl.cli import main
 from agentrl.errors import Halted, RecipeError, UserError
 from agentrl.eval import command as eval_command
@@ -57,7 +57,7 @@ def tasks() -> list[Problem]:
             "envs": [{"name": "countdown", "sandbox": "process", "unsafe": True}],
         }
     )
-    with assembly.runtimes(recipe) as runtimes:
+    with serving.runtimes(recipe) as runtimes:
         return problems_of(recipe, EvalSection(tasks=TASKS, levels=[1, 2]), runtimes)
 
 

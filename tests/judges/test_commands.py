@@ -117,7 +117,7 @@ def test_the_policy_judges_itself_frozen(
 def test_a_frozen_judge_answers_the_same_before_and_after_training(planets: Callable[..., str], write: Write) -> None:
     import asyncio
 
-    from agentrl import assembly, judges
+    from agentrl import judges, serving
     from agentrl.types import Message
 
     path = write(planets("planets_frozen"), {"engine": {"type": "policy"}})
@@ -130,7 +130,7 @@ def test_a_frozen_judge_answers_the_same_before_and_after_training(planets: Call
             async with judges.closing(judge):
                 return [await judge.ask(question, seed=seed, max_tokens=12) for seed in (1, 2)]
 
-        with assembly.runtimes(recipes.load(path)) as runtimes:
+        with serving.runtimes(recipes.load(path)) as runtimes:
             return asyncio.run(ask())
 
     first = answers()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl import assembly, codec, envs
+from agentrl import codec, envs, serving
 from agentrl import recipe as recipes
 from agentrl.engines.openai import MAX_REPLY, OpenaiEngine
 from agentrl.engines.spending import Ceiling, Spending
@@ -38,7 +38,7 @@ def environments() -> Iterator[None]:
             "envs": [{"name": "countdown", "sandbox": "process", "unsafe": True}],
         }
     )
-    with assembly.runtimes(recipe) as runtimes:
+    with serving.runtimes(recipe) as runtimes:
         RUNTIMES.update(runtimes)
         yield
 
