@@ -16,7 +16,7 @@ help:
 	@echo "make bench      the benchmarks, into docs/evidence/"
 	@echo "make clean      remove the virtual environment and caches (runs/ stays)"
 
-# One virtual environment, made anew only when what it holds changes.
+# One virtual environment, made again only when what it holds changes.
 $(VENV)/.train: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "agentrl needs Python 3.11 or later: make PYTHON=python3.11"; exit 1; }

@@ -33,12 +33,11 @@ import numpy as np
 
 from agentrl import seeds
 from agentrl.curriculum.group_filter import GroupFilter
-from agentrl.curriculum.sampler import Sampler, Source
+from agentrl.curriculum.sampler import Draw, Sampler, Source
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.learn.model import scratch_tokenizer
 from agentrl.recipe import GroupFilterSection, UniformCurriculum
-from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
@@ -204,16 +203,6 @@ class Workload:
         return random.Random(f"{group}/{index}").uniform(0.8, 1.2) * (self.times_slower if slow else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    env: str
-    task: Task
-    group: int
-    task_index: int = 0
-    predicted: float | None = None
-    belief: tuple[float, float] | None = None
-
-
 class TaskDraws:
     """Hands out a workload's tasks, lost ones again."""
 
@@ -222,7 +211,7 @@ class TaskDraws:
         self._new, self._handed = 0, dict[int, Task]()
         self._lost: list[Task] = []
 
-    def next(self) -> _Drawn:
+    def next(self) -> Draw:
         """Return the next draw."""
         if self._lost:
             task = self._lost.pop(0)
@@ -232,7 +221,7 @@ class TaskDraws:
             self._new += 1
         number = len(self._handed)
         self._handed[number] = task
-        return _Drawn("work", task, number)
+        return Draw("work", task, number, 0)
 
     def redraw(self, number: int) -> None:
         """Hand a draw's task out again, under a new number."""

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 
 from agentrl import codec, evaluation, seeds
 from agentrl.curriculum.group_filter import GroupFilter
+from agentrl.curriculum.sampler import Draw
 from agentrl.engines.base import Sampling
 from agentrl.envs.play import Action, message_of
 from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem
 from agentrl.recipe import GroupFilterSection
 from agentrl.redteam.byte_tokenizer import renderer
 from agentrl.redteam.target import Target
-from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
@@ -327,22 +327,10 @@ class _Draws:
 
     def next(self) -> Draw:
         self.number += 1
-        return OneDraw(env=self.stand.runtime.name, task=self.stand.task, group=self.number)
+        return Draw(env=self.stand.runtime.name, task=self.stand.task, group=self.number, task_index=0)
 
     def redraw(self, number: int) -> None:
         """Do nothing: every draw is of the same task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneDraw:
-    """A drawn task."""
-
-    env: str
-    task: Task
-    group: int
-    task_index: int = 0
-    predicted: float | None = None
-    belief: tuple[float, float] | None = None
 
 
 # Being late ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from agentrl.cluster import connect
 from agentrl.errors import UserError
 from agentrl.recipe import ClusterSection
 from tests.cluster.rollouts import RECIPE
+from tests.processes import process_family
 
 FULL = bool(os.environ.get("AGENTRL_FULL"))
 
@@ -85,21 +86,6 @@ def _listens(port: int) -> bool:
         return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
-def descendants(pid: int) -> set[int]:
-    """Return every process that descends from one."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    family = {pid}
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    return family - {pid}
-
-
 def marked(mark: str) -> list[str]:
     """Return the command lines of all processes whose environment holds a mark."""
     lines = []
@@ -162,7 +148,7 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp
             if line.startswith("step 2/"):
                 break
         assert run.poll() is None, "".join(seen)
-        family = descendants(run.pid)
+        family = process_family(run.pid) - {run.pid}
         folders = set(re.findall(r"/tmp/agentrl-ray-\w+", " ".join(marked(mark))))
         assert [os.stat(folder).st_mode & 0o777 for folder in folders] == [0o700]
         assert len([line for line in marked(mark) if "ray" in line]) > 4

@@ -105,27 +105,12 @@ def test_what_counts_as_failed_is_the_same_for_filter_probe_and_weights(draw: Dr
     assert group_filter.weights([group]) == pytest.approx({(3, index): math.exp(-0.0566330) for index in range(4)})
 
 
-def test_the_curriculum_learns_what_the_filter_counts(ladder: Environment, group_of: MakeGroup) -> None:
-    """Level 2 passes half of the time, but is always cut off: with `overlong: fail` it can give no signal."""
-    group_filter = filter_of(overlong="fail")
-    source = Source(name="ladder", environment=ladder, levels=(1, 2))
-    sampler = Sampler(LearnabilityCurriculum(), [source], 0, counted=group_filter.counted_in)
-    rng, levels = np.random.default_rng(0), []
-    for version in range(30):
-        draws = [sampler.next() for _ in range(10)]
-        groups = []
-        for one in draws:
-            group = group_of(one, (rng.random(8) < 0.5).astype(float).tolist(), version)
-            ending: Ending = "max_tokens" if one.task.level == 2 else "done"
-            groups.append(ended(group, *[ending] * 8))
-        sampler.observe(groups)
-        levels += [one.task.level for one in draws]
-    assert levels[100:].count(2) / len(levels[100:]) < 0.1
-
-
-def test_the_curriculum_leaves_tasks_whose_episodes_are_all_masked(ladder: Environment, group_of: MakeGroup) -> None:
-    """With `overlong: mask`, level 2 passes half of the time, but nothing of it is ever in the loss."""
-    group_filter = filter_of(overlong="mask")
+@pytest.mark.parametrize("overlong", ["fail", "mask"])
+def test_the_curriculum_leaves_tasks_whose_episodes_are_all_cut_off(
+    overlong: str, ladder: Environment, group_of: MakeGroup
+) -> None:
+    """Level 2 passes half of the time, but counts as failed or is never in the loss: it can give no signal."""
+    group_filter = filter_of(overlong=overlong)
     source = Source(name="ladder", environment=ladder, levels=(1, 2))
     sampler = Sampler(LearnabilityCurriculum(), [source], 0, counted=group_filter.counted_in)
     rng, levels = np.random.default_rng(0), []

@@ -138,7 +138,7 @@ class Kept:
                 thread.start()
 
     def _try(self, name: str) -> None:
-        with suppress(EngineError):  # whoever asks for it starts it again, and sees why it fails
+        with suppress(EngineError):  # the next test that asks for it starts it again, and sees why it fails
             asyncio.run(self.servers[name].start())
 
     async def started(self, name: str) -> Server:

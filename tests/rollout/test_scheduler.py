@@ -246,7 +246,7 @@ def test_what_a_user_must_mend_ends_the_run_and_leaves_nothing(setting: Setting)
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_ending_early_leaves_no_task_behind(setting: Setting, asynchronous: bool) -> None:
-    """Closing the rounds, and cancelling whoever waits for one (Ctrl-C), both end everything under way."""
+    """Closing the rounds, and cancelling what waits for one (Ctrl-C), both end everything under way."""
     held: set[int] = set()
     begun: list[int] = []
 

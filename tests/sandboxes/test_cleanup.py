@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandboxes import Backend, Sandbox, SandboxSpec
+from tests.processes import process_family
 
 PROGRAM = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 from agentrl import sandboxes
 from agentrl.sandboxes import SandboxSpec
 from agentrl.sandboxes.pool import Pool
@@ -43,23 +44,6 @@ def cgroups(zygote: int) -> list[str]:
         ["find", "/sys/fs/cgroup", "-maxdepth", "6", "-name", f"agentrl-*-{zygote}-*"], capture_output=True, text=True
     )
     return listing.stdout.split()
-
-
-def descendants(pid: int) -> set[int]:
-    """Return every process that descends from one: the zygote's sandboxes and all that runs in them."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    family = {pid}
-    while True:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        if not more:
-            return family
-        family |= more
 
 
 def mounts() -> list[str]:
@@ -93,7 +77,7 @@ def test_nothing_outlives_the_parent(namespace: Backend, ending: str, tmp_path: 
     ) as parent:
         assert parent.stdout is not None
         zygote = int(parent.stdout.readline())
-        family = descendants(zygote)
+        family = process_family(zygote)
         if number is not None:
             assert len(family) >= 1 + 3 * 3  # the zygote; in each of three boxes an init and two sleepers
             parent.send_signal(number)
@@ -111,7 +95,7 @@ def test_a_killed_zygote_takes_its_boxes_along_and_is_replaced(namespace: Backen
     backend = NamespaceBackend()
     box = backend.create(SandboxSpec())
     zygote = backend.zygote()._process.pid
-    family = descendants(zygote)
+    family = process_family(zygote)
     os.kill(zygote, signal.SIGKILL)
     with pytest.raises(SandboxError):
         for _ in range(1000):
@@ -143,7 +127,7 @@ def test_several_zygotes_make_the_same_boxes_and_all_of_them_end(namespace: Back
     assert len({(box.digest(), box.python(look).stdout) for box in boxes}) == 1
     os.kill(zygotes[0], signal.SIGKILL)
     assert all(box.exec(["true"]).ok for pid in zygotes[1:] for box in owners[pid])
-    families = set[int]().union(*map(descendants, zygotes[1:]))
+    families = set[int]().union(*map(process_family, zygotes[1:]))
     for box in boxes:
         box.close()
     with backend.create(spec) as box:
@@ -173,5 +157,5 @@ def test_boxes_leave_no_descriptors_processes_or_groups(namespace: Backend) -> N
             else:
                 box.kill_all()
     del shell, box
-    assert within(5, lambda: descendants(zygote) == {zygote})
+    assert within(5, lambda: process_family(zygote) == {zygote})
     assert left() == before

@@ -176,7 +176,7 @@ def test_a_pool_hands_out_prepared_containers(docker: Backend, sdk: Any) -> None
 
 PROGRAM = """
 import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
 from agentrl import sandboxes
 from agentrl.sandboxes import SandboxSpec
 backend = sandboxes.load("docker")()
