@@ -24,6 +24,7 @@ from .verifier import PROGRAM, SqlVerifier
 DEPTH = {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3}
 """The number of tables at each level."""
 _TRIES = 200
+_DENIED = "not authorized"
 
 
 def plan(split: Split, level: int, index: int) -> Plan:
@@ -59,8 +60,9 @@ class Sql(Environment):
     size = 10_000
     verifier = SqlVerifier()
     system = (
-        "The tool query runs SQL (SQLite) on the database. Asked for a query, end with that query alone: it is run on "
-        "other data too. Asked for a change, make it, then say done."
+        "The tool query runs SQL (SQLite) on the database. Where the task says to write one query, end with a message "
+        "that is that SQL query itself, not its result: it is run on other data too. Otherwise change the database with "
+        "the tool, then say done."
     )
     max_turns = 12
 
@@ -100,7 +102,8 @@ class Sql(Environment):
         except Malformed:
             raise ValueError("the statement did not come to an end") from None
         if not isinstance(reply, dict) or "text" not in reply:
-            raise ValueError(str(reply.get("error", "")) if isinstance(reply, dict) else "no result")
+            error = str(reply.get("error", "")) if isinstance(reply, dict) else "no result"
+            raise ValueError(error.replace(_DENIED, f"{_DENIED}; {_allowed(self.given)}"))
         return str(reply["text"])
 
     def expert(self, task: Task) -> list[ToolCall | str]:
@@ -117,6 +120,11 @@ class Sql(Environment):
         if any(statement.startswith(("CREATE", "ALTER")) for statement in statements):
             return [[*(ToolCall(name="query", arguments={"sql": f"{s};"}) for s in statements), "done"]]
         return [[*(ToolCall(name="query", arguments={"sql": s}) for s in _rewritten(task)), "done"]]
+
+
+def _allowed(task: Task) -> str:
+    """Return which statements a task allows, as the policy is told."""
+    return "change the tables of the task only" if task.setup["writable"] else "the database is read-only: use SELECT"
 
 
 def _rewritten(task: Task) -> list[str]:
