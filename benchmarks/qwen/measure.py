@@ -89,7 +89,13 @@ def write(args: argparse.Namespace, played: list[tuple[Problem, Trajectory]], be
             args.episodes.mkdir(parents=True, exist_ok=True)
             with gzip.open(args.episodes / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
                 file.writelines(json.dumps(episode(t)) + "\n" for _, t in mine)
-    protocol = {"temperature": 1.0, "tokens_per_episode": args.tokens, "tasks_per_level": args.tasks, "split": "heldout"}
+    protocol = {
+        "model": Path(args.model).name,
+        "temperature": 1.0,
+        "tokens_per_episode": args.tokens,
+        "tasks_per_level": args.tasks,
+        "split": "heldout",
+    }
     report = {**protocol, "seconds": round(time.monotonic() - began, 1), "environments": by_env}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -121,7 +127,14 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         folder = args.out.parent
         async with assembly.open_player(recipe, runtimes, url=args.url, folder=folder, say=say) as player:
             playing = evaluate(
-                player, chosen, samples=1, seed=0, key=new_key(), concurrency=args.concurrency, progress=progress, record=keep
+                player,
+                chosen,
+                samples=1,
+                seed=0,
+                key=new_key(),
+                concurrency=args.concurrency,
+                progress=progress,
+                record=keep,
             )
             try:
                 await asyncio.wait_for(playing, args.limit)

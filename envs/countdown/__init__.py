@@ -53,9 +53,9 @@ class Countdown(Environment):
     size = 10_000
     verifier = Reaches()
     system = (
-        "Find an expression that equals the target. It may use the given numbers only, each at most once, with + - * / "
-        "and parentheses. Try expressions with calculate. When one reaches the target, end with it in one line, such as\n"
-        "Answer: (1 + 2) * 3"
+        "Find an expression that equals the target. It may use the given numbers only, each at most once, with "
+        "+ - * / and parentheses. Try expressions with calculate. When one reaches the target, end with it in one "
+        "line, such as\nAnswer: (1 + 2) * 3"
     )
     max_turns = 10
 

@@ -62,8 +62,9 @@ class Repair(Environment):
     size = 10_000
     verifier = HiddenTests(cases, artifact="", module="lib")
     system = (
-        "Fix the code so that it does what its docstrings say, in all cases; the tests show only some. Call one tool per "
-        "message and look at its result: read the file, edit the wrong lines, run the tests. When they pass, say done."
+        "Fix the code so that it does what its docstrings say, in all cases; the tests show only some. Call one tool "
+        "per message and look at its result: read the file, edit the wrong lines, run the tests. When they pass, say "
+        "done."
     )
     max_turns = 24
 

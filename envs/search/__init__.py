@@ -28,8 +28,8 @@ class Search(Environment):
     size = 10_000
     verifier = Answer(check=_right)
     system = (
-        "Answer the question from the documents: search finds them, open shows what one says. Open a document before you "
-        "rely on it. If documents disagree, the newest is right. End with the name alone, without any other word."
+        "Answer the question from the documents: search finds them, open shows what one says. Open a document before "
+        "you rely on it. If documents disagree, the newest is right. End with the name alone, without any other word."
     )
     max_turns = 24
 

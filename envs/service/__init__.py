@@ -101,9 +101,9 @@ class Service(Environment):
     size = 10_000
     verifier = Desk()
     system = (
-        "You are a shop's service desk. Read the policy and look up the order first. Settle each request with one call: "
-        "do it, or decline it by the number of the rule it breaks. Then tell the customer what you did. What you write "
-        "without a call goes to the customer."
+        "You are a shop's service desk. Read the policy and look up the order first. Settle each request with one "
+        "call: do it, or decline it by the number of the rule it breaks. Then tell the customer what you did. What you "
+        "write without a call goes to the customer."
     )
     max_turns = 32
 

@@ -24,7 +24,6 @@ from .verifier import PROGRAM, SqlVerifier
 DEPTH = {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3}
 """The number of tables at each level."""
 _TRIES = 200
-_DENIED = "not authorized"
 
 
 def plan(split: Split, level: int, index: int) -> Plan:
@@ -61,8 +60,8 @@ class Sql(Environment):
     verifier = SqlVerifier()
     system = (
         "The tool query runs SQL (SQLite) on the database. Where the task says to write one query, end with a message "
-        "that is that SQL query itself, not its result: it is run on other data too. Otherwise change the database with "
-        "the tool, then say done."
+        "that is that SQL query itself, not its result: it is run on other data too. Otherwise change the database "
+        "with the tool, then say done."
     )
     max_turns = 12
 
@@ -103,7 +102,7 @@ class Sql(Environment):
             raise ValueError("the statement did not come to an end") from None
         if not isinstance(reply, dict) or "text" not in reply:
             error = str(reply.get("error", "")) if isinstance(reply, dict) else "no result"
-            raise ValueError(error.replace(_DENIED, f"{_DENIED}; {_allowed(self.given)}"))
+            raise ValueError(f"{error}; {_allowed(self.given)}" if error == "not authorized" else error)
         return str(reply["text"])
 
     def expert(self, task: Task) -> list[ToolCall | str]:

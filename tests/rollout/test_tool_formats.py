@@ -394,7 +394,7 @@ def test_a_whole_call_may_end_with_another_tag_or_with_the_next_call(end: str) -
 
 
 def test_a_call_that_names_only_its_tool_has_no_arguments() -> None:
-    """Models leave the arguments out where a tool takes none; where it takes some, validation says which are missing."""
+    """Models leave the arguments out where a tool takes none; elsewhere validation says which are missing."""
     call = ToolCall(name="look")
     assert hermes.read('<tool_call>{"name": "look"}</tool_call>').calls == (call,)
     assert mistral.read('[TOOL_CALLS] [{"name": "look"}]').calls == (call,)
