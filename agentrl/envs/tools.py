@@ -86,6 +86,8 @@ class Tool:
         place = ".".join(map(str, error["loc"]))
         if error["type"] in ("int_type", "float_type", "bool_type") and isinstance(arguments.get(place), str):
             return f"{place}: {error['msg']}, not a text: write it without quotes"
+        if error["type"] == "string_type":
+            return f"{place}: {error['msg']}: write one text in quotes"
         if error["type"] == "extra_forbidden":
             near = difflib.get_close_matches(place, self.arguments.model_fields, n=1) if len(place) <= MAX_NEAR else []
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.arguments.model_fields)}"

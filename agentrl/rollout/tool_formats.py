@@ -143,6 +143,8 @@ def _call(value: Any, arguments_key: str, *, ids: bool = False) -> ToolCall:
         raise _Refused('the call has no "name"')
     if not isinstance(value["name"], str) or not value["name"]:
         raise _Refused(f'"name" must be a string, got {_kind(value["name"])}')
+    if arguments_key not in value and not unknown:  # as for a tool that takes none; for others validation says so
+        value = {**value, arguments_key: {}}
     if arguments_key not in value:
         raise _Refused(f'the call of {value["name"][:QUOTED]!r} has no "{arguments_key}"')
     if not isinstance(value[arguments_key], dict):
@@ -223,8 +225,8 @@ class Hermes:
         """Return the call whose opening tag ends at `start`, and where the text after it begins.
 
         The template of Qwen2.5-Coder shows its model a call in doubled braces by mistake, and the model writes them;
-        the second pair adds nothing and is left out. A whole call at the end of a message needs no closing tag:
-        nothing else can follow it.
+        the second pair adds nothing and is left out. A whole call at the end of a message or before the next one needs
+        no closing tag, and may have another one of the template's: what it says is the same.
         """
         try:
             doubled = _DOUBLED.match(text, start)
@@ -234,6 +236,8 @@ class Hermes:
                 end = _space(text, end + 1)
             if _END.fullmatch(text, end):
                 return _call(value, "arguments"), len(text)
+            if (other := _OTHER_END.match(text, end)) is not None:
+                return _call(value, "arguments"), other.end()
             if not text.startswith(self._close, end):
                 after = text[end : end + 20].split("\n")[0]
                 raise _Refused(f"{self._close} expected after the JSON, found {after!r}")
@@ -315,6 +319,7 @@ class Llama:
 
 _DOUBLED = re.compile(r"\s*+\{\s*+\{")
 _END = re.compile(r"\s*+(?:```\s*+)?")
+_OTHER_END = re.compile("</tool_response>|</tools>|(?=<tool_call>)")
 
 
 def _space(text: str, place: int) -> int:

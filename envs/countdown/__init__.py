@@ -52,8 +52,12 @@ class Countdown(Environment):
     levels = range(min(LEVELS), max(LEVELS) + 1)
     size = 10_000
     verifier = Reaches()
-    system = "Reach the target with + - * / and parentheses, each number at most once. End with the expression alone."
-    max_turns = 6
+    system = (
+        "Find an expression that equals the target. It may use the given numbers only, each at most once, with "
+        "+ - * / and parentheses. Try expressions with calculate. When one reaches the target, end with it in one "
+        "line, such as\nAnswer: (1 + 2) * 3"
+    )
+    max_turns = 10
 
     def task(self, split: Split, level: int, index: int) -> Task:
         drawn = puzzle(split, level, index)
@@ -69,12 +73,19 @@ class Countdown(Environment):
 
     @tool
     def calculate(self, expression: str) -> str:
-        """Compute an expression exactly.
+        """Compute an expression exactly, and compare it with the target.
 
         Args:
             expression: numbers with + - * / and parentheses
         """
-        return str(evaluate(expression).value)
+        answer, setup = evaluate(expression), self.given.setup
+        extra = Counter(answer.numbers) - Counter(setup["numbers"])
+        if extra:
+            numbers = ", ".join(map(str, sorted(extra.elements())))
+            return f"{answer.value}, but not given, or used too often: {numbers}"
+        if answer.value == setup["target"]:
+            return f"{answer.value}, the target: end with this expression"
+        return f"{answer.value}, not the target {setup['target']}"
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         """Return the solution, in about half of the tasks after one or two misses: they show how to react to a miss."""

@@ -15,6 +15,7 @@ MAX_LENGTH = 200
 MAX_DEPTH = 20
 MAX_VALUE = 10**15
 
+_ALLOWED = "write whole numbers, + - * / and parentheses"
 _TOKEN = re.compile(r" *([0-9]+|[-+*/()])")
 
 
@@ -45,7 +46,7 @@ def _tokens(text: str) -> list[str]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ExpressionError(f"unexpected {text[at:].lstrip(' ')[:1]!r} in the expression")
+            raise ExpressionError(f"unexpected {text[at:].lstrip(' ')[:1]!r} in the expression; {_ALLOWED}")
         tokens.append(match[1])
         at = match.end()
     return tokens

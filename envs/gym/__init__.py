@@ -36,7 +36,7 @@ class Gym(Environment):
     levels = range(1, 7)
     size = 10_000
     verifier = Played()
-    system = "Play the game with the tool, one move a call. Stop only when it is over."
+    system = "Play the game with the tool act, one move per call. See where you are after each. Go on until it is over."
     max_turns = 40
 
     def __init__(
@@ -94,10 +94,10 @@ class Gym(Environment):
         """Make a move.
 
         Args:
-            action: the name of the move
+            action: one of the moves that the task lists
         """
         if action not in self._game.actions:
-            raise ValueError(f"the moves are: {', '.join(self._game.actions)}")
+            raise ValueError(f"there is no move {action[:20]!r}; write one of: {', '.join(self._game.actions)}")
         observation, reward, terminated, truncated, _ = self._env.step(self._game.actions.index(action))
         state = self._state
         state["steps"] += 1

@@ -85,7 +85,10 @@ class FrozenLake(Game):
     """Generated lakes, see lakes.py."""
 
     actions = tuple(lakes.MOVES)
-    rules = "Cross the lake from A to G over F without falling into a hole H. The edge stops you."
+    rules = (
+        "Walk from A to G over F without stepping on a hole H. up and down change the row, left and right the column; "
+        "row 1 is at the top, column 1 at the left. The edge stops you."
+    )
     rule = Rule("goal", reward=1.0)
 
     def start(self, split: Split, level: int, index: int) -> Start:
@@ -100,8 +103,7 @@ class FrozenLake(Game):
     def show(self, start: Start, observation: Any, env: Env | None) -> str:
         rows = [row.replace("S", "F") for row in start.kwargs["desc"]]
         row, column = divmod(int(observation), len(rows[0]))
-        rows[row] = f"{rows[row][:column]}A{rows[row][column + 1 :]}"
-        return "\n".join(rows)
+        return _grid(rows, row, column)
 
 
 class Taxi(Game):
@@ -123,9 +125,8 @@ class Taxi(Game):
         at = 1 + 2 * column
         rows[row] = f"{rows[row][:at]}A{rows[row][at + 1 :]}"
         where = "in the taxi" if passenger == 4 else f"at {self._PLACES[passenger]}"
-        return "\n".join(
-            [*rows, f"taxi A in row {row + 1}, passenger {where}, destination {self._PLACES[destination]}"]
-        )
+        taxi_at = f"taxi A in row {row + 1}, column {column + 1}"
+        return "\n".join([*rows, f"{taxi_at}, passenger {where}, destination {self._PLACES[destination]}"])
 
 
 class CliffWalking(Game):
@@ -140,8 +141,20 @@ class CliffWalking(Game):
 
     def show(self, start: Start, observation: Any, env: Env | None) -> str:
         cells = "." * 36 + "S" + "C" * 10 + "G"
-        cells = f"{cells[: int(observation)]}A{cells[int(observation) + 1 :]}"
-        return "\n".join(cells[at : at + 12] for at in range(0, 48, 12))
+        row, column = divmod(int(observation), 12)
+        return _grid([cells[at : at + 12] for at in range(0, 48, 12)], row, column)
+
+
+def _grid(rows: list[str], row: int, column: int) -> str:
+    """Return a map with the player on it, and where the player and the goal are.
+
+    Spaces part the cells: a tokenizer makes words of cells that touch, and a policy cannot count columns in those.
+    """
+    cells = [list(line) for line in rows]
+    cells[row][column] = "A"
+    goal = next((y, x) for y, line in enumerate(rows) for x, cell in enumerate(line) if cell == "G")
+    where = f"A in row {row + 1}, column {column + 1}; G in row {goal[0] + 1}, column {goal[1] + 1}"
+    return "\n".join([*(" ".join(line) for line in cells), where])
 
 
 class Other(Game):

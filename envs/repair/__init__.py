@@ -61,7 +61,11 @@ class Repair(Environment):
     levels = range(min(LEVELS), max(LEVELS) + 1)
     size = 10_000
     verifier = HiddenTests(cases, artifact="", module="lib")
-    system = "Make the code do what its docstrings say, in all cases. The tests show only some. Then say done."
+    system = (
+        "Fix the code so that it does what its docstrings say, in all cases; the tests show only some. Call one tool "
+        "per message and look at its result: read the file, edit the wrong lines, run the tests. When they pass, say "
+        "done."
+    )
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:
@@ -104,17 +108,19 @@ class Repair(Environment):
 
         Args:
             path: the file
-            old: a text that stands in it exactly once
-            new: what to put in its place
+            old: lines copied from the file, which stand there exactly once
+            new: the right lines for their place
         """
         text = self._text(_inside(path))
         count = text.count(old) if old else 0
-        if count != 1:
-            raise ValueError(f"the old text stands {count} times in {path}; it must stand there exactly once")
+        if count == 0:
+            raise ValueError(f"the old text is not in {path}; read the file and copy the lines to change from it")
+        if count > 1:
+            raise ValueError(f"the old text stands {count} times in {path}; copy more lines around it")
         if new == old:
-            raise ValueError("the old text and the new one are the same; nothing would change")
+            raise ValueError("the old text and the new one are the same; write the new one as it should be")
         self.box.write(path, text.replace(old, new).encode("utf-8", "replace"))
-        return "edited"
+        return "edited; now run the tests"
 
     def _text(self, path: str) -> str:
         """Return a file that may be edited. Its size is asked for in the sandbox: what is too long never gets here."""

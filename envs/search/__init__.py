@@ -27,7 +27,10 @@ class Search(Environment):
     levels = range(min(LEVELS), max(LEVELS) + 1)
     size = 10_000
     verifier = Answer(check=_right)
-    system = "Look things up with search and open, then say the name alone. If documents disagree, the newest is right."
+    system = (
+        "Answer the question from the documents: search finds them, open shows what one says. Open a document before "
+        "you rely on it. If documents disagree, the newest is right. End with the name alone, without any other word."
+    )
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:
@@ -56,14 +59,15 @@ class Search(Environment):
             query: words, such as a name
         """
         ids = self._index.search(query)
-        return "\n".join(f"{id} {self._index.heading(id)}" for id in ids) or "nothing found"
+        lines = [f"id {id}: {self._index.heading(id)}" for id in ids]
+        return "\n".join(lines) or "nothing found; search for a name of the question or of a document"
 
     @tool(output_limit=2_000)
     def open(self, id: Id) -> str:
         """Read a document.
 
         Args:
-            id: its number, as search gave it
+            id: its id, as search gave it
         """
         return self._index.text(id)
 

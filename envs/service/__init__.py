@@ -101,8 +101,9 @@ class Service(Environment):
     size = 10_000
     verifier = Desk()
     system = (
-        "You are a shop's service desk. Follow the policy. Settle each request with a tool: do it, or decline it by "
-        "the number of the rule it breaks. Then tell the customer."
+        "You are a shop's service desk. Read the policy and look up the order first. Settle each request with one "
+        "call: do it, or decline it by the number of the rule it breaks. Then tell the customer what you did. What you "
+        "write without a call goes to the customer."
     )
     max_turns = 32
 
@@ -239,7 +240,7 @@ class Service(Environment):
             rule: the number of the rule it breaks
         """
         if rule > self.given.setup["rules"]:
-            raise ValueError(f"the policy has no rule {rule}")
+            raise ValueError(f"the policy has no rule {rule}; read_policy shows the rules")
         return self._act("decline", order, rule)
 
     def _order(self, order: int) -> dict[str, Any]:
@@ -252,7 +253,7 @@ class Service(Environment):
         self._order(order)
         self._log.append([name, order, *rest])
         apply(self._tables, self._log[-1])
-        return "recorded"
+        return f"recorded: {name} for order {order}. Do not repeat it; settle what is left, or tell the customer"
 
     # Solutions ----------------------------------------------------------------------------------------------------
 

@@ -59,8 +59,9 @@ class Sql(Environment):
     size = 10_000
     verifier = SqlVerifier()
     system = (
-        "The tool query runs SQL (SQLite) on the database. Asked for a query, end with that query alone: it is run on "
-        "other data too. Asked for a change, make it, then say done."
+        "The tool query runs SQL (SQLite) on the database. Where the task says to write one query, end with a message "
+        "that is that SQL query itself, not its result: it is run on other data too. Otherwise change the database "
+        "with the tool, then say done."
     )
     max_turns = 12
 
@@ -100,7 +101,8 @@ class Sql(Environment):
         except Malformed:
             raise ValueError("the statement did not come to an end") from None
         if not isinstance(reply, dict) or "text" not in reply:
-            raise ValueError(str(reply.get("error", "")) if isinstance(reply, dict) else "no result")
+            error = str(reply.get("error", "")) if isinstance(reply, dict) else "no result"
+            raise ValueError(f"{error}; {_allowed(self.given)}" if error == "not authorized" else error)
         return str(reply["text"])
 
     def expert(self, task: Task) -> list[ToolCall | str]:
@@ -117,6 +119,11 @@ class Sql(Environment):
         if any(statement.startswith(("CREATE", "ALTER")) for statement in statements):
             return [[*(ToolCall(name="query", arguments={"sql": f"{s};"}) for s in statements), "done"]]
         return [[*(ToolCall(name="query", arguments={"sql": s}) for s in _rewritten(task)), "done"]]
+
+
+def _allowed(task: Task) -> str:
+    """Return which statements a task allows, as the policy is told."""
+    return "change the tables of the task only" if task.setup["writable"] else "the database is read-only: use SELECT"
 
 
 def _rewritten(task: Task) -> list[str]:

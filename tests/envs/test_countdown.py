@@ -111,16 +111,25 @@ def test_right_answers(answer: str) -> None:
     assert score(answer) == (1.0, ("the expression reaches the target",))
 
 
+ALLOWED = "write whole numbers, + - * / and parentheses"
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
         ("25", "not given, or used too often: [25]"),
         ("5*5*3/3", "not given, or used too often: [3]"),
         ("5+5", "the expression comes to 10"),
-        ("5*5 = 25", "the answer cannot be read: unexpected '=' in the expression"),
+        (
+            "5*5 = 25",
+            "the answer cannot be read: unexpected '=' in the expression; write whole numbers, + - * / and parentheses",
+        ),
         ("Answer: 5*5\nAnswer: 3", "the answer cannot be read: the message holds more than one answer"),
         ("", "the answer cannot be read: the expression is empty"),
-        ("the answer is 5*5", "the answer cannot be read: unexpected 't' in the expression"),
+        (
+            "the answer is 5*5",
+            "the answer cannot be read: unexpected 't' in the expression; write whole numbers, + - * / and parentheses",
+        ),
     ],
 )
 def test_wrong_answers(answer: str, why: str) -> None:
@@ -130,11 +139,17 @@ def test_wrong_answers(answer: str, why: str) -> None:
 def test_the_calculator_says_what_is_wrong(where: Stage) -> None:
     environment = Countdown()
     task = environment.task("train", 1, 0)
-    calls = [ToolCall(name="calculate", arguments={"expression": text}) for text in ("7/2", "1/0", "2**9")]
+    (first, second), target = task.setup["numbers"], task.setup["target"]
+    texts = ("7/2", f"{first}+{second}*{first}", f"-{first}", task.secret["solution"], "1/0", "2.5", "2**9")
+    calls = [ToolCall(name="calculate", arguments={"expression": text}) for text in texts]
     played = asyncio.run(play(environment, task, calls, where))
     assert [m.content for m in played.messages if m.role == "tool"] == [
-        "<out>7/2</out>",
+        "<out>7/2, but not given, or used too often: 2, 7</out>",
+        f"<out>{first + second * first}, but not given, or used too often: {first}</out>",
+        f"<out>{-first}, not the target {target}</out>",
+        f"<out>{target}, the target: end with this expression</out>",
         "<out>error: division by zero</out>",
+        f"<out>error: unexpected '.' in the expression; {ALLOWED}</out>",
         "<out>error: unexpected '*' in the expression</out>",
     ]
 

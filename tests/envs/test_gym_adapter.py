@@ -29,7 +29,7 @@ def test_an_episode_by_hand() -> None:
     assert (first, info["task"], info["level"]) == (task.prompt, "countdown/heldout/1/3", 1)
     solution = task.secret["solution"]
     step = env.step({"name": "calculate", "arguments": {"expression": solution}})
-    assert step[:4] == (f"<out>{task.setup['target']}</out>", 0.0, False, False)
+    assert step[:4] == (f"<out>{task.setup['target']}, the target: end with this expression</out>", 0.0, False, False)
     ended: Any = env.step(solution)
     assert ended[:4] == ("", 1.0, True, False)
     assert (ended[4]["ending"], ended[4]["evidence"]) == ("done", ["the expression reaches the target"])
@@ -44,9 +44,10 @@ def test_turns_that_run_out_truncate_and_are_graded() -> None:
     env = GymEnv("countdown", max_turns=2)
     env.reset(seed=1)
     call = {"name": "calculate", "arguments": {"expression": "1+1"}}
-    assert env.step(call)[:4] == ("<out>2</out>", 0.0, False, False)
+    seen = "<out>2, but not given, or used too often: 1, 1</out>"
+    assert env.step(call)[:4] == (seen, 0.0, False, False)
     text, reward, terminated, truncated, info = env.step(call)
-    assert (text, reward, terminated, truncated, info["ending"]) == ("<out>2</out>", 0.0, False, True, "max_turns")
+    assert (text, reward, terminated, truncated, info["ending"]) == (seen, 0.0, False, True, "max_turns")
     env.close()
 
 

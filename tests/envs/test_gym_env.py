@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import statistics
 from typing import Any
 
@@ -70,19 +71,27 @@ def test_what_is_seen_and_said(where: Stage) -> None:
     found = played(where, moves("left", "fly", "up"), kwargs=SMALL)
     assert found.messages[1].content.startswith("Play the game. At most 40 moves: left, down, right, up.\n")
     task = Gym().task("train", 1, 0)
-    side = task.prompt.splitlines()[1:]
-    assert (len(side), "".join(side).count("A"), "".join(side).count("G")) == (5, 1, 1)
+    *side, last = (line.split(" ") for line in task.prompt.splitlines()[1:])
+    assert [len(row) for row in side] == [5] * 5
+    (row, column), goal = (
+        next((y, x) for y, line in enumerate(side, 1) for x, cell in enumerate(line, 1) if cell == letter)
+        for letter in "AG"
+    )
+    where_told = f"A in row {row}, column {column}; G in row {goal[0]}, column {goal[1]}"
+    assert " ".join(last) == where_told
     assert [m.content for m in found.messages if m.role == "tool"][1] == (
-        "<out>error: the moves are: left, down, right, up</out>"
+        "<out>error: there is no move 'fly'; write one of: left, down, right, up</out>"
     )
 
 
 def test_taxi_and_cliff_are_drawn_as_text() -> None:
     taxi = Gym(id="Taxi-v4").task("train", 1, 0).prompt.splitlines()
     assert [len(line) for line in taxi[1:6]] == [11] * 5
-    assert taxi[6].startswith("taxi A in row ") and " passenger at " in taxi[6]
+    assert re.match(r"taxi A in row [1-5], column [1-5], passenger at [RGYB], destination [RGYB]$", taxi[6])
     cliff = Gym(id="CliffWalking-v1").task("train", 1, 0).prompt.splitlines()
-    assert len(cliff) == 5 and sorted(set("".join(cliff[1:]))) in (list(".ACG"), list(".ACGS"))
+    assert [len(line.split(" ")) for line in cliff[1:5]] == [12] * 4
+    assert sorted({cell for line in cliff[1:5] for cell in line.split(" ")}) in (list(".ACG"), list(".ACGS"))
+    assert re.match(r"A in row \d, column \d+; G in row 4, column 12$", cliff[5])
 
 
 def test_a_fall_an_end_of_the_budget_and_an_early_word_score_0(where: Stage) -> None:

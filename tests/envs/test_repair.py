@@ -235,11 +235,13 @@ def test_tools_say_what_is_wrong(where: Stage) -> None:
         ToolCall(name="run_tests"),
     ]
     seen = [m.content for m in played(where, task, *calls).messages if m.role == "tool"]
-    assert seen[0] == f"<out>error: the old text stands 0 times in {path}; it must stand there exactly once</out>"
+    copy = "read the file and copy the lines to change from it"
+    assert seen[0] == f"<out>error: the old text is not in {path}; {copy}</out>"
     assert seen[1] == seen[0]
-    assert seen[2] == "<out>error: the old text and the new one are the same; nothing would change</out>"
+    same = "the old text and the new one are the same; write the new one as it should be"
+    assert seen[2] == f"<out>error: {same}</out>"
     assert seen[3] == "<out>error: give a path of the repository, such as lib/name.py</out>"
-    assert seen[4].startswith("<out>error:") and seen[5] == "<out>edited</out>"
+    assert seen[4].startswith("<out>error:") and seen[5] == "<out>edited; now run the tests</out>"
     assert "cannot be imported: SyntaxError" in seen[6] and seen[6].endswith("0 passed, 1 failed</out>")
 
 

@@ -109,9 +109,9 @@ def test_tools_show_what_there_is_and_say_what_is_wrong(where: Stage) -> None:
     ]
     played = asyncio.run(play(Search(), task, [*calls, "Mo"], where))
     assert [m.content for m in played.messages if m.role == "tool"] == [
-        "<out>1 Bobobon (1450-01-01)\n2 Bobobon (1440-01-01)</out>",
-        "<out>2 Bobobon (1440-01-01)\n1 Bobobon (1450-01-01)\n3 Kikikin (1460-01-01)</out>",
-        "<out>nothing found</out>",
+        "<out>id 1: Bobobon (1450-01-01)\nid 2: Bobobon (1440-01-01)</out>",
+        "<out>id 2: Bobobon (1440-01-01)\nid 1: Bobobon (1450-01-01)\nid 3: Kikikin (1460-01-01)</out>",
+        "<out>nothing found; search for a name of the question or of a document</out>",
         "<out>error: the query holds no word to search for</out>",
         "<out>Kikikin (1460-01-01)\nThe bridges of Kikikin cross Lolon. The feast Mo is held in Kikikin.</out>",
         "<out>error: there is no document 4; search gives the ids of those there are</out>",

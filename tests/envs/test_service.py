@@ -244,7 +244,7 @@ def test_tools_say_what_is_wrong(where: Stage) -> None:
         "<out>error: there is no order 5</out>",
         "<out>error: there is no customer with that id</out>",
         "<out>error: there is no customer of that name</out>",
-        "<out>error: the policy has no rule 99</out>",
+        "<out>error: the policy has no rule 99; read_policy shows the rules</out>",
         "<out>error: an address has 1 to 100 characters</out>",
     ]
     assert played.score == 0.0

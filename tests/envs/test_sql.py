@@ -159,6 +159,7 @@ def test_a_query_cannot_write_or_leave_its_database(where: Stage) -> None:
     whole = played(where, task, *map(run, refused), run("SELECT 7, NULL, 'a'"), task.secret["sql"][0])
     seen = [message.content for message in whole.messages if message.role == "tool"]
     assert all(text.startswith("<out>error: ") for text in seen[:-1]), seen
+    assert seen[0] == "<out>error: not authorized; the database is read-only: use SELECT</out>"
     assert seen[-1] == "<out>7 | NULL | 'a'\n7 | NULL | a</out>"
     assert whole.score == 1.0
     for sql in refused[:1] + refused[-2:]:

@@ -143,7 +143,7 @@ def test_valid_arguments_arrive_as_their_types() -> None:
     [
         ({"colour": "red"}, "paint: what is missing"),
         ({"what": "a", "color": "red", "colour": "red"}, "paint: no argument 'color'; did you mean 'colour'?"),
-        ({"what": 1, "colour": "red"}, "paint: what: Input should be a valid string"),
+        ({"what": 1, "colour": "red"}, "paint: what: Input should be a valid string: write one text in quotes"),
         ({"what": "a", "colour": "green"}, "paint: colour: Input should be 'red' or 'blue'"),
         (
             {"what": "a", "colour": "red", "times": "2"},

@@ -125,7 +125,8 @@ def test_repeated_and_impossible_ids_become_ids_of_our_own() -> None:
 def test_calls_in_the_text_of_a_server_without_a_parser_are_carried_out() -> None:
     text = '<think>hm</think><tool_call>\n{"name": "calculate", "arguments": {"expression": "2*3"}}\n</tool_call>'
     trajectory, _ = play(then_right(said(text)))
-    assert [m.content for m in trajectory.messages if m.role == "tool"] == ["<out>6</out>"]
+    seen = [m.content for m in trajectory.messages if m.role == "tool"]
+    assert seen == ["<out>6, but not given, or used too often: 2, 3</out>"]
     assert trajectory.messages[2].thinking == "hm" and trajectory.outcome.score == 1.0
 
 

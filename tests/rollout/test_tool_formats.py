@@ -57,7 +57,7 @@ def test_a_closing_tag_inside_an_argument_belongs_to_the_argument() -> None:
         ('["look"]', "a call must be a JSON object, got a list"),
         ('{"arguments": {}}', 'the call has no "name"'),
         ('{"name": 3, "arguments": {}}', '"name" must be a string, got a number'),
-        ('{"name": "look"}', "the call of 'look' has no \"arguments\""),
+        ('{"name": "look", "path": "a"}', "the call of 'look' has no \"arguments\""),
         ('{"name": "look", "arguments": "{}"}', '"arguments" must be a JSON object, got a string'),
         ('{"name": "look", "arguments": {}, "note": 1}', "unknown key 'note' beside"),
         ('{"name": "a", "name": "b", "arguments": {}}', "the key 'name' appears twice in one object"),
@@ -112,7 +112,7 @@ def test_nothing_but_a_whole_call_is_ever_executed(text: str, cut: int) -> None:
                 if call.error is None:
                     assert f"{json.dumps(call.name, ensure_ascii=False)}" in said or "\\" in said
                     if tool_format is hermes:
-                        assert "<tool_call>" in said and "</tool_call>" in said
+                        assert "<tool_call>" in said
 
 
 arguments = st.dictionaries(
@@ -148,7 +148,7 @@ def test_mistral() -> None:
         ("[TOOL_CALLS] []", "a list of calls must follow [TOOL_CALLS], got a list"),
         ("[TOOL_CALLS] [{]", "not valid JSON"),
         (f"[TOOL_CALLS] [{GOOD}] bye", "nothing may follow the list of calls, found 'bye'"),
-        ('[TOOL_CALLS] [{"name": "x"}]', 'has no "arguments"'),
+        ('[TOOL_CALLS] [{"name": "x", "y": 1}]', 'has no "arguments"'),
     ):
         (call,) = mistral.read(text).calls
         assert call.error is not None and reason in call.error
@@ -160,7 +160,7 @@ def test_llama() -> None:
     for text, reason in (
         ('{"name": "look", "parameters": {"path": "a"', "not valid JSON"),
         ('{"name": "look", "parameters": {}} and', "nothing may follow the call, found 'and'"),
-        ('{"name": "look"}', 'has no "parameters"'),
+        ('{"name": "look", "path": "a"}', 'has no "parameters"'),
     ):
         (call,) = llama.read(text).calls
         assert call.error is not None and reason in call.error
@@ -251,7 +251,7 @@ def test_errors_stay_short() -> None:
     """A name or a key of 100,000 characters is not repeated in the error."""
     long = "k" * 100_000
     for inside in (
-        f'{{"name": "{long}"}}',
+        f'{{"name": "{long}", "x": 1}}',
         f'{{"name": "look", "arguments": {{}}, "{long}": 1}}',
         f'{{"{long}": 1, "{long}": 2}}',
         f'{{"name": "look", "arguments": {{"x": {"9" * 100_000}e999}}}}',
@@ -384,9 +384,26 @@ def test_hermes_reads_doubled_braces_and_a_whole_call_at_the_end(text: str) -> N
     assert hermes.read(text).calls == (CALL,)
 
 
+@pytest.mark.parametrize("end", ["\n</tool_response>", "</tools>\n", "\n</tool_call>", ""])
+def test_a_whole_call_may_end_with_another_tag_or_with_the_next_call(end: str) -> None:
+    """A small model mixes up its closing tags, or leaves them out; a whole call says what to do all the same."""
+    assert hermes.read(f"I look.\n<tool_call>\n{GOOD}{end}").calls == (CALL,)
+    assert hermes.read(f"<tool_call>\n{GOOD}{end}\n<tool_call>\n{GOOD}{end}").calls == (CALL, CALL)
+    (error,) = errors(f"<tool_call>{GOOD}</b></tool_call>")
+    assert error is not None and "</tool_call> expected after the JSON, found '</b></tool_call>'" in error
+
+
+def test_a_call_that_names_only_its_tool_has_no_arguments() -> None:
+    """Models leave the arguments out where a tool takes none; elsewhere validation says which are missing."""
+    call = ToolCall(name="look")
+    assert hermes.read('<tool_call>{"name": "look"}</tool_call>').calls == (call,)
+    assert mistral.read('[TOOL_CALLS] [{"name": "look"}]').calls == (call,)
+    assert llama.read('{"name": "look"}').calls == (call,)
+
+
 def test_doubled_braces_around_something_else_stay_an_error() -> None:
     """Only the braces are forgiven: what is inside must be one whole call."""
-    assert errors('<tool_call>{{"name": "look"}}</tool_call>') == [
+    assert errors('<tool_call>{{"name": "look", "path": "a"}}</tool_call>') == [
         "this tool call was not carried out: the call of 'look' has no \"arguments\". "
         'Write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
     ]
