@@ -221,7 +221,7 @@ class TaskDraws:
             self._new += 1
         number = len(self._handed)
         self._handed[number] = task
-        return Draw("work", task, number, 0)
+        return Draw(env="work", task=task, group=number, task_index=0)
 
     def redraw(self, number: int) -> None:
         """Hand a draw's task out again, under a new number."""
