@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,10 +54,15 @@ def sources() -> dict[str, Path]:
     return {name: file for name, file in modules.items() if "shims" not in file.parts and "inner" not in file.parts}
 
 
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports(name: str, file: Path) -> Iterator[str]:
     """What a module imports, wherever in it, imports for type checkers included."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -67,6 +73,7 @@ def imports(name: str, file: Path) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Which module imports which."""
     modules = sources()
@@ -128,7 +135,7 @@ def test_torch_stays_where_it_belongs() -> None:
     allowed = ("agentrl.learn.", "agentrl.engines.")
     early = []
     for name, file in sources().items():
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree(file).body:
             roots = []
             if isinstance(node, ast.Import):
                 roots = [alias.name.split(".")[0] for alias in node.names]
@@ -147,7 +154,7 @@ def test_ray_stays_in_the_cluster() -> None:
         inside = name.startswith("agentrl.cluster")
         if not inside and any(target.split(".")[0] == "ray" for target in imports(name, file)):
             outside.append(name)
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree(file).body:
             if isinstance(node, ast.ImportFrom) and not inside and (node.module or "").startswith("agentrl.cluster"):
                 early.append(name)
     assert (outside, early) == ([], [])

@@ -3,12 +3,8 @@
 import asyncio
 import json
 import os
-import random
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,61 +13,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from agentrl import initial_policy, metrics, serving, warm_start
 from agentrl import recipe as recipes
-from agentrl.cli import main
 from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.errors import EngineError
 from agentrl.evaluation import seen_hashes
 from agentrl.learn import checkpoint
-from agentrl.records import entries
 from agentrl.rollout import store
-
-# The entropy bonus gives a gradient that depends on the sampled tokens even while every rollout fails.
-TINY: dict[str, Any] = {
-    "run": {"name": "tiny", "seed": 3, "steps": 4, "threads": 1},
-    "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
-    "envs": [{"name": "files", "levels": [1]}],
-    "warm_start": {"demonstrations": 16, "epochs": 1, "lr": 0.003, "batch": 8},
-    "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 24},
-    "group_filter": {"dynamic_sampling": False},
-    "algorithm": {"entropy_bonus": 0.01},
-    "learner": {"lr": 0.003, "groups_per_step": 2},
-    "eval": None,
-    "checkpoint": {"every": 1},
-}
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    def made(**changes: dict[str, Any]) -> Path:
-        data = {**TINY, "run": {**TINY["run"], "out": str(tmp_path / "runs")}}
-        for section, values in changes.items():
-            data[section] = {**(data.get(section) or {}), **values}
-        path = tmp_path / f"recipe-{len(list(tmp_path.glob('recipe-*')))}.yaml"
-        path.write_text(yaml.safe_dump(data))
-        return path
-
-    return made
-
-
-def train(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["train", *arguments])
-    code = end.value.code
-    return code if isinstance(code, int) else 0
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.latest(run / "checkpoints")
-    assert found is not None
-    return load_file(found.model / "model.safetensors")
-
-
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+from tests.tiny_run import equal, train, weights
+from tests.tiny_run import write as write
 
 
 def test_a_run_learns_and_leaves_everything_behind(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -136,148 +87,6 @@ def test_the_weights_do_not_depend_on_the_load(write: Callable[..., Path], tmp_p
             process.kill()
             process.wait()
     assert equal(weights(tmp_path / "runs" / "alone"), weights(tmp_path / "runs" / "beside"))
-
-
-def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_weights(
-    write: Callable[..., Path], tmp_path: Path
-) -> None:
-    """kill -9, again and again, anywhere: in the warm start, in a rollout, in a step, while a checkpoint is written."""
-    kills = 10 if os.environ.get("AGENTRL_FULL") else 3
-    path = str(write(run={"steps": 8}))
-    assert train(path, "--set", "run.name=calm") == 0
-    calm = tmp_path / "runs" / "calm"
-    rough = tmp_path / "runs" / "rough"
-    rng = random.Random(7)
-    killed = 0
-    while True:
-        resume = ["--resume"] if (rough / "recipe.yaml").exists() else []
-        command = [sys.executable, "-m", "agentrl", "train", path, "--set", "run.name=rough", *resume]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        if killed < kills:
-            if killed == 0:
-                _stop_with_work_to_lose(process, rough)
-            else:
-                _wait_for_some_work(process, rough, rng)
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                killed += 1
-        _, errors = process.communicate(timeout=240)
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, errors.decode()
-    assert killed > 0
-    assert equal(weights(rough), weights(calm))
-
-    def told(run: Path) -> list[tuple[int, float]]:
-        return [(row["step"], row["learn/loss"]) for row in metrics.read(run / "metrics.jsonl", "step")]
-
-    assert told(rough) == told(calm)
-
-    def counted(run: Path) -> dict[tuple[int, int], Any]:
-        rows = [s for s in store.read(run / "trajectories")]
-        assert len({(s.trajectory.group, s.trajectory.index) for s in rows}) == len(rows)
-        return {(s.trajectory.group, s.trajectory.index): (s.trajectory.segments, s.decision) for s in rows}
-
-    assert counted(rough) == counted(calm)
-    index = [row for part in store.parts(rough / "trajectories") for rows, _, _ in entries(part) for row in rows]
-    assert len(index) > len(counted(calm))  # what was taken back is still there, and does not count
-
-
-def _stop_with_work_to_lose(process: "subprocess.Popen[bytes]", run: Path) -> None:
-    """Stopped at a moment when rollouts are on disk that no checkpoint knows of: two groups of two in each step."""
-
-    def to_lose() -> bool:
-        found = checkpoint.latest(run / "checkpoints")
-        return len(list(store.read(run / "trajectories"))) > 4 * (found.step if found else 0)
-
-    while process.poll() is None:
-        if (run / "trajectories").exists() and to_lose():
-            process.send_signal(signal.SIGSTOP)
-            if to_lose():
-                return
-            process.send_signal(signal.SIGCONT)
-        time.sleep(0.02)
-
-
-def _wait_for_some_work(process: "subprocess.Popen[bytes]", run: Path, rng: random.Random) -> None:
-    """Until one more step is in the metrics, and then a random moment longer."""
-
-    def size() -> int:
-        file = run / "metrics.jsonl"
-        return file.stat().st_size if file.exists() else 0
-
-    before, began = size(), time.monotonic()
-    while size() <= before and process.poll() is None and time.monotonic() - began < 120:
-        time.sleep(0.02)
-    time.sleep(rng.random() * 0.8)
-
-
-def test_sigterm_writes_a_checkpoint_and_can_be_resumed(write: Callable[..., Path], tmp_path: Path) -> None:
-    path = str(write(run={"steps": 300}, checkpoint={"every": 0}))
-    run = tmp_path / "runs" / "tiny"
-    process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path], stderr=subprocess.PIPE)
-    _wait_for_some_work(process, run, random.Random(0))
-    process.terminate()
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 3, errors.decode()
-    assert b"--resume" in errors
-    found = checkpoint.latest(run / "checkpoints")
-    assert found is not None
-    assert train(path, "--resume", "--set", f"run.steps={found.step + 1}") == 0
-
-
-def test_what_was_measured_before_a_stop_is_not_measured_again(
-    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Stopped in the warm start, in the evaluation after it and in one between two steps, it goes on from there each
-    time. Resumed when it is done, it only says so; asked about other tasks, it measures those."""
-    path = str(write(run={"steps": 2}, eval={"every": 1, "tasks": 64}))
-    rows = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-
-    def measured() -> list[tuple[str, int]]:
-        return [(row["stage"], row["step"]) for row in metrics.read(rows, "eval")]
-
-    start, sft, middle, end = ("start", 0), ("sft", 0), ("rl", 1), ("end", 2)
-    for kind, made in (("eval", [start]), ("warm_start", [start]), ("step", [start, sft])):
-        resume = ["--resume"] if rows.exists() else []
-        process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path, *resume], stderr=subprocess.PIPE)
-        while process.poll() is None and not list(metrics.read(rows, kind)):
-            time.sleep(0.02)
-        process.terminate()
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 3, errors.decode()
-        assert measured() == made
-    for said in ("after RL against the warm start: ", "all 2 steps are done"):
-        assert train(path, "--resume") == 0
-        assert said in capfd.readouterr().err
-        assert measured() == [start, sft, middle, end]
-    assert len(list(metrics.read(rows, "warm_start"))) == 1
-    assert train(path, "--resume", "--set", "eval.levels=[2]") == 0
-    assert "after warm start" not in capfd.readouterr().err  # that was measured on level 1
-    assert train(path, "--resume", "--set", "eval.levels=[2]", "--set", "run.steps=3") == 0
-    assert measured() == [start, sft, middle, end, end, ("end", 3)]
-
-
-def test_a_run_whose_checkpoints_are_gone_begins_again(
-    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = str(write(run={"steps": 1}, eval={"every": 0, "tasks": 4}))
-    run = tmp_path / "runs" / "tiny"
-    assert train(path) == 0
-    before = list(metrics.read(run / "metrics.jsonl", "eval"))
-    shutil.rmtree(run / "checkpoints")
-    assert train(path, "--resume") == 0
-    assert "begins again" in capfd.readouterr().err
-    after = list(metrics.read(run / "metrics.jsonl", "eval"))
-    assert [row["stage"] for row in after] == ["start", "sft", "end"]
-    assert [row in before for row in after] == [True, False, False]  # only the untrained policy is still the same
-    assert len(list(metrics.read(run / "metrics.jsonl", "step"))) == 1
-
-
-def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert train(str(write(run={"max_hours": 1e-6}))) == 3
-    assert checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints").step == 1  # type: ignore[union-attr]
-    assert "max_hours" in capfd.readouterr().err
 
 
 def test_experts_play_while_the_engine_starts(
@@ -406,21 +215,6 @@ def test_levels_that_do_not_exist_are_refused(write: Callable[..., Path], capfd:
         settings = ["--set", "eval={}"] if key == "eval.levels" else []
         assert train(path, *settings, "--set", f"{key}=[9]") == 2
         assert f"{key.replace('.0', '[]')}: files has the levels 1 to 6, not 9" in capfd.readouterr().err
-
-
-def test_a_run_is_not_resumed_with_another_environment(
-    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = str(write(run={"steps": 1}))
-    assert train(path) == 0
-    sources = tmp_path / "runs" / "tiny" / "sources.json"
-    before = json.loads(sources.read_text())
-    assert sorted(before) == ["environment files", "verifier of files"]
-    sources.write_text(json.dumps({**before, "verifier of files": "FinalState-other"}))
-    assert train(path, "--resume", "--set", "run.steps=2") == 2
-    assert "the source of verifier of files has changed since the run began" in capfd.readouterr().err
-    sources.write_text(json.dumps(before))
-    assert train(path, "--resume", "--set", "run.steps=2") == 0
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])

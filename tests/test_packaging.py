@@ -41,9 +41,10 @@ def test_the_wheel_adds_one_name(wheel: Path) -> None:
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
 def test_both_packages_called_verifiers_keep_their_names(wheel: Path, tmp_path: Path, order: str) -> None:
     """Both are unpacked by pip without their dependencies: only where the files land is in question here."""
-    venv.create(tmp_path / "v", with_pip=True)
+    venv.create(tmp_path / "v")
     python = tmp_path / "v" / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    install = [*pip, "install", "-q", "--no-deps"]
     for package in [str(wheel), PEER] if order == "ours first" else [PEER, str(wheel)]:
         subprocess.run([*install, package], check=True, capture_output=True)
     code = """
@@ -58,7 +59,7 @@ print(verifiers.__name__, verifiers.__file__ == str(pathlib.Path(ours, "verifier
 print(envs.load("countdown").__module__.split(".")[:3])
 """
     outside = [str(Path(m.__file__ or "").parent.parent) for m in (__import__("pydantic"), __import__("numpy"))]
-    done = subprocess.run([str(python), "-c", code, *outside], check=True, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([str(python), "-I", "-c", code, *outside], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "verifiers True",
         "answer",
