@@ -88,6 +88,10 @@ class PlayerActor:
             await self._fit()  # is it this node? Then another one plays it
         return replace(trajectory, task=replace(trajectory.task, setup={}))
 
+    async def check(self) -> None:
+        """Raise PlayerUnfit unless this player's disk and sandboxes are well."""
+        await self._fit()
+
     async def publish(self, version: int, tensors: Any, checksum: str) -> int:
         """Take new weights; `tensors` is what torch.save wrote of them."""
         import torch

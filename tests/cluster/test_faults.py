@@ -162,6 +162,7 @@ def test_a_late_answer_is_counted_and_dropped(
 ) -> None:
     """With a deadline that is too short, rollouts are played several times at once; each still comes once."""
     monkeypatch.setattr("agentrl.cluster.players.MOST_LOSSES", 1000)
+    monkeypatch.setattr("agentrl.cluster.remote.SUSPECT", 1000)  # an honest deadline would blame the rollout
     before, deadline = dict(players.counts), players.deadline_s
     players.deadline_s = 0.5
     try:
