@@ -21,7 +21,6 @@ from agentrl.engines.build import chat
 from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
 from agentrl.envs.task_check import task_of
-from agentrl.errors import RecipeError
 from agentrl.evaluation import Evaluator, Problem
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics
@@ -265,15 +264,10 @@ def runtimes(recipe: Recipe, *, elsewhere: bool = False) -> Iterator[dict[str, E
 
 
 def _check_judge(recipe: Recipe) -> None:
-    """Refuse environments whose verifier asks a judge where there is none, or where none can be asked."""
+    """Refuse environments whose verifier asks a judge where there is none."""
     asking = [name for name, make in makers(recipe).items() if judges.needs_judge(make())]
     if asking and recipe.judge is None:
         raise judges.missing(asking)
-    if asking and recipe.cluster is not None:
-        raise RecipeError(
-            f"cluster: the verifier of {', '.join(asking)} asks a judge, and its budget is counted in one process; "
-            "leave `cluster` out"
-        )
 
 
 def _judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:
@@ -360,6 +354,7 @@ def open_engine(
         players,
         lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),
         servers=engine,
+        judge=judges.judge_of(environments),
         version=version,
     )
     stack.push_async_callback(everywhere.close)

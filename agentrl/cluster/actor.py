@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentrl.cluster.judge import RemoteJudge, asking_for
 from agentrl.cluster.kit import Kit, facts, unpack
 from agentrl.engines.base import Engine, Weights
 from agentrl.errors import AgentRLError, RecipeError
+from agentrl.judges import needs_judge
 from agentrl.rollout.player import LocalPlayer, RequestGate, make_player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
@@ -52,7 +54,10 @@ class PlayerActor:
         recipe, tokenizer, engine = await asyncio.to_thread(unpack, kit, Path(folder))
         bounded = recipe.model_copy(update={"sandboxes": recipe.sandboxes.model_copy(update={"boxes": kit.boxes})})
         try:
-            self._runtimes = self._stack.enter_context(runtimes(bounded))
+            judge = RemoteJudge(kit.judge) if kit.judge is not None else None
+            self._runtimes = self._stack.enter_context(
+                runtimes(bounded, judge=lambda _, environment: judge if needs_judge(environment) else None)
+            )
         except RecipeError as error:
             if "does not work here" in str(error):
                 raise PlayerUnfit(str(error)) from error
@@ -82,6 +87,7 @@ class PlayerActor:
         assert self._player is not None
         self._check_disk()
         player = self._player if temperature is None else self._player.at(temperature)
+        asking_for.set((rollout_id.group, rollout_id.index))
         task = self._runtimes[env].make().task(split, level, rollout_id.task_index)
         trajectory = await player.play(env, task, rollout_id)
         if trajectory.outcome.grade != "graded" or trajectory.outcome.alarm:

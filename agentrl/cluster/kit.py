@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import __version__
+from agentrl.cluster.judge import Address
 from agentrl.engines.base import Engine, Weights
 from agentrl.engines.build import make as make_engine
 from agentrl.recipe import Recipe, SglangEngine
@@ -45,6 +46,8 @@ class Kit:
     """SGLang servers; empty: the player holds the embedded engine."""
     boxes: int = 2
     """Sandboxes that one player may have at once, per backend."""
+    judge: Address | None = None
+    """Where to ask the run's judge, where a verifier does."""
 
 
 def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) -> Kit:

@@ -27,6 +27,7 @@ import ray
 from ray.exceptions import RayError
 
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
+from agentrl.cluster.judge import Waits
 from agentrl.cluster.kit import Kit, facts, written
 from agentrl.cluster.remote import (
     Call,
@@ -85,6 +86,7 @@ class RayPlayers:
         """Rollouts that were played to their end."""
         self.repeated_at = 0.0
         """When a rollout that was lost last began elsewhere, by time.monotonic()."""
+        self.waits = Waits()
         self._roster = Roster(most_each=max(1, -(-rollout.concurrency // self.section.players)))
         self.ready = self._roster.ready
         self._sources, self._say = dict(sources), say
@@ -265,18 +267,14 @@ class RayPlayers:
         finally:
             del self._table[key]
             self._forget(running)
+            self.waits.forget(key)
         return owned(replace(trajectory, task=task.public()))
 
     async def _first(
-        self,
-        env: str,
-        task: Task,
-        rollout_id: RolloutId,
-        temperature: float | None,
-        running: list[Call],
+        self, env: str, task: Task, rollout_id: RolloutId, temperature: float | None, running: list[Call]
     ) -> Trajectory:
         """Play a rollout on one player after the other until one answers; the first answer counts."""
-        losses = Losses()
+        losses, key = Losses(), (rollout_id.group, rollout_id.index)
         errors: dict[Remote, Exception] = {}
         while True:
             again, alone = bool(losses.reasons or errors), losses.suspect
@@ -293,9 +291,9 @@ class RayPlayers:
             ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
             newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task, alone)), alone)
             running.append(newest)
-            deadline = asyncio.get_running_loop().time() + self.deadline_s
+            began = self.waits.clock(key)
             while newest in running:
-                left = max(0.0, deadline - asyncio.get_running_loop().time())
+                left = max(0.0, began + self.deadline_s - self.waits.clock(key))
                 await asyncio.wait([c.task for c in running], timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 ended = [call for call in running if call.task.done()]
                 for call in ended:
@@ -311,7 +309,7 @@ class RayPlayers:
                         errors[call.player] = error
                     else:
                         raise error
-                if not ended:
+                if not ended and self.waits.clock(key) >= began + self.deadline_s:
                     losses.add(newest, PlayerLost(f"no answer within {self.deadline_s:.0f} s"))
                     self._say(f"rollout {rollout_id.group}-{rollout_id.index} is played again: {losses.reasons[-1]}")
                     break

@@ -236,7 +236,8 @@ def test_an_episode_that_stops_its_player_is_graded_0(
 
     before: dict[str, int] = {}
     honest, culprit = loop.run(main(), 500.0)
-    assert digest(honest) == alone
+    blamed = {key: one.outcome for key, one in honest.items() if one.outcome.fault is not None}
+    assert (blamed, digest(honest)) == ({}, alone), said
     outcome = culprit.outcome
     assert (outcome.ending, outcome.grade, outcome.score, outcome.alarm) == ("agent_error", "graded", 0.0, True)
     assert outcome.fault is not None and (outcome.fault.component, outcome.fault.blame) == ("player", "agent")
