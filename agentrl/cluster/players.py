@@ -5,8 +5,8 @@
          │                            ...       ├─ past its deadline ───┤
          └──── again, the same seeds, elsewhere ┴───────────────────────┘
     watch(player) ── a beat per second ──> silent, dead or unfit: not used any more; a new one takes its place
-    A rollout under which two players were lost plays alone from then on: if that one is lost too, on a node that lives,
-    and another player is well, the rollout is to blame.
+    A rollout under which two players were lost plays alone from then on: if two more are lost, on nodes that live, and
+    another player is well, the rollout is to blame.
 
 Ray never repeats a call, and never restarts a player: a restarted one would have the weights of its start. Which
 rollouts are done stands in one table here, so that it does not matter what Ray believes of a node: one that was marked
@@ -55,7 +55,7 @@ SILENCE_S = 60.0
 """A player that does not answer for this long is lost, whatever Ray says."""
 MARGIN_S = 60.0
 """What a rollout may take beside its episode and its grading."""
-MOST_LOSSES = 4
+MOST_LOSSES = 6
 """Players that may be lost under one rollout before it is given up."""
 MOST_REPLACEMENTS = 3
 """New players in the place of one that was lost, without a finished rollout between them."""
@@ -321,7 +321,7 @@ class RayPlayers:
                 return given_up(task, rollout_id, losses, guilty=guilty)
 
     async def _guilty(self, losses: Losses) -> bool:
-        """Tell whether a rollout, not the system, stopped its players: the last one alone, while another is well."""
+        """Tell whether a rollout, not the system, stopped its players: alone, while another one is well."""
         if not losses.suspect or not self.finished:
             return False
         nodes = await asyncio.to_thread(ray.nodes)

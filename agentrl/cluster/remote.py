@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DIRECT_S = 60.0
 SUSPECT = 2
 """Players that may be lost under a rollout before it is played alone."""
+ALONE = 2
+"""Players that are lost while they play a rollout alone before it is to blame: one may be chance."""
 
 
 class PlayerLost(InfraError):
@@ -94,11 +96,9 @@ class Losses:
         return len(self.calls) >= SUSPECT
 
     def guilty(self, alive: set[str]) -> bool:
-        """Tell whether players were lost because of the rollout, the last one while it played nothing else. `alive`:
-        the nodes that are; a player that was lost with its node says nothing."""
-        calls = [call for call in self.calls if call.player.node_id in alive]
-        players = {call.player for call in calls}
-        return len(players) >= SUSPECT and calls[-1].alone
+        """Tell whether players were lost because of the rollout, again and again while they played nothing else.
+        `alive`: the nodes that are; a player that was lost with its node says nothing."""
+        return len({call.player for call in self.calls if call.alone and call.player.node_id in alive}) >= ALONE
 
 
 async def direct(player: Remote, urls: tuple[str, ...]) -> None:
@@ -153,7 +153,7 @@ def given_up(task: Task, rollout_id: RolloutId, losses: Losses, *, guilty: bool)
     cause = f"the rollout was lost {len(losses.reasons)} times: {'; '.join(losses.reasons)}"
     outcome = Outcome(ending="timeout", grade="infra_error", score=None, fault=Fault("player", "infra", cause))
     if guilty:
-        cause = f"the episode stopped every player that played it, the last one alone: {'; '.join(losses.reasons)}"
+        cause = f"the episode stopped every player that played it, the last two alone: {'; '.join(losses.reasons)}"
         fault = Fault("player", "agent", cause)
         outcome = Outcome(ending="agent_error", grade="graded", score=0.0, fault=fault, alarm=True)
     return Trajectory(

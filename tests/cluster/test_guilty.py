@@ -40,6 +40,11 @@ def call(node: str, *, alone: bool = False) -> Call:
     return Call(Remote(0, None, node=node, node_id=node), None, None, alone)  # type: ignore[arg-type]
 
 
+TWO = [(call("a"), DIED), (call("b"), SILENT)]
+ALONE = [(call("b", alone=True), DIED), (call("c", alone=True), SILENT)]
+SAME = call("c", alone=True)
+
+
 def losses(*events: tuple[Call, Exception]) -> Losses:
     result = Losses()
     for one, error in events:
@@ -52,20 +57,20 @@ def losses(*events: tuple[Call, Exception]) -> Losses:
     [
         ([(call("a"), DIED)], False, False),
         ([(call("a"), DIED), (call("b"), DIED)], True, False),
-        ([(call("a"), DIED), (call("b"), DIED), (call("c", alone=True), DIED)], True, True),
-        ([(call("a"), DIED), (call("b"), SILENT), (call("c", alone=True), LATE)], True, True),
-        ([(call("a"), SILENT), (call("b"), LATE), (call("c", alone=True), SILENT)], True, True),
+        ([*TWO, (call("c", alone=True), DIED)], True, False),
+        ([*TWO, (call("c", alone=True), DIED), (call("a", alone=True), DIED)], True, True),
+        ([*TWO, (call("c", alone=True), SILENT), (call("c", alone=True), LATE)], True, True),
+        ([(call("gone"), LATE), (call("gone"), LATE), *ALONE], True, True),
+        ([*TWO, (call("c", alone=True), SILENT), (call("gone", alone=True), SILENT)], True, False),
+        ([*TWO, (call("gone", alone=True), DIED), *ALONE], True, True),
+        ([*TWO, (call("c", alone=True), DIED), (call("a", alone=True), UNFIT)], True, False),
+        ([*TWO, (SAME, LATE), (SAME, DIED)], True, False),
         ([(call("a"), UNFIT), (call("b"), UNFIT), (call("c"), UNFIT), (call("a"), UNFIT)], False, False),
-        ([(call("a"), DIED), (call("b"), SILENT), (call("c", alone=True), UNFIT)], True, False),
-        ([(call("gone"), DIED), (call("b"), DIED), (call("c", alone=True), DIED)], True, True),
-        ([(call("gone"), DIED), (call("gone"), DIED), (call("c", alone=True), DIED)], True, False),
-        ([(call("a"), DIED), (call("b"), DIED), (call("gone", alone=True), DIED)], True, False),
-        ([(call("gone"), SILENT), (call("gone"), SILENT), (call("gone", alone=True), SILENT)], True, False),
     ],
 )
 def test_who_stopped_the_players(events: list[tuple[Call, Exception]], suspect: bool, guilty: bool) -> None:
-    """A rollout is guilty when a player was lost under it alone, not for the first time, on nodes that still live: it
-    died, fell silent or let the deadline pass. One that is unfit says nothing about the rollout."""
+    """A rollout is guilty when two players were lost that played it alone, on nodes that still live: they died, fell
+    silent or let the deadline pass. One that is unfit says nothing about the rollout."""
     result = losses(*events)
     assert (result.suspect, result.guilty({"a", "b", "c"})) == (suspect, guilty)
 
@@ -181,7 +186,7 @@ def sampled(index: int, score: float) -> Trajectory:
 def test_a_score_of_0_without_tokens_counts_in_the_group() -> None:
     """Filter, curriculum, baseline, batch, store and metrics take it; the others' advantages are those of a failure."""
     culprit = given_up(TASK, ID, losses((call("a"), DIED), (call("b", alone=True), DIED)), guilty=True)
-    cause = "the episode stopped every player that played it, the last one alone: " + "; ".join(
+    cause = "the episode stopped every player that played it, the last two alone: " + "; ".join(
         f"player 0 on {node}: ActorDiedError: gone" for node in "ab"
     )
     outcome, fault = culprit.outcome, culprit.outcome.fault
@@ -219,10 +224,10 @@ def test_an_episode_that_stops_its_player_is_graded_0(
     env: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beside 96 honest rollouts, which come out as ever. It kills three players, or freezes their event loop, the last
-    one while it plays alone."""
+    """Beside 96 honest rollouts, which come out as ever. It kills four players, or freezes their event loop, the last
+    two while they play nothing else."""
     players, said = opened
-    monkeypatch.setattr("agentrl.cluster.players.SILENCE_S", 8.0)
+    monkeypatch.setattr("agentrl.cluster.players.SILENCE_S", 15.0)
     loop.run(asyncio.sleep(1.5))  # the next sign of life is waited for that long
 
     async def main() -> tuple[dict[tuple[int, int], Trajectory], Trajectory]:
@@ -241,6 +246,6 @@ def test_an_episode_that_stops_its_player_is_graded_0(
     outcome = culprit.outcome
     assert (outcome.ending, outcome.grade, outcome.score, outcome.alarm) == ("agent_error", "graded", 0.0, True)
     assert outcome.fault is not None and (outcome.fault.component, outcome.fault.blame) == ("player", "agent")
-    why = {"deadly": "Actor(?:Died|Unavailable)Error", "freezing": "it did not answer for 8 s"}[env]
-    assert len(re.findall(why, outcome.fault.cause)) == 3 and culprit.segments == ()
-    assert players.counts["players_lost"] - before["players_lost"] == 3, said
+    why = {"deadly": "Actor(?:Died|Unavailable)Error", "freezing": "it did not answer for 15 s"}[env]
+    assert len(re.findall(why, outcome.fault.cause)) == 4 and culprit.segments == ()
+    assert players.counts["players_lost"] - before["players_lost"] == 4, said
