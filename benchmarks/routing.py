@@ -227,7 +227,7 @@ def main() -> int:
     settings = parser.parse_args(namespace=Settings())
     with tempfile.TemporaryDirectory(prefix="agentrl-routing-") as folder:
         rows = asyncio.run(compare(settings, settings.router_python, Path(folder)))
-    from benchmarks.scale import machine
+    from benchmarks._players import machine
 
     load = {name: value for name, value in vars(settings).items() if name not in ("out", "router_python")}
     results = {"machine": machine(), "load": load, "summary": summary(rows), "rows": rows}

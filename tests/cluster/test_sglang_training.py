@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from agentrl import loop as training
 from agentrl import metrics
 from agentrl import recipe as recipes
 from agentrl.engines.sglang import install
+from agentrl.engines.sglang.routing import of_group
 from agentrl.learn import checkpoint
 from agentrl.rollout import store
 from agentrl.types import Segment, Source
@@ -36,7 +38,7 @@ def recipe(out: Path) -> recipes.Recipe:
         "servers": 2,
         "memory_fraction": 0.1,
         "start_timeout_s": 400.0,
-        "flags": ["--max-total-tokens", "4096"],
+        "flags": ["--max-total-tokens", "4096", "--log-requests", "--log-requests-level", "0"],
     }
     return recipes.Recipe.model_validate(
         {
@@ -75,7 +77,17 @@ def turns_of(segment: Segment) -> list[list[int]]:
     ]
 
 
-def test_a_run_goes_on_when_a_server_is_killed(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def groups_of(actor: Any) -> set[str]:
+    """Return the groups whose requests a server has seen, from its log."""
+    import ray
+
+    log = ray.get(actor.__ray_call__.remote(lambda far: far._server.log.read_text()))  # type: ignore[attr-defined]
+    return set(re.findall(r"rid='(\d+)-\d+-\d+-", log))
+
+
+def test_a_run_goes_on_when_a_server_is_killed(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence: Callable[[str, Any], None]
+) -> None:
     """Two servers, two players, `in_flight: false`. One server is killed after two steps; its groups go to the other,
     and the one that takes its place has the current weights: what it samples agrees with the learner."""
     if not install.python(cpu=True).exists():
@@ -85,6 +97,7 @@ def test_a_run_goes_on_when_a_server_is_killed(nodes: Any, tmp_path: Path, monke
     from agentrl.cluster.servers import RayServers
 
     run, opened, errors = tmp_path / "served", list[RayServers](), list[BaseException]()
+    groups: list[set[str]] = []
     start = RayServers.start
 
     async def remembered(self: RayServers) -> None:
@@ -96,7 +109,11 @@ def test_a_run_goes_on_when_a_server_is_killed(nodes: Any, tmp_path: Path, monke
     def disturb() -> None:
         try:
             wait(run, lambda rows: len(rows) >= 2)
-            os.killpg(ray.get(opened[0]._up[0].actor.process.remote()), signal.SIGKILL)  # type: ignore[attr-defined]
+            urls, held = opened[0].addresses, [opened[0]._up[slot] for slot in (0, 1)]
+            groups.extend(groups_of(server.actor) for server in held)
+            for group in set.union(*groups):  # requests of a group stay together
+                assert group in groups[of_group(group, urls)] and group not in groups[1 - of_group(group, urls)]
+            os.killpg(ray.get(held[0].actor.process.remote()), signal.SIGKILL)  # type: ignore[attr-defined]
             wait(run, lambda rows: rows[-1]["rollout/servers_lost"] == 1 and rows[-1]["rollout/servers"] == 2)
             joined = len(steps(run))
             wait(run, lambda rows: len(rows) >= joined + 3)
@@ -109,7 +126,7 @@ def test_a_run_goes_on_when_a_server_is_killed(nodes: Any, tmp_path: Path, monke
     thread.start()
     assert training.train(recipe(tmp_path)) == 3
     thread.join()
-    assert errors == []
+    assert errors == [] and len(groups[0]) >= 2 and len(groups[1]) >= 2
     rows = steps(run)
     assert {(row["rollout/players"], row["rollout/players_lost"], row["rollout/episodes_lost"]) for row in rows} == {
         (2, 0, 0)
@@ -126,3 +143,15 @@ def test_a_run_goes_on_when_a_server_is_killed(nodes: Any, tmp_path: Path, monke
     turns = [versions for segment in segments for versions in turns_of(segment)]
     assert turns and {len(set(versions)) for versions in turns} == {1}
     assert len({versions[0] for versions in turns}) >= 4
+    names = ("step", "seconds", "rollout/servers", "rollout/servers_lost", "rollout/players", "rollout/episodes",
+             "rollout/ungraded", "rollout/prompt_cache", "learn/version", "learn/on_policy", "learn/mismatch_mean",
+             "learn/grad_norm", "learn/publish_seconds")  # fmt: skip
+    evidence(
+        "sglang-players",
+        {
+            "what": "two real SGLang servers on the CPU, two players, a tiny policy; server 0 was killed after 2 steps",
+            "groups_by_server_before": [len(seen) for seen in groups],
+            "turns": len(turns),
+            "steps": [{name: row[name] for name in names} for row in rows],
+        },
+    )
