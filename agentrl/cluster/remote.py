@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
@@ -15,9 +15,6 @@ from agentrl.errors import AgentRLError, EngineError, Fault, InfraError, UserErr
 from agentrl.recipe import Recipe
 from agentrl.rollout.rollout import RolloutId
 from agentrl.types import Outcome, Segment, Task, Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.cluster.players import RayPlayers
 
 DIRECT_S = 60.0
 SUSPECT = 2
@@ -203,12 +200,14 @@ def differences(
 class TemperedPlayers:
     """Players that sample with a temperature of their own."""
 
-    players: RayPlayers
+    players: Any
+    """A `RayPlayers`."""
     temperature: float
 
     async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
         """Have one task played to its end and graded."""
-        return await self.players.play(env, task, rollout_id, temperature=self.temperature)
+        trajectory: Trajectory = await self.players.play(env, task, rollout_id, temperature=self.temperature)
+        return trajectory
 
     def at(self, temperature: float) -> TemperedPlayers:
         """Return the same players with another temperature."""

@@ -254,7 +254,7 @@ class RayServers:
         self._counts["servers_lost"] += 1
         await self._use()
         if self._flowing.is_set() and self._engine is not None:
-            with suppress(EngineError):  # the next one that died: whoever watches it drops it
+            with suppress(EngineError):  # the next one that died: its own watch drops it
                 await self._engine.resume()
 
     def _discard(self, held: Held) -> None:
