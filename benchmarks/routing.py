@@ -68,7 +68,7 @@ def write_model(folder: Path) -> None:
     hub: Any = transformers  # its classes are not annotated
     torch.manual_seed(0)
     config = hub.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=4096, bos_token_id=None, eos_token_id=1, pad_token_id=1,
     )  # fmt: skip
     hub.LlamaForCausalLM(config).save_pretrained(folder)
