@@ -51,7 +51,7 @@ class Asking(Environment):
 
     def task(self, split, level, index):
         return Task(id=f"asking/{split}/{level}/{index}", split=split, level=level, prompt="Say anything.",
-                    secret={"marker": f"judged-secret-{split}-{index}"})
+                    secret={"marker": f"judged-secret-{split}-{index}", "wrong_answer": "wrong"})
 
     def expert(self, task):
         return ["anything"]
@@ -154,7 +154,8 @@ def test_a_judged_run_on_the_cluster_gives_the_weights_of_one_process(
 ) -> None:
     """The same questions, the same spending, and no task's secret in anything that crosses Ray."""
     endpoint = Endpoint()
-    endpoint.script = lambda user: "yes" if len(user) % 2 else "no"
+    known = {"anything": "yes", "wrong": "no"}  # what the judge is measured by
+    endpoint.script = lambda user: known.get(user.split("? ")[-1]) or ("yes" if len(user) % 2 else "no")
     threading.Thread(target=endpoint.http.serve_forever, daemon=True).start()
     data = {
         **RECIPE,
@@ -162,7 +163,7 @@ def test_a_judged_run_on_the_cluster_gives_the_weights_of_one_process(
         "group_filter": {"dynamic_sampling": False},
         "algorithm": {"entropy_bonus": 0.01},
         "learner": {"lr": 0.003, "groups_per_step": 4},
-        "judge": {"engine": endpoint.section, "calibration": {"tasks": 0}},
+        "judge": {"engine": endpoint.section},
     }
     questions: dict[str, list[str]] = {}
     try:
@@ -171,11 +172,17 @@ def test_a_judged_run_on_the_cluster_gives_the_weights_of_one_process(
             run = {**RECIPE["run"], "name": name, "out": str(tmp_path), "deterministic": True}
             assert training.train(recipes.Recipe.model_validate({**data, "run": run, "cluster": cluster})) == 0
             questions[name] = sorted(body["messages"][-1]["content"] for body in endpoint.asked)
+        calls = {
+            name: [row["judge/calls"] for row in metrics.read(tmp_path / name / "metrics.jsonl", "step")]
+            for name in questions
+        }
+        total = {name: json.loads((tmp_path / name / "judge.json").read_text())["calls"] for name in questions}
+        budget = total["here"] - sum(calls["here"]) + 5
         spent = recipes.Recipe.model_validate(
             {
                 **data,
                 "run": {**RECIPE["run"], "name": "spent", "out": str(tmp_path)},
-                "judge": {**data["judge"], "budget": {"calls": 5}},
+                "judge": {**data["judge"], "budget": {"calls": budget}},
                 "cluster": {"players": 2, "cpus": 0.2},
             }
         )
@@ -190,7 +197,6 @@ def test_a_judged_run_on_the_cluster_gives_the_weights_of_one_process(
         assert saved is not None and saved.step == 2
         weights.append(load_file(saved.model / "model.safetensors"))
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    calls = [[row["judge/calls"] for row in metrics.read(tmp_path / name / "metrics.jsonl", "step")]
-             for name in ("here", "there")]  # fmt: skip
-    assert calls[0] == calls[1] and json.loads((tmp_path / "spent" / "judge.json").read_text())["calls"] == 5
+    assert calls["here"] == calls["there"] and total["here"] == total["there"]
+    assert json.loads((tmp_path / "spent" / "judge.json").read_text())["calls"] == budget
     assert len(wire) > 16 and not [data for data in wire if b"judged-secret" in data]
