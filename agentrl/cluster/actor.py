@@ -50,8 +50,8 @@ class PlayerActor:
     async def start(self) -> dict[str, Any]:
         """Build everything that rollouts need; return the node's facts, and hashes of its environments' sources."""
         kit = self._kit
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-player-"))
-        recipe, tokenizer, engine = await asyncio.to_thread(unpack, kit, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="agentrl-player-") as folder:  # gone before anything can kill a player
+            recipe, tokenizer, engine = await asyncio.to_thread(unpack, kit, Path(folder))
         bounded = recipe.model_copy(update={"sandboxes": recipe.sandboxes.model_copy(update={"boxes": kit.boxes})})
         try:
             judge = RemoteJudge(kit.judge) if kit.judge is not None else None

@@ -214,6 +214,8 @@ def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any
             before = await player.generate([5, 17, 99], greedy, request_id="0-0-0-0")
             assert before.versions == (4, 4, 4)
             held = servers._up[0]
+            folder = Path(await held.actor.__ray_call__.remote(lambda far: far._folder.name))
+            assert folder.is_dir()
             os.killpg(await held.actor.process.remote(), signal.SIGKILL)
             waiting = asyncio.create_task(player.generate([5, 17, 99], greedy, request_id="0-0-1-0"))
             async with asyncio.timeout(400):
@@ -233,6 +235,7 @@ def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any
             await servers.resume()
             assert (await held_back).token_ids == before.token_ids
             assert servers.statistics()["servers_lost"] == 1
+            assert not folder.exists()  # what the lost one had on its node is removed
         finally:
             if player is not None:
                 await player.close()
