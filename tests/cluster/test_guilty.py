@@ -135,7 +135,8 @@ def test_whatever_an_episode_does_to_its_players_it_is_graded_0(
     """Every rollout of a group stops each player that plays it: by ending it, by its memory, by silence, by letting the
     deadline pass with or without ending when told to. All are graded 0, no other one is, and the players come back."""
     recipe = small_recipe(cluster={"players": count})
-    players, said = RayPlayers(recipe, sources={}, retries_s=0.1, say=lambda text: said.append(text)), list[str]()
+    said: list[str] = []
+    players = RayPlayers(recipe, sources={}, retries_s=0.1, say=said.append)
     monkeypatch.setattr("ray.kill", lambda actor: None)
     monkeypatch.setattr("ray.cancel", lambda ref: trouble == "deadline" and ref.set_exception(TaskCancelledError()))
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])

