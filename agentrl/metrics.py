@@ -90,6 +90,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/episodes_lost", "episodes", "Episodes that were lost with their player or its node, so far."),
     Metric("rollout/episodes_repeated", "episodes", "Episodes begun again on another player, with the same seeds."),
     Metric("rollout/episodes_late", "episodes", "Second answers of episodes that were believed lost; dropped, so far."),
+    Metric("rollout/servers", "servers", "With servers on a cluster: those that serve when the step ends."),
+    Metric("rollout/servers_lost", "servers", "Servers that died or fell silent, so far."),
     Metric("judge/calls", "questions", "Questions that verifiers asked the judge since the last step."),
     Metric("judge/tokens", "tokens", "Tokens of these questions and their answers."),
     Metric("judge/failures", "questions", "Questions that the judge did not answer, after all retries."),
@@ -297,6 +299,8 @@ def traffic_row(
         "rollout/episodes_lost": "rollouts_lost",
         "rollout/episodes_repeated": "rollouts_repeated",
         "rollout/episodes_late": "rollouts_late",
+        "rollout/servers": "servers",
+        "rollout/servers_lost": "servers_lost",
     }
     return {
         "rollout/groups_ready": scheduler["ready_groups"],

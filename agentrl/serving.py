@@ -13,7 +13,6 @@ from agentrl.engines.base import Engine
 from agentrl.engines.build import chat
 from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
-from agentrl.errors import RecipeError
 from agentrl.initial_policy import PolicyModel, load_policy
 from agentrl.judges import Judge
 from agentrl.recipe import OpenaiEngine, Recipe
@@ -48,15 +47,10 @@ def runtimes(recipe: Recipe, *, elsewhere: bool = False) -> Iterator[dict[str, E
 
 
 def check_judge(recipe: Recipe) -> None:
-    """Refuse environments whose verifier asks a judge where there is none, or where none can be asked."""
+    """Refuse environments whose verifier asks a judge where there is none."""
     asking = [name for name, make in makers(recipe).items() if judges.needs_judge(make())]
     if asking and recipe.judge is None:
         raise judges.missing(asking)
-    if asking and recipe.cluster is not None:
-        raise RecipeError(
-            f"cluster: the verifier of {', '.join(asking)} asks a judge, and its budget is counted in one process; "
-            "leave `cluster` out"
-        )
 
 
 def _judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:

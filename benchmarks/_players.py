@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +27,7 @@ import numpy as np
 
 from agentrl import envs
 from agentrl.cluster.actor import PlayerActor
-from agentrl.cluster.kit import Kit
+from agentrl.cluster.kit import Kit, processor
 from agentrl.engines.base import Sampling, Weights
 from agentrl.errors import EngineError
 from agentrl.recipe import Recipe
@@ -335,3 +337,15 @@ def machine_seconds() -> float:
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _, _, *rest = map(int, file.readline().split()[1:])
     return (user + nice + system + sum(rest[:2])) / os.sysconf("SC_CLK_TCK")
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    versions = {name: metadata.version(name) for name in ("ray", "transformers", "numpy")}
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "processor": processor().split(" avx")[0].split(" asimd")[0],
+        "python": platform.python_version(),
+        **versions,
+    }

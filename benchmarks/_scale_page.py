@@ -10,10 +10,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scaling.md"
 EVIDENCE = ROOT / "docs" / "evidence"
-FILES = {"two": "scale.json", "sixteen": "scale-16.json"}
+FILES = {"two": "scale.json", "sixteen": "scale-16.json", "steps": "scale-step-16.json"}
 """Which evidence fills which place on the page."""
+OPTIONS = {"steps": " --only step --players 1,4,8,16 --minutes 10"}
 NOTHING = (
-    "*Not measured yet*: `python -m benchmarks.scale --out docs/evidence/{name}`, then `... benchmarks.scale page`."
+    "*Not measured yet*: `python -m benchmarks.scale{options} --out docs/evidence/{name}`, then "
+    "`python -m benchmarks.scale page`."
 )
 
 
@@ -31,7 +33,7 @@ def filled(text: str, evidence: Path) -> str:
     for place, name in FILES.items():
         path = evidence / name
         content = tables(json.loads(path.read_text(encoding="utf-8")), name) if path.exists() else None
-        text = _placed(text, place, content or NOTHING.format(name=name))
+        text = _placed(text, place, content or NOTHING.format(name=name, options=OPTIONS.get(place, "")))
     model = evidence / "cost_model.json"
     rows = json.loads(model.read_text(encoding="utf-8")) if model.exists() else None
     return _placed(text, "model", model_table(rows) if rows else "*Not computed yet.*")
@@ -52,7 +54,7 @@ def tables(results: dict[str, Any], name: str) -> str:
         f"{machine['cores']} cores ({machine['processor']}), load {machine['load']:.0f} when it began, Python "
         f"{machine['python']}, Ray {machine['ray']} ([{name}](evidence/{name})).",
     ]
-    for part, table in (("episodes", _episodes), ("intake", _intake), ("faults", _faults)):
+    for part, table in (("episodes", _episodes), ("intake", _intake), ("faults", _faults), ("step", _step)):
         measured = results.get(part, {}).get("measured")
         if measured:
             lines += ["", *table(measured)]
@@ -99,6 +101,22 @@ def _faults(rows: list[dict[str, Any]]) -> list[str]:
         after = f"{row['seconds']:.1f} s" if row["seconds"] is not None else "none was under way"
         lines.append(f"| {row['fault']} | {row['lost']} | {after} |")
     return lines
+
+
+def _step(measured: dict[str, Any]) -> list[str]:
+    lines = [
+        "| players | step, s | one process | times | of it rollouts, s | times | learner, s | weights to players, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    alone = next(row for row in measured["rows"] if not row["players"])
+    for row in measured["rows"]:
+        lines.append(
+            f"| {row['players'] or 'one process'} | {row['step_s']:.2f} | {alone['step_s']:.2f} | "
+            f"{row['times_one_process']:.2f} | {row['rollout_s']:.2f} | {row['rollout_times_one_process']:.2f} | "
+            f"{row['learn_s']:.2f} | {row['publish_s']:.2f} |"
+        )
+    count = f"{measured['groups']} groups of {measured['group_size']} rollouts, {measured['concurrency']} at once"
+    return [*lines, "", f"{count}; medians over {alone['steps']} steps."]
 
 
 def model_table(results: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.scale [--only episodes,intake,faults] [--players 1,2,4,8,16] [--seconds 300] [--out FILE]
     python -m benchmarks.scale --quick                                  all parts in at most four minutes
+    python -m benchmarks.scale --only step --players 1,4,8 --minutes 8  training steps of `repair` (needs torch)
     python -m benchmarks.scale page                                     write the tables of docs/scaling.md
 
 On an idle machine with 16 cores (Python 3.11 or later, agentrl[ray], transformers, jinja2; no torch, no GPU, no
@@ -16,6 +17,8 @@ episodes    whole graded episodes of `repair` and `files`, played by their exper
 intake      trajectories of 500, 4,000 and 32,000 tokens that players hand over at once: what the driver can take in
 faults      three raylets under load, a killed player and a killed raylet: from the fault to the moment at which the
             last lost rollout has begun elsewhere; health checks as agentrl starts Ray, every second, three misses
+step        (only where asked for) the wall time of a training step of `repair`, one process and players in turn: the
+            whole loop with a real learner, experts in the engine's place
 Each part is a process of its own with a time limit of `--seconds`; what a part has measured by then is kept. Starting
 Ray and ending it comes on top, about 20 s a part on an idle machine.
 """
@@ -27,7 +30,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import platform
 import secrets
 import signal
 import statistics
@@ -39,7 +41,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from benchmarks import _players as load
 
 Row = dict[str, Any]
 SIZES = (500, 4_000, 32_000)
-QUICK_S = {"episodes": 100.0, "intake": 20.0, "faults": 30.0}
+QUICK_S = {"episodes": 100.0, "intake": 20.0, "faults": 30.0, "step": 120.0}
 START_S = 150.0
 """What a part may take beside its seconds before it is ended: Ray, players, and their end, on a busy machine."""
 
@@ -60,6 +61,8 @@ class Settings(argparse.Namespace):
     concurrency: int
     trials: int
     quick: bool
+    groups: int
+    steps: int
 
 
 # Episodes --------------------------------------------------------------------------------------------------------
@@ -316,31 +319,25 @@ def _nodes() -> Iterator[tuple[Any, dict[str, Any]]]:
         cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
+def step(settings: Settings, keep: Callable[[Any], None]) -> None:
+    """Measure training steps; see benchmarks/_scale_step.py, which needs torch."""
+    from benchmarks import _scale_step
+
+    _scale_step.step(settings, keep)
+
+
 # The command -----------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Settings, Callable[[Any], None]], None]] = {
     "episodes": episodes,
     "intake": intake,
     "faults": faults,
+    "step": step,
 }
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def machine() -> Row:
-    """Return what the figures depend on."""
-    from agentrl.cluster.kit import processor
-
-    versions = {name: metadata.version(name) for name in ("ray", "transformers", "numpy")}
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-        "processor": processor().split(" avx")[0].split(" asimd")[0],
-        "python": platform.python_version(),
-        **versions,
-    }
 
 
 def run_part(name: str, arguments: list[str], seconds: float) -> Any:
@@ -382,9 +379,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", nargs="?", choices=["page"], help="only write the tables of docs/scaling.md")
-    parser.add_argument("--only", default=",".join(PARTS), help="comma-separated parts; all by default")
+    parser.add_argument("--only", default="episodes,intake,faults", help="parts, of episodes,intake,faults,step")
     parser.add_argument("--players", help="numbers of players; 1,2,4,8,16, with --quick 1,4,16")
     parser.add_argument("--seconds", type=float, help="time for each part; 300, with --quick less than two minutes")
+    parser.add_argument("--minutes", type=float, help="time for all parts together, instead of --seconds for each")
+    parser.add_argument("--groups", type=int, default=16, help="step: groups of 16 rollouts in a training step")
+    parser.add_argument("--steps", type=int, default=3, help="step: training steps of each run that count")
     parser.add_argument("--concurrency", type=int, help="episodes at once; 8 per core, with --quick 4")
     parser.add_argument("--trials", type=int, help="how often each fault; 3, with --quick 1")
     parser.add_argument("--quick", action="store_true", help="all parts in at most four minutes")
@@ -417,9 +417,12 @@ def main() -> int:
     chosen = settings.only.split(",")
     if unknown := [name for name in chosen if name not in PARTS]:
         parser.error(f"no part {unknown[0]!r}; there are: {', '.join(PARTS)}")
-    results: Row = {"machine": machine(), "quick": settings.quick}
+    results: Row = {"machine": load.machine(), "quick": settings.quick}
     passed = ["--players", ",".join(map(str, settings.players))]
     passed += ["--concurrency", str(settings.concurrency), "--trials", str(settings.trials)]
+    passed += ["--groups", str(settings.groups), "--steps", str(settings.steps)]
+    if settings.minutes:
+        settings.seconds = max(10.0, settings.minutes * 60.0 / len(chosen) - START_S)
     for name in chosen:
         began = time.monotonic()
         limit = settings.seconds or (QUICK_S[name] if settings.quick else 300.0)

@@ -159,6 +159,7 @@ def learner_row() -> dict[str, Any]:
 def players_row() -> dict[str, Any]:
     scheduler = dict.fromkeys(("ready_groups", "running_groups", "stale_groups", "spared_rollouts"), 0)
     players = {"players": 3, "players_lost": 1, "rollouts_lost": 8, "rollouts_repeated": 9, "rollouts_late": 2}
+    players |= {"servers": 4, "servers_lost": 1}
     return metrics.traffic_row(scheduler, {}, players)
 
 
@@ -170,6 +171,8 @@ def test_players_of_a_cluster_are_told_where_there_are_any() -> None:
         "rollout/episodes_lost": 8,
         "rollout/episodes_repeated": 9,
         "rollout/episodes_late": 2,
+        "rollout/servers": 4,
+        "rollout/servers_lost": 1,
     }
 
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentrl.cluster.judge import RemoteJudge, asking_for
 from agentrl.cluster.kit import Kit, facts, unpack
 from agentrl.engines.base import Engine, Weights
 from agentrl.errors import AgentRLError, RecipeError
+from agentrl.judges import needs_judge
 from agentrl.rollout.player import LocalPlayer, RequestGate, make_player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
@@ -48,11 +50,14 @@ class PlayerActor:
     async def start(self) -> dict[str, Any]:
         """Build everything that rollouts need; return the node's facts, and hashes of its environments' sources."""
         kit = self._kit
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-player-"))
-        recipe, tokenizer, engine = await asyncio.to_thread(unpack, kit, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="agentrl-player-") as folder:  # gone before anything can kill a player
+            recipe, tokenizer, engine = await asyncio.to_thread(unpack, kit, Path(folder))
         bounded = recipe.model_copy(update={"sandboxes": recipe.sandboxes.model_copy(update={"boxes": kit.boxes})})
         try:
-            self._runtimes = self._stack.enter_context(runtimes(bounded))
+            judge = RemoteJudge(kit.judge) if kit.judge is not None else None
+            self._runtimes = self._stack.enter_context(
+                runtimes(bounded, judge=lambda _, environment: judge if needs_judge(environment) else None)
+            )
         except RecipeError as error:
             if "does not work here" in str(error):
                 raise PlayerUnfit(str(error)) from error
@@ -82,11 +87,16 @@ class PlayerActor:
         assert self._player is not None
         self._check_disk()
         player = self._player if temperature is None else self._player.at(temperature)
+        asking_for.set((rollout_id.group, rollout_id.index))
         task = self._runtimes[env].make().task(split, level, rollout_id.task_index)
         trajectory = await player.play(env, task, rollout_id)
         if trajectory.outcome.grade != "graded" or trajectory.outcome.alarm:
             await self._fit()  # is it this node? Then another one plays it
         return replace(trajectory, task=replace(trajectory.task, setup={}))
+
+    async def check(self) -> None:
+        """Raise PlayerUnfit unless this player's disk and sandboxes are well."""
+        await self._fit()
 
     async def publish(self, version: int, tensors: Any, checksum: str) -> int:
         """Take new weights; `tensors` is what torch.save wrote of them."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+from agentrl import judges
 from agentrl.cluster import connect
 from agentrl.engines.base import Engine
 from agentrl.recipe import Recipe
@@ -49,6 +50,7 @@ def open_players(
         players,
         lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),
         servers=servers,
+        judge=judges.judge_of(environments),
         version=version,
     )
     stack.push_async_callback(engine.close)

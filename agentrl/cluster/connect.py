@@ -83,7 +83,7 @@ def _joined(ray: Any, address: str, say: Say) -> Iterator[None]:
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode is not None and mode.lower() != "token":
         raise UserError(f"RAY_AUTH_MODE is {mode}: anybody who reaches the cluster could run code there; {NEW_TOKEN}")
-    if not has_token():
+    if not token():
         raise UserError(f"there is no token for the Ray cluster at {address}; {NEW_TOKEN}")
     if address == "auto":
         raise UserError("RAY_ADDRESS is auto: name the head node instead, as HOST:PORT")
@@ -159,14 +159,14 @@ def _remove_stale() -> None:
             shutil.rmtree(owner.parent, ignore_errors=True)
 
 
-def has_token() -> bool:
-    """Tell whether this process has a token to show, in the places where Ray looks for one."""
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return bool(
-        os.environ.get("RAY_AUTH_TOKEN")
-        or (path and Path(path).is_file())
-        or (Path.home() / ".ray" / "auth_token").is_file()
-    )
+def token() -> str:
+    """Return the token that this process shows, from where Ray takes it; "" where there is none."""
+    if own := os.environ.get("RAY_AUTH_TOKEN"):
+        return own.strip()
+    for file in (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray" / "auth_token"):
+        if file and Path(file).is_file():
+            return Path(file).read_text(encoding="utf-8").strip()
+    return ""
 
 
 def without_token(address: str) -> str:

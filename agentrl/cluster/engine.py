@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+from agentrl.cluster.judge import JudgeDesk
 from agentrl.cluster.kit import Kit
 from agentrl.cluster.players import RayPlayers
+from agentrl.cluster.server_actor import node_address
 from agentrl.engines.base import Engine, Sampling, Weights
 from agentrl.errors import EngineError
 from agentrl.types import Completion
+from agentrl.verifiers.base import Judge
 
 
 class PlayersEngine:
@@ -20,9 +24,12 @@ class PlayersEngine:
         pack: Callable[[int, tuple[str, ...]], Kit],
         *,
         servers: Engine | None = None,
+        judge: Judge | None = None,
         version: int = 0,
     ) -> None:
-        """`pack(version, urls)` returns what players are built from; `servers` is an SGLang engine, not started."""
+        """`pack(version, urls)` returns what players are built from; `servers` is an SGLang engine, not started;
+        `judge` answers what the players' verifiers ask."""
+        self._desk = JudgeDesk(judge, players.waits) if judge is not None else None
         self._players, self._pack, self._servers = players, pack, servers
         self._version = version
         self.by_checksum = servers is None
@@ -38,7 +45,10 @@ class PlayersEngine:
         if self._servers is not None:
             await self._servers.start()
             urls = tuple(self._servers.addresses)  # type: ignore[attr-defined]
-        await self._players.start(self._pack(self._version, urls))
+        kit = self._pack(self._version, urls)
+        if self._desk is not None:
+            kit = replace(kit, judge=await self._desk.start(node_address()))
+        await self._players.start(kit)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
         """Refuse: rollouts are played by the players, which ask their own engines."""
@@ -66,7 +76,9 @@ class PlayersEngine:
         return {**(self._servers.statistics() if self._servers is not None else {}), **self._players.statistics()}
 
     async def close(self) -> None:
-        """Close the players, then the servers."""
+        """Close the players, then what they asked."""
         await self._players.close()
+        if self._desk is not None:
+            await self._desk.close()
         if self._servers is not None:
             await self._servers.close()

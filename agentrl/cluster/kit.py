@@ -6,6 +6,7 @@ of the run's folder, so that nodes share no disk.
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import socket
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import __version__
-from agentrl.engines.base import Engine
+from agentrl.cluster.judge import Address
+from agentrl.engines.base import Engine, Weights
 from agentrl.engines.build import make as make_engine
 from agentrl.recipe import Recipe, SglangEngine
 
@@ -44,6 +46,8 @@ class Kit:
     """SGLang servers; empty: the player holds the embedded engine."""
     boxes: int = 2
     """Sandboxes that one player may have at once, per backend."""
+    judge: Address | None = None
+    """Where to ask the run's judge, where a verifier does."""
 
 
 def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) -> Kit:
@@ -103,6 +107,16 @@ def unpack(kit: Kit, folder: Path) -> tuple[Recipe, Any, Engine]:
         version=kit.version,
     )
     return recipe, tokenizer, engine
+
+
+def written(weights: Weights) -> bytes:
+    """Return a policy's tensors as torch.save writes them."""
+    import torch
+
+    assert weights.tensors is not None
+    buffer = io.BytesIO()
+    torch.save({name: tensor.detach().cpu() for name, tensor in weights.tensors.items()}, buffer)
+    return buffer.getvalue()
 
 
 def facts(threads: int | None = None) -> dict[str, Any]:

@@ -5,7 +5,8 @@
          │                            ...       ├─ past its deadline ───┤
          └──── again, the same seeds, elsewhere ┴───────────────────────┘
     watch(player) ── a beat per second ──> silent, dead or unfit: not used any more; a new one takes its place
-    A rollout under which two processes ended plays alone from then on: if that one ends too, the rollout is to blame.
+    A rollout under which two players were lost plays alone from then on: if two more are lost, on nodes that live, and
+    another player is well, the rollout is to blame.
 
 Ray never repeats a call, and never restarts a player: a restarted one would have the weights of its start. Which
 rollouts are done stands in one table here, so that it does not matter what Ray believes of a node: one that was marked
@@ -15,24 +16,25 @@ dead may still answer.
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
-from agentrl.cluster.kit import Kit, facts
+from agentrl.cluster.judge import Waits
+from agentrl.cluster.kit import Kit, facts, written
 from agentrl.cluster.remote import (
     Call,
     Losses,
     PlayerLost,
     Remote,
+    TemperedPlayers,
     answer,
     differences,
     direct,
@@ -53,10 +55,12 @@ SILENCE_S = 60.0
 """A player that does not answer for this long is lost, whatever Ray says."""
 MARGIN_S = 60.0
 """What a rollout may take beside its episode and its grading."""
-MOST_LOSSES = 4
+MOST_LOSSES = 6
 """Players that may be lost under one rollout before it is given up."""
 MOST_REPLACEMENTS = 3
 """New players in the place of one that was lost, without a finished rollout between them."""
+END_S = 60.0
+"""How long a player may take to end an episode that is not wanted any more."""
 CLOSE_S = 20.0
 """How long closing waits for players to close their sandboxes."""
 
@@ -82,6 +86,7 @@ class RayPlayers:
         """Rollouts that were played to their end."""
         self.repeated_at = 0.0
         """When a rollout that was lost last began elsewhere, by time.monotonic()."""
+        self.waits = Waits()
         self._roster = Roster(most_each=max(1, -(-rollout.concurrency // self.section.players)))
         self.ready = self._roster.ready
         self._sources, self._say = dict(sources), say
@@ -169,14 +174,14 @@ class RayPlayers:
             except TimeoutError:
                 self._lose(player, f"it did not answer for {SILENCE_S:.0f} s")
             except PlayerLost as error:
-                self._lose(player, str(error), died=error.died)
+                self._lose(player, str(error))
             await asyncio.sleep(BEAT_S)
 
-    def _lose(self, player: Remote, why: str, *, died: bool = False, replace: bool = True) -> None:
-        """Use a player no more, and start another in its place."""
+    def _lose(self, player: Remote, why: str, *, replace: bool = True, alone: bool = False) -> None:
+        """Use a player no more, and start another in its place. `alone`: it played a suspect, which explains it."""
         if player.lost or self._closing:
             return
-        player.lost, player.died = why, died
+        player.lost = why
         player.gone.set()
         self.counts["players_lost"] += 1
         for name, value in player.statistics.items():
@@ -184,9 +189,10 @@ class RayPlayers:
         with suppress(ValueError):
             self.ready.remove(player)
         self._roster.reasons[player.slot] = f"{player.name}: {why}"
-        # Where others could play meanwhile, an episode may have ended it: no episode may use up the replacements.
-        well = player.finished or (died and self.finished > player.began)
-        self._failures[player.slot] = 0 if well else self._failures[player.slot] + 1
+        # Where others could play meanwhile, an episode may have stopped it: no episode may use up the replacements.
+        well = player.finished or self.finished > player.began
+        failures = self._failures[player.slot] + (not alone and not player.reserved)
+        self._failures[player.slot] = 0 if well else failures
         again = replace and self._failures[player.slot] <= MOST_REPLACEMENTS
         self._say(
             f"lost {player.name}: {why}; {player.load} rollouts are played elsewhere, "
@@ -260,25 +266,23 @@ class RayPlayers:
             trajectory = await self._first(env, task, rollout_id, temperature, running)
         finally:
             del self._table[key]
-            for call in running:  # another answer is of no use: its player ends the episode
-                self._spawn(self._forget(call))
+            self._forget(running)
+            self.waits.forget(key)
         return owned(replace(trajectory, task=task.public()))
 
     async def _first(
-        self,
-        env: str,
-        task: Task,
-        rollout_id: RolloutId,
-        temperature: float | None,
-        running: list[Call],
+        self, env: str, task: Task, rollout_id: RolloutId, temperature: float | None, running: list[Call]
     ) -> Trajectory:
         """Play a rollout on one player after the other until one answers; the first answer counts."""
-        losses = Losses(self.finished)
+        losses, key = Losses(), (rollout_id.group, rollout_id.index)
         errors: dict[Remote, Exception] = {}
         while True:
             again, alone = bool(losses.reasons or errors), losses.suspect
             if alone:
-                player = await self._roster.reserve({call.player.node_id for call in losses.deaths})
+                for call in losses.calls:  # one that only let the deadline pass may hold what is stuck
+                    self._lose(call.player, f"a rollout got no answer within {self.deadline_s:.0f} s")
+                self._forget(running)
+                player = await self._roster.reserve({call.player.node_id for call in losses.calls})
             else:
                 player = await self._roster.place({*(call.player for call in running), *errors}, urgent=again)
             if again:
@@ -287,9 +291,9 @@ class RayPlayers:
             ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
             newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task, alone)), alone)
             running.append(newest)
-            deadline = asyncio.get_running_loop().time() + self.deadline_s
+            began = self.waits.clock(key)
             while newest in running:
-                left = max(0.0, deadline - asyncio.get_running_loop().time())
+                left = max(0.0, began + self.deadline_s - self.waits.clock(key))
                 await asyncio.wait([c.task for c in running], timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 ended = [call for call in running if call.task.done()]
                 for call in ended:
@@ -299,14 +303,13 @@ class RayPlayers:
                         self._disgrace(errors, call.player)
                         return call.task.result()
                     if isinstance(error, PlayerLost | PlayerUnfit):
-                        died = isinstance(error, PlayerLost) and error.died
-                        self._lose(call.player, str(error), died=died, replace=isinstance(error, PlayerLost))
+                        self._lose(call.player, str(error), replace=isinstance(error, PlayerLost), alone=call.alone)
                         losses.add(call, error)
                     elif isinstance(error, Exception) and not isinstance(error, InvariantError):
                         errors[call.player] = error
                     else:
                         raise error
-                if not ended:
+                if not ended and self.waits.clock(key) >= began + self.deadline_s:
                     losses.add(newest, PlayerLost(f"no answer within {self.deadline_s:.0f} s"))
                     self._say(f"rollout {rollout_id.group}-{rollout_id.index} is played again: {losses.reasons[-1]}")
                     break
@@ -318,12 +321,29 @@ class RayPlayers:
                 return given_up(task, rollout_id, losses, guilty=guilty)
 
     async def _guilty(self, losses: Losses) -> bool:
-        """Tell whether a rollout, not the system, ended its players: alone, while others were played to their end."""
-        others = self.finished > losses.finished or (self.finished > 0 and len(self._table) == 1)
-        if not losses.suspect or not others:
+        """Tell whether a rollout, not the system, stopped its players: alone, while another one is well."""
+        if not losses.suspect or not self.finished:
             return False
         nodes = await asyncio.to_thread(ray.nodes)
-        return losses.guilty({node["NodeID"] for node in nodes if node["Alive"]})
+        if not losses.guilty({node["NodeID"] for node in nodes if node["Alive"]}):
+            return False
+        await self._one_is_well()
+        for call in losses.calls:  # their losses are explained: they do not count against a replacement
+            self._failures[call.player.slot] = 0
+        return True
+
+    async def _one_is_well(self) -> None:
+        """Wait until a player has shown that its sandboxes work; raise where none is left."""
+        while True:
+            if not self.ready:
+                await self._roster.change()
+                continue
+            player = min(self.ready, key=lambda one: one.load)
+            try:
+                await answer(player, player.actor.check.remote())
+                return
+            except (PlayerLost, PlayerUnfit) as error:
+                self._lose(player, str(error), replace=isinstance(error, PlayerLost))
 
     def _disgrace(self, errors: Mapping[Remote, Exception], by: Remote) -> None:
         """Use players no more that failed where another one could play."""
@@ -347,12 +367,25 @@ class RayPlayers:
             )
         return trajectory
 
-    async def _forget(self, call: Call) -> None:
-        """Have an episode ended whose result is not wanted; count one that is played to its end all the same."""
+    def _forget(self, running: list[Call]) -> None:
+        """Have episodes ended whose results are not wanted."""
+        for call in running:
+            self._spawn(self._end(call))
+        running.clear()
+
+    async def _end(self, call: Call) -> None:
+        """Have an episode ended; count one that is played to its end all the same. A player that cannot end it is
+        lost: the episode holds what others need."""
         with suppress(RayError, ValueError):
             ray.cancel(call.ref)
-        with suppress(Exception):
-            await call.task
+        try:
+            await asyncio.wait([call.task], timeout=END_S)
+        except asyncio.CancelledError:
+            call.task.cancel()
+            raise
+        if not call.task.done():
+            self._lose(call.player, f"it did not end a rollout within {END_S:.0f} s of being told to")
+        elif not call.task.cancelled() and call.task.exception() is None:
             self._late()
 
     def _late(self) -> None:
@@ -367,16 +400,7 @@ class RayPlayers:
 
     async def publish(self, weights: Weights) -> None:
         """Send new weights to every player that holds the embedded engine; each checks their hash."""
-        import torch
-
-        assert weights.tensors is not None
-
-        def written() -> Any:
-            buffer = io.BytesIO()
-            torch.save({name: tensor.detach().cpu() for name, tensor in (weights.tensors or {}).items()}, buffer)
-            return ray.put(buffer.getvalue())
-
-        ref = await asyncio.to_thread(written)
+        ref = await asyncio.to_thread(lambda: ray.put(written(weights)))
         async with self._lock:
             self._weights = (weights.version, ref, weights.checksum)
             await asyncio.gather(*(self._send(player) for player in list(self.ready)))
@@ -387,7 +411,7 @@ class RayPlayers:
         try:
             await answer(player, player.actor.publish.remote(version, ref, checksum))
         except PlayerLost as error:
-            self._lose(player, str(error), died=error.died)
+            self._lose(player, str(error))
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
@@ -419,20 +443,4 @@ class RayPlayers:
                 try:
                     await answer(player, ref)
                 except PlayerLost as error:
-                    self._lose(player, str(error), died=error.died)
-
-
-@dataclass(frozen=True, slots=True)
-class TemperedPlayers:
-    """Players that sample with a temperature of their own."""
-
-    players: RayPlayers
-    temperature: float
-
-    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
-        """Have one task played to its end and graded."""
-        return await self.players.play(env, task, rollout_id, temperature=self.temperature)
-
-    def at(self, temperature: float) -> TemperedPlayers:
-        """Return the same players with another temperature."""
-        return replace(self, temperature=temperature)
+                    self._lose(player, str(error))

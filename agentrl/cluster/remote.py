@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from agentrl.cluster.kit import EXACT
 from agentrl.errors import AgentRLError, EngineError, Fault, InfraError, UserError
@@ -18,14 +18,13 @@ from agentrl.types import Outcome, Segment, Task, Trajectory
 
 DIRECT_S = 60.0
 SUSPECT = 2
-"""Processes that may end under a rollout before it is played alone."""
+"""Players that may be lost under a rollout before it is played alone."""
+ALONE = 2
+"""Players that are lost while they play a rollout alone before it is to blame: one may be chance."""
 
 
 class PlayerLost(InfraError):
-    """The process or the node that played a rollout is gone, or did not answer in time."""
-
-    died = False
-    """Whether the process ended, by itself or with its node."""
+    """The process or the node that played a rollout is gone, stands still, or did not answer in time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,8 +47,6 @@ class Remote:
     """Whether it is kept for a single rollout, which plays alone."""
     lost: str = ""
     """Why it is not used any more."""
-    died: bool = False
-    """Whether it was lost because its process ended."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     watch: asyncio.Task[None] | None = None
     urls: tuple[str, ...] = ()
@@ -77,29 +74,28 @@ class Call:
 class Losses:
     """What became of the players that one rollout was given."""
 
-    finished: int
-    """How many rollouts all players had finished when it began."""
     reasons: list[str] = field(default_factory=list)
-    deaths: list[Call] = field(default_factory=list)
-    """The calls whose player's process ended."""
+    calls: list[Call] = field(default_factory=list)
+    """The calls that never came back: their player ended, was killed for its memory, fell silent, or let the deadline
+    pass. An episode can cause each of these. A player that is unfit is not among them: its node is to blame."""
 
     def add(self, call: Call, error: Exception) -> None:
         """Note that a player was lost under the rollout."""
+        if call in self.calls:  # it had let the deadline pass before
+            return
         self.reasons.append(f"{call.player.name}: {error}")
-        if isinstance(error, PlayerLost) and error.died:
-            self.deaths.append(call)
+        if isinstance(error, PlayerLost):
+            self.calls.append(call)
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be the rollout that ends processes: it then plays alone, and cannot take others with it."""
-        return len(self.deaths) >= SUSPECT
+        """Whether it may be the rollout that stops players: it then plays alone, and cannot take others with it."""
+        return len(self.calls) >= SUSPECT
 
     def guilty(self, alive: set[str]) -> bool:
-        """Tell whether processes ended because of the rollout, the last one while it played nothing else. `alive`: the
-        nodes that are; a process that ended with its node says nothing."""
-        deaths = [call for call in self.deaths if call.player.node_id in alive]
-        players = {call.player for call in deaths}
-        return len(players) >= SUSPECT and deaths[-1].alone
+        """Tell whether players were lost because of the rollout, again and again while they played nothing else.
+        `alive`: the nodes that are; a player that was lost with its node says nothing."""
+        return len({call.player for call in self.calls if call.alone and call.player.node_id in alive}) >= ALONE
 
 
 async def direct(player: Remote, urls: tuple[str, ...]) -> None:
@@ -124,14 +120,7 @@ async def answer(player: Remote, ref: Any, late: Callable[[], None] = lambda: No
     if result.done():
         return result.result()
     result.add_done_callback(lambda done: None if done.cancelled() or done.exception() else late())
-    raise lost(player.lost, died=player.died)
-
-
-def lost(why: str, *, died: bool = False) -> PlayerLost:
-    """Return the error that says why a player is not used any more."""
-    error = PlayerLost(why)
-    error.died = died
-    return error
+    raise PlayerLost(player.lost)
 
 
 async def _result(player: Remote, ref: Any) -> Any:
@@ -151,17 +140,17 @@ async def _result(player: Remote, ref: Any) -> Any:
     except RayError as error:
         lines = str(error).strip().splitlines()
         why = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
-        raise lost(why, died=isinstance(error, RayActorError)) from None
+        raise PlayerLost(why) from None
 
 
 def given_up(task: Task, rollout_id: RolloutId, losses: Losses, *, guilty: bool) -> Trajectory:
-    """Return a rollout that lost every player it was given, with the reasons: ungraded; or, where it ended the players'
-    processes itself, graded 0 with an alarm, since otherwise a policy could make its own episode vanish. Its tokens are
-    gone with the players."""
+    """Return a rollout that lost every player it was given, with the reasons: ungraded; or, where it stopped them
+    itself, graded 0 with an alarm, since otherwise a policy could make its own episode vanish. Its tokens are gone with
+    the players."""
     cause = f"the rollout was lost {len(losses.reasons)} times: {'; '.join(losses.reasons)}"
     outcome = Outcome(ending="timeout", grade="infra_error", score=None, fault=Fault("player", "infra", cause))
     if guilty:
-        cause = f"the episode ended the process of every player, the last one alone: {'; '.join(losses.reasons)}"
+        cause = f"the episode stopped every player that played it, the last two alone: {'; '.join(losses.reasons)}"
         fault = Fault("player", "agent", cause)
         outcome = Outcome(ending="agent_error", grade="graded", score=0.0, fault=fault, alarm=True)
     return Trajectory(
@@ -205,3 +194,21 @@ def differences(
     if there["agentrl"] != here["agentrl"]:
         differing.insert(0, f"agentrl {there['agentrl']}, here {here['agentrl']}")
     return differing
+
+
+@dataclass(frozen=True, slots=True)
+class TemperedPlayers:
+    """Players that sample with a temperature of their own."""
+
+    players: Any
+    """A `RayPlayers`."""
+    temperature: float
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
+        """Have one task played to its end and graded."""
+        trajectory: Trajectory = await self.players.play(env, task, rollout_id, temperature=self.temperature)
+        return trajectory
+
+    def at(self, temperature: float) -> TemperedPlayers:
+        """Return the same players with another temperature."""
+        return replace(self, temperature=temperature)

@@ -33,7 +33,7 @@ class Roster:
                 player = min(fresh or free, key=lambda one: (one.load, one.slot))
                 player.load += 1
                 return player
-            await self._change()
+            await self.change()
 
     async def reserve(self, avoid: set[str]) -> Remote:
         """Wait for a player that plays nothing, on a node that is not in `avoid` where there is one. Nobody else gets
@@ -49,7 +49,7 @@ class Roster:
                     if not player.load:
                         player.load = 1
                         return player
-                await self._change()
+                await self.change()
         except BaseException:
             if player is not None:
                 player.reserved = False
@@ -61,7 +61,7 @@ class Roster:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _change(self) -> None:
+    async def change(self) -> None:
         """Wait until a player has room, comes or goes."""
         if not self.ready and not self.starting:
             reasons = "; ".join(self.reasons.values())

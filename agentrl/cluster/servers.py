@@ -38,6 +38,8 @@ SILENCE_S = 30.0
 MOST_FAILURES = 3
 """A server that is lost this often within a minute of its start is not started again."""
 SETTLED_S = 60.0
+CLEAR_S = 20.0
+"""How long a node may take to end a server and remove its files."""
 Say = Callable[[str], None]
 Changed = Callable[[tuple[str, ...]], Awaitable[None]]
 
@@ -86,6 +88,7 @@ class RayServers:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._keepers: list[asyncio.Task[None]] = []
+        self._clearing: set[asyncio.Task[None]] = set()
         self._counts = {"servers_lost": 0}
         self._kind = ray.remote(max_restarts=0, max_task_retries=0)(ServerActor)
 
@@ -254,15 +257,29 @@ class RayServers:
         self._counts["servers_lost"] += 1
         await self._use()
         if self._flowing.is_set() and self._engine is not None:
-            with suppress(EngineError):  # the next one that died: whoever watches it drops it
+            with suppress(EngineError):  # the next one that died: its own watch drops it
                 await self._engine.resume()
 
     def _discard(self, held: Held) -> None:
+        """Free a server's place, without waiting for it."""
         self._all.discard(held)
-        with suppress(RayError):
+        task = asyncio.create_task(self._clear(held))
+        self._clearing.add(task)
+        task.add_done_callback(self._clearing.discard)
+
+    async def _clear(self, held: Held) -> None:
+        """Have a node end a server and remove its files, where the node still answers; then free its place."""
+        try:
             if held.actor is not None:
-                ray.kill(held.actor)
-            remove_placement_group(held.group)
+                async with asyncio.timeout(CLEAR_S):
+                    await _reply(held.actor.stop.remote())
+        except (AgentRLError, RayError, TimeoutError):
+            pass
+        finally:
+            with suppress(RayError):
+                if held.actor is not None:
+                    ray.kill(held.actor)
+                remove_placement_group(held.group)
 
     # What all servers must hear ---------------------------------------------------------------------------------
 
@@ -316,12 +333,9 @@ class RayServers:
         if self._engine is not None:
             with suppress(EngineError):
                 await self._engine.close()
-        stopping = [_reply(held.actor.stop.remote()) for held in self._all if held.actor is not None]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(20.0):
-                await asyncio.gather(*stopping, return_exceptions=True)
         for held in list(self._all):
             self._discard(held)
+        await asyncio.gather(*self._clearing, return_exceptions=True)
         self._up.clear()
 
 

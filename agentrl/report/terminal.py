@@ -108,12 +108,16 @@ def _interval(score: dict[str, float]) -> str:
 
 
 def _players(row: Row) -> list[str]:
-    """Say how the players of a cluster fare, where there is one."""
+    """Say how the players and servers of a cluster fare, where there are any."""
     if "rollout/players" not in row:
         return []
-    lost, repeated = row["rollout/players_lost"], row["rollout/episodes_repeated"]
-    trouble = f", {lost} lost, {repeated} episodes repeated" if lost or repeated else ""
-    return [f"players {row['rollout/players']}{trouble}"]
+    lost, gone, repeated = (row[f"rollout/{name}"] for name in ("players_lost", "episodes_lost", "episodes_repeated"))
+    trouble = f", {lost} lost, {gone} episodes lost, {repeated} repeated" if lost or gone or repeated else ""
+    texts = [f"players {row['rollout/players']}{trouble}"]
+    if "rollout/servers" in row:
+        dead = row["rollout/servers_lost"]
+        texts.append(f"servers {row['rollout/servers']}" + (f", {dead} lost" if dead else ""))
+    return texts
 
 
 def _number(value: float | None) -> str:

@@ -11,6 +11,7 @@ import pytest
 from agentrl.engines.base import Sampling
 from benchmarks import _players as load
 from benchmarks._scale_page import EVIDENCE, PAGE, filled
+from benchmarks._scale_step import _beside
 from benchmarks.rollouts import renderer
 from benchmarks.scale import _compared, _summary
 
@@ -23,7 +24,12 @@ def test_the_page_shows_the_evidence() -> None:
 
 def test_a_page_without_evidence_says_so(tmp_path: Path) -> None:
     text = filled(PAGE.read_text(encoding="utf-8"), tmp_path)
-    assert text.count("*Not measured yet*") == 2 and text.count("*Not computed yet.*") == 1
+    assert text.count("*Not measured yet*") == 3 and text.count("*Not computed yet.*") == 1
+
+
+def test_a_step_is_compared_with_that_of_one_process() -> None:
+    rows = [{"players": 0, "step_s": 6.0, "rollout_s": 4.0}, {"players": 4, "step_s": 3.0, "rollout_s": 1.0}]
+    assert [(row["times_one_process"], row["rollout_times_one_process"]) for row in _beside(rows)] == [(1, 1), (2, 4)]
 
 
 def test_an_expert_answers_by_the_name_of_the_request() -> None:

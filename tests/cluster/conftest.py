@@ -14,7 +14,7 @@ import pytest
 
 from agentrl import initial_policy, serving
 from agentrl.rollout.runtimes import runtimes as make_runtimes
-from tests.cluster.rollouts import DEADLY, MARKED, PATIENT, Loop, digest, environment, play_all, small_recipe
+from tests.cluster.rollouts import DEADLY, FREEZING, MARKED, PATIENT, Loop, digest, environment, play_all, small_recipe
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def loop() -> Iterator[Loop]:
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Environments of the tests' own, which every process finds by AGENTRL_PATH."""
     folder = tmp_path_factory.mktemp("members")
-    for name, source in {"marked": MARKED, "deadly": DEADLY}.items():
+    for name, source in {"marked": MARKED, "deadly": DEADLY, "freezing": FREEZING}.items():
         (folder / "envs" / name).mkdir(parents=True)
         (folder / "envs" / name / "__init__.py").write_text(source)
     with environment(AGENTRL_PATH=str(folder)):
@@ -107,3 +107,26 @@ def alone(runtimes: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory)
             return digest(await play_all(player, runtimes))
 
     return asyncio.run(main())
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Everything that this process sends and receives through Ray from now on, as the bytes that travel."""
+    from ray._private.serialization import SerializationContext
+
+    crossed: list[bytes] = []
+    serialize, deserialize = SerializationContext.serialize, SerializationContext.deserialize_objects
+
+    def sent(self: Any, value: Any) -> Any:
+        written = serialize(self, value)
+        crossed.append(written.to_bytes() if hasattr(written, "to_bytes") else bytes(value))  # bytes travel as they are
+        return written
+
+    def received(self: Any, objects: Any, *rest: Any) -> Any:
+        objects = list(objects)
+        crossed.extend(bytes(data) for data, *_ in objects if data is not None)
+        return deserialize(self, objects, *rest)
+
+    monkeypatch.setattr(SerializationContext, "serialize", sent)
+    monkeypatch.setattr(SerializationContext, "deserialize_objects", received)
+    return crossed

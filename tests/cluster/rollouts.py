@@ -21,7 +21,7 @@ KEY = b"the run's key, never to be seen elsewhere"
 RECIPE: dict[str, Any] = {
     "run": {"name": "cluster", "seed": 3, "steps": 2, "threads": 1},
     "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
-    "envs": [{"name": "files", "levels": [1]}, {"name": "marked"}, {"name": "deadly"}],
+    "envs": [{"name": "files", "levels": [1]}, {"name": "marked"}, {"name": "deadly"}, {"name": "freezing"}],
     "rollout": {"group_size": 2, "max_turns": 3, "max_tokens": 48, "concurrency": 24},
     "eval": None,
     "sandboxes": {"boxes": 24},
@@ -78,6 +78,12 @@ class Deadly(Environment):
 
 EXPORT = Deadly
 """
+FREEZING = (
+    DEADLY.replace("import os\nimport signal", "import time")
+    .replace("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(100_000)")
+    .replace("deadly/", "freezing/")
+)
+"""It stops the event loop of its player, which lives on and says nothing more."""
 PATIENT = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_agent_register_timeout_ms": "300000",

@@ -84,7 +84,10 @@ def test_a_killed_player(
 ) -> None:
     loop.run(three(players))
     victim = players.ready[1]
+    files = loop.run(asyncio.wait_for(_files(victim), 30))
+    assert "agentrl-player-" in files[0]
     result, counted, seconds = disturbed(loop, players, runtimes, lambda: os.kill(victim.pid, signal.SIGKILL))
+    assert files[1] is False  # where it was unpacked: a player that is killed leaves nothing behind
     assert result == alone
     assert counted["players_lost"] == 1 and counted["rollouts_lost"] == counted["rollouts_repeated"] > 0
     assert seconds < WITHIN_S
@@ -162,6 +165,7 @@ def test_a_late_answer_is_counted_and_dropped(
 ) -> None:
     """With a deadline that is too short, rollouts are played several times at once; each still comes once."""
     monkeypatch.setattr("agentrl.cluster.players.MOST_LOSSES", 1000)
+    monkeypatch.setattr("agentrl.cluster.remote.SUSPECT", 1000)  # an honest deadline would blame the rollout
     before, deadline = dict(players.counts), players.deadline_s
     players.deadline_s = 0.5
     try:
@@ -192,6 +196,19 @@ def test_a_cancelled_rollout_closes_its_sandbox_where_it_is(
     assert players._table == {}
     held = loop.run(asyncio.wait_for(_sandboxes(players), 30))
     assert held == [0, 0, 0]
+
+
+async def _files(player: Any) -> tuple[str, bool]:
+    """Return where a player's model was unpacked, and whether that is still there."""
+
+    def look(far: Any) -> tuple[str, bool]:
+        import os
+
+        folder = far._player.renderer.tokenizer.name_or_path
+        return folder, os.path.exists(folder)
+
+    where: tuple[str, bool] = await player.actor.__ray_call__.remote(look)
+    return where
 
 
 async def _sandboxes(players: Any) -> list[int]:

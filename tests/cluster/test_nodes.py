@@ -48,9 +48,11 @@ def test_a_cluster_of_equal_nodes_is_fit(nodes: Any, tmp_path: Path) -> None:
         assert sorted(found["sources"]) == [
             "environment deadly",
             "environment files",
+            "environment freezing",
             "environment marked",
             "verifier of deadly",
             "verifier of files",
+            "verifier of freezing",
             "verifier of marked",
         ]
     assert list(tmp_path.iterdir()) == [tmp_path / "recipe.yaml"]  # no marker stays behind

@@ -7,33 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agentrl import seeds
 from tests.cluster.rollouts import KEY, Loop, play_all
-
-
-@pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Everything that this process sends and receives through Ray from now on, as the bytes that travel."""
-    from ray._private.serialization import SerializationContext
-
-    crossed: list[bytes] = []
-    serialize, deserialize = SerializationContext.serialize, SerializationContext.deserialize_objects
-
-    def sent(self: Any, value: Any) -> Any:
-        written = serialize(self, value)
-        crossed.append(written.to_bytes() if hasattr(written, "to_bytes") else bytes(value))  # bytes travel as they are
-        return written
-
-    def received(self: Any, objects: Any, *rest: Any) -> Any:
-        objects = list(objects)
-        crossed.extend(bytes(data) for data, *_ in objects if data is not None)
-        return deserialize(self, objects, *rest)
-
-    monkeypatch.setattr(SerializationContext, "serialize", sent)
-    monkeypatch.setattr(SerializationContext, "deserialize_objects", received)
-    return crossed
 
 
 def test_no_key_no_task_secret_and_no_hidden_case_crosses_ray(

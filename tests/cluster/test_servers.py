@@ -161,6 +161,34 @@ def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
+def test_a_lost_server_is_told_to_remove_its_files_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that does not answer is not waited for longer than a moment, and loses its place all the same."""
+    from agentrl.cluster import servers as module
+
+    events: list[str] = []
+
+    async def stop() -> None:
+        events.append("stop")
+
+    async def never() -> None:
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr("ray.kill", lambda actor: events.append("kill"))
+    monkeypatch.setattr(module, "remove_placement_group", lambda group: events.append(f"free {group}"))
+    monkeypatch.setattr(module, "CLEAR_S", 0.1)
+
+    async def main() -> None:
+        holder = SimpleNamespace(_all=set(), _clearing=set())
+        holder._clear = lambda held: module.RayServers._clear(holder, held)  # type: ignore[arg-type]
+        for name, work in {"well": stop, "gone": never}.items():
+            held = module.Held(0, name, SimpleNamespace(stop=SimpleNamespace(remote=work)))
+            module.RayServers._discard(holder, held)  # type: ignore[arg-type]
+            await asyncio.gather(*holder._clearing)
+
+    asyncio.run(main())
+    assert events == ["stop", "kill", "free well", "kill", "free gone"]
+
+
 @pytest.mark.skipif(not FULL, reason="starts SGLang twice; set AGENTRL_FULL")
 @pytest.mark.timeout(900)
 def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any, loop: Loop, tmp_path: Path) -> None:
@@ -214,6 +242,8 @@ def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any
             before = await player.generate([5, 17, 99], greedy, request_id="0-0-0-0")
             assert before.versions == (4, 4, 4)
             held = servers._up[0]
+            folder = Path(await held.actor.__ray_call__.remote(lambda far: far._folder.name))
+            assert folder.is_dir()
             os.killpg(await held.actor.process.remote(), signal.SIGKILL)
             waiting = asyncio.create_task(player.generate([5, 17, 99], greedy, request_id="0-0-1-0"))
             async with asyncio.timeout(400):
@@ -233,6 +263,7 @@ def test_a_server_that_is_killed_is_replaced_with_the_current_weights(nodes: Any
             await servers.resume()
             assert (await held_back).token_ids == before.token_ids
             assert servers.statistics()["servers_lost"] == 1
+            assert not folder.exists()  # what the lost one had on its node is removed
         finally:
             if player is not None:
                 await player.close()

@@ -43,7 +43,7 @@ class Server:
     memory_fraction: float = 0.4
     timeout_s: float = 600.0
     host: str = "127.0.0.1"
-    """The address that it listens on; whoever reaches it can ask for tokens and send it weights."""
+    """The address that it listens on; all who reach it can ask for tokens and send it weights."""
     url: str = field(default="", init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _guard: subprocess.Popen[bytes] | None = field(default=None, init=False)
