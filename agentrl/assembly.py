@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl import judges, seeds
+from agentrl.audit import reference
+from agentrl.audit.watch import Watch
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
@@ -24,7 +26,7 @@ from agentrl.envs.task_check import task_of
 from agentrl.errors import RecipeError
 from agentrl.evaluation import Evaluator, Problem
 from agentrl.judges import Judge
-from agentrl.metrics import Metrics
+from agentrl.metrics import Metrics, Row
 from agentrl.recipe import OpenaiEngine, Recipe
 from agentrl.report.terminal import Progress
 from agentrl.report.trackers import TensorBoard
@@ -39,7 +41,7 @@ from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
 from agentrl.rollout.tool_formats import Hermes
 from agentrl.runfolder import RunFolder, begun, open_run
-from agentrl.types import Task, ToolCall, Trajectory
+from agentrl.types import Round, Task, ToolCall, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -92,6 +94,14 @@ class Run:
     """Hashes of the tasks that were trained on, to be compared with the held-out ones."""
     judge: Judge | None
     """What verifiers ask, where any of them does; started and measured."""
+    watch: Watch | None
+    """Looks again at a sample of each step's episodes."""
+
+    def watched(self, round_: Round) -> Row:
+        """Return what the reward-hacking watch sees in a round."""
+        if self.watch is None:
+            return {}
+        return self.watch.look(self.learner.steps, round_, self.metrics.of("step"), self.metrics.of("eval"))
 
     def judged(self) -> dict[str, int]:
         """Return what the judge was asked since the last step, and keep what it has spent in the run folder."""
@@ -231,7 +241,20 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             checkpoint=saved,
             trained=set(),
             judge=judge,
+            watch=await asyncio.to_thread(_watch, recipe, environments, folder.path) if recipe.audit else None,
         )
+
+
+def _watch(recipe: Recipe, environments: Mapping[str, EnvRuntime], folder: Path) -> Watch:
+    """Make the watch; what experts do is looked up once per run and kept in its folder."""
+    assert recipe.audit is not None
+    known = reference.load(folder)
+    for section in recipe.envs:
+        if section.name not in known:
+            environment = environments[section.name].make()
+            known[section.name] = reference.of(environment, section.levels or environment.levels, section.split)
+    reference.save(folder, known)
+    return Watch(recipe.audit, known, recipe.run.seed)
 
 
 def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:

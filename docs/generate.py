@@ -54,6 +54,8 @@ def metrics_page() -> str:
     groups = {
         "Every row": "",
         "rollout": "Rows of kind `step`: the episodes of the round that the step trained on.",
+        "judge": "Rows of kind `step`: what verifiers asked the judge, where a recipe has one.",
+        "audit": "Rows of kind `step`: the [reward-hacking watch](audit.md).",
         "learn": "Rows of kind `step`: the learner, and sending its weights to the engine.",
         "curriculum": "Rows of kind `step`: what was drawn, and what the curriculum of each environment believes.",
         "eval": "Rows of kind `eval`: an evaluation, per environment.",

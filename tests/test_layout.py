@@ -16,6 +16,7 @@ doctor
 assembly
 cluster
 alarms
+audit
 evaluation
 judges
 learn curriculum

@@ -15,6 +15,7 @@ from agentrl.recipe.learning import (
 )
 from agentrl.recipe.load import build, dump, load
 from agentrl.recipe.sections import (
+    AuditSection,
     CheckpointSection,
     ClusterSection,
     Engine,
@@ -41,6 +42,7 @@ from agentrl.recipe.sections import (
 __all__ = [
     "AlgorithmSection",
     "AsyncSection",
+    "AuditSection",
     "CheckpointSection",
     "ClusterSection",
     "Curriculum",

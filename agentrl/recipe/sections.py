@@ -24,6 +24,7 @@ from agentrl.recipe.learning import (
     WarmStartSection,
 )
 
+Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 OTHER_NAMES = {"gates": "group_filter"}
 """Other spellings of sections that a recipe may use."""
 
@@ -354,6 +355,18 @@ class EvalSection(Section):
     """Levels that the tasks come from. By default the levels of the environment's entry in `envs`."""
 
 
+class AuditSection(Section):
+    """The reward-hacking watch: a sample of each step's episodes is looked at again. `audit: null` turns it off. It
+    never changes a score."""
+
+    episodes: Count = 32
+    """Episodes per step that the signals look at: half of them the best rewarded ones, half drawn from all."""
+    top: Fraction = 0.25
+    """Share of the rewarded episodes that the audit verifier grades too, where an environment has one."""
+    rest: Fraction = 0.02
+    """The same of the others: what the reward misses, the audit verifier may see."""
+
+
 class CheckpointSection(Section):
     """What `--resume` continues from."""
 
@@ -419,6 +432,11 @@ class Recipe(Section):
     """Evaluations on held-out tasks; null turns them off."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     """How often checkpoints are written, and how many are kept."""
+    audit: AuditSection | None = Field(default_factory=AuditSection)
+    """The reward-hacking watch; null turns it off."""
+    trackers: list[Tracker] = Field(default_factory=list)
+    """Experiment trackers that get the metrics too: `tensorboard`, `wandb`, `trackio`, `mlflow`. Each is an extra to
+    install, and works offline."""
     sandboxes: SandboxSection = Field(default_factory=SandboxSection)
     """Limits on the sandboxes of all environments."""
     judge: JudgeSection | None = None
