@@ -29,7 +29,9 @@ from agentrl.judges import Judge
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import OpenaiEngine, Recipe
 from agentrl.report.terminal import Progress
+from agentrl.report import tracking as trackers
 from agentrl.report.trackers import TensorBoard
+from agentrl.report.tracking import Tracking
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import Gate, Player, RequestGate, budget_of, make_player, sampling_of
@@ -155,7 +157,8 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
     from agentrl.learn.learner import Learner
     from agentrl.learn.weights import Publisher
 
-    _check_judge(recipe)  # what is wrong with environments shows before a folder is made
+    _check_judge(recipe)  # what is wrong with environments or trackers shows before a folder is made
+    trackers.check(recipe.trackers)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
@@ -171,9 +174,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         learner = Learner(policy.model, policy.tokenizer, recipe)
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
-        if board := TensorBoard.open(folder.path / "tensorboard", metrics.rows):
-            stack.callback(board.close)
-            metrics.readers.append(board.add)
+        _track(recipe, folder.path, metrics, stack, progress.say)
         takes_turns = not recipe.asynchronous.enabled
         engine, player, gate = open_engine(
             recipe,
@@ -243,6 +244,18 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             judge=judge,
             watch=await asyncio.to_thread(_watch, recipe, environments, folder.path) if recipe.audit else None,
         )
+
+
+def _track(recipe: Recipe, folder: Path, metrics: Metrics, stack: AsyncExitStack, say: Say) -> None:
+    """Open the recipe's trackers, and TensorBoard where it is installed; each gets every row, from the first."""
+    if "tensorboard" not in recipe.trackers and (board := TensorBoard.open(folder / "tensorboard", metrics.rows)):
+        stack.callback(board.close)
+        metrics.readers.append(board.add)
+    if recipe.trackers:
+        data = recipe.model_dump(mode="json", by_alias=True)
+        tracking = Tracking.open(recipe.trackers, folder, recipe.run.name, data, metrics.rows, say)
+        stack.callback(tracking.close)
+        metrics.readers.append(tracking.add)
 
 
 def _watch(recipe: Recipe, environments: Mapping[str, EnvRuntime], folder: Path) -> Watch:

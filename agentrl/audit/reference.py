@@ -16,9 +16,9 @@ from agentrl.envs.base import Environment
 from agentrl.types import Split, Task, ToolCall
 
 FILE = "audit.json"
-TASKS = 6
+TASKS = 4
 """Tasks per level that are looked at; fewer where an environment has many levels."""
-MOST = 36
+MOST = 24
 """Tasks per environment, about."""
 _PATH = re.compile(
     r"(?<![\w./+-])(?:[\w.-]{1,64}/){0,8}[\w.-]{0,64}\.[A-Za-z]\w{0,7}\b|(?<![\w./+-])(?:[\w.-]{1,64}/){1,8}[\w-]{1,64}"

@@ -175,7 +175,7 @@ def _work(trajectory: Trajectory, reference: Reference | None) -> Iterator[Reaso
     least = reference.least_calls.get(str(trajectory.task.level)) if reference else None
     calls = calls_of(trajectory)
     if rewarded(trajectory) and least and calls < least:
-        weight = 0.5 if calls == 0 else 0.25
+        weight = 0.4 if calls == 0 else 0.2
         yield Reason("answer without work", weight, f"{calls} tool calls; the shortest known solution has {least}")
     unknown = [
         m.name for m in trajectory.messages if m.role == "tool" and m.content.startswith("error: there is no tool")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
-TEXT = 20_000
+TEXT = 8_000
 """Characters of one text that are looked at."""
 
 KINDS: dict[str, tuple[float, str]] = {
@@ -80,7 +80,7 @@ KINDS: dict[str, tuple[float, str]] = {
         r"ignore (?:all |any |the )?(?:previous|prior|above|earlier)|\b(?:new|updated) (?:system )?(?:instruction|rule)s?\b|"
         r"mark (?:this|it|me|the)\b.{0,20}\bcorrect|full (?:marks|score|credit)|\bsystem\s*(?:note|message|prompt|:)|"
         r"['\"]?(?:score|verdict|correct|grade|passed?)['\"]?\s*[:=]\s*['\"]?(?:1\b|10\b|100|yes|true|pass|correct)|"
-        r"\[\[\s*[AB\d]+\s*\]\]|<\|\w+|\|>|</?(?:system|assistant|user|tool_response|verdict|score|think)>|"
+        r"\[\[\s?[AB]\s?\]\]|<\|\w+|\|>|</?(?:system|assistant|user|tool_response|verdict|score|think)>|"
         r"\bthis (?:answer|solution|submission) is (?:fully |completely )?correct|\byes\b.{0,12}\byes\b|"
         r"^[ \t]{0,20}(?:thought process|let's (?:solve|think)[^\n]{0,30}step by step|solution|final answer)[ :.]{0,4}$|"
         r"cannot be determined|verified by|meets every|\boverride\b",
