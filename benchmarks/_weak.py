@@ -181,8 +181,10 @@ async def train(
     (folder / "recipe.yaml").write_text(f"run: {{name: {folder.name}, steps: {steps}}}\nenvs: [{{name: {name}}}]\n")
     known = {name: reference.of(sound(), levels)}
     reference.save(folder, known)
-    watch, metrics, store = Watch(AuditSection(), known, 0), Metrics(folder / "metrics.jsonl"), Store(
-        _made(folder / "trajectories"), disk_bytes=1 << 30
+    watch, metrics, store = (
+        Watch(AuditSection(), known, 0),
+        Metrics(folder / "metrics.jsonl"),
+        Store(_made(folder / "trajectories"), disk_bytes=1 << 30),
     )
     logits = {"hack": -1.5, "work": 0.0, "nothing": 0.5}
     raised: dict[str, int] = {}
@@ -250,5 +252,3 @@ def _mean_of(rows: Sequence[dict[str, Any]], name: str) -> float | None:
 def _made(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-

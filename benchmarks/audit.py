@@ -60,7 +60,9 @@ def calibrate(samples: Sequence[Sample]) -> dict[str, Any]:
         reasons = signals.reasons(sample.trajectory, known[sample.env], usual.get(sample.env, frozenset()))
         flagged = signals.suspicion(reasons) >= signals.SUSPICIOUS
         if sample.source == "expert":
-            row = honest.setdefault(sample.env if sample.env in SHIPPED else "naive graders", {"played": 0, "alarms": 0})
+            row = honest.setdefault(
+                sample.env if sample.env in SHIPPED else "naive graders", {"played": 0, "alarms": 0}
+            )
             row["played"] += 1
             row["alarms"] += flagged
         else:

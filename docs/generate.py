@@ -258,7 +258,9 @@ def audit_page() -> str:
     }  # fmt: skip
     text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
-        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S
+        )
     return text
 
 

@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = """
 cli
+sdk
 loop eval profile preflight
 warm_start
 check

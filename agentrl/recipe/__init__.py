@@ -13,7 +13,7 @@ from agentrl.recipe.learning import (
     UniformCurriculum,
     WarmStartSection,
 )
-from agentrl.recipe.load import build, dump, load
+from agentrl.recipe.load import build, build_with, dump, load
 from agentrl.recipe.sections import (
     AuditSection,
     CheckpointSection,
@@ -73,6 +73,7 @@ __all__ = [
     "UniformCurriculum",
     "WarmStartSection",
     "build",
+    "build_with",
     "dump",
     "load",
     "warnings",

@@ -72,7 +72,9 @@ def overview(row: Row) -> dict[str, float]:
     if row["kind"] == "step":
         found = {name: row.get(key) for name, key in OVERVIEW.items()}
     elif row["kind"] == "eval":
-        found = {f"held-out {env}": (part.get("pass@1") or {}).get("value") for env, part in by_environment(row).items()}
+        found = {
+            f"held-out {env}": (part.get("pass@1") or {}).get("value") for env, part in by_environment(row).items()
+        }
     else:
         found = {}
     return {f"overview/{name}": float(value) for name, value in found.items() if isinstance(value, int | float)}
@@ -176,13 +178,16 @@ class Mlflow:
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
-        own = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or own)
+        server, note = os.environ.get("MLFLOW_TRACKING_URI"), folder / "mlflow.json"
+        if not server:
+            for name_of in ("mlflow.db", "mlflow.json"):
+                (folder / name_of).unlink(missing_ok=True)
+            shutil.rmtree(folder / "mlflow-artifacts", ignore_errors=True)
+        self._client = MlflowClient(server or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
         self._metric = Metric
         experiment = self._client.get_experiment_by_name("agentrl")
-        place = (folder / "mlflow-artifacts").resolve().as_uri()
+        place = None if server else (folder / "mlflow-artifacts").resolve().as_uri()
         number = experiment.experiment_id if experiment else self._client.create_experiment("agentrl", place)
-        note = folder / "mlflow.json"
         if note.exists():
             self._client.delete_run(json.loads(note.read_text(encoding="utf-8"))["run"])
         self._id = self._client.create_run(number, run_name=name).info.run_id
@@ -334,9 +339,13 @@ def sample(folder: Path, count: int = SHOWN) -> list[list[Any]]:
         decision = rounds.decision(entry)
         step = entry["step"] if entry["kind"] == "eval" else decision.step if decision else None
         words = "\n".join(f"{m.role}: {m.content}{_calls(m)}" for m in trajectory.messages if m.role != "system")[:TEXT]
-        rows.append([step, entry["kind"], entry["env"], entry["task"], entry["score"], entry["ending"], entry["turns"], words])
+        rows.append(
+            [step, entry["kind"], entry["env"], entry["task"], entry["score"], entry["ending"], entry["turns"], words]
+        )
     return rows
 
 
 def _calls(message: Any) -> str:
-    return "".join(f" {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in message.tool_calls)
+    return "".join(
+        f" {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in message.tool_calls
+    )

@@ -124,15 +124,30 @@ def read_trackio(folder: Path) -> tuple[dict[str, Any], str]:
     return values, said.stdout
 
 
+def leveldb_records(data: bytes) -> list[bytes]:
+    """Return the records of a log of LevelDB's kind with a header of 7 bytes: blocks of 32 KiB, each record in one or
+    more parts with checksum, length and type."""
+    blocks, whole, at = [], b"", 7
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            blocks.append(whole)
+            whole = b""
+    return blocks
+
+
 def read_wandb(folder: Path) -> tuple[dict[str, Any], str]:
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
     (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    data = DataStore()
-    data.open_for_scan(str(file))
     values: dict[str, Any] = {}
-    while (block := data.scan_data()) is not None:
+    for block in leveldb_records(file.read_bytes()):
         record = Record()
         record.ParseFromString(block)
         if record.WhichOneof("record_type") != "history":
