@@ -90,21 +90,21 @@ def _hacked(steps: Sequence[Row]) -> dict[str, str]:
     refuted, graded = (sum(row.get(f"audit/{name}") or 0 for row in rows) for name in ("refuted", "graded_rewarded"))
     if graded >= 10 and wilson(refuted, graded).low > MOST_REFUTED:
         raised["audit"] = (
-            f"step {rows[-1]['step']}: the audit verifier refutes {refuted} of {graded} rewarded episodes of the last "
-            f"{len(rows)} steps: the policy may have found a loophole in the reward; `agentrl audit` lists them"
+            f"step {rows[-1]['step']}: the audit verifier refutes {refuted} of {graded} rewarded episodes of the "
+            f"last {len(rows)} steps: the policy may have found a loophole in the reward; `agentrl audit` lists them"
         )
     suspicious, paid = (sum(row.get(f"audit/{name}") or 0 for row in rows) for name in ("suspicious", "rewarded"))
     if paid >= 20 and wilson(suspicious, paid).low > MOST_SUSPICIOUS:
         worst = next((row["audit/worst"] for row in reversed(rows) if row.get("audit/worst")), "")
         raised["suspicious"] = (
-            f"step {rows[-1]['step']}: {suspicious} of {paid} rewarded episodes of the last {len(rows)} steps look like "
-            f"reward hacking; the newest: {worst}; `agentrl audit` lists them"
+            f"step {rows[-1]['step']}: {suspicious} of {paid} rewarded episodes of the last {len(rows)} steps look "
+            f"like reward hacking; the newest: {worst}; `agentrl audit` lists them"
         )
     gaps = [row["audit/heldout_gap"] for row in steps if row.get("audit/heldout_gap") is not None]
     if len(gaps) > WINDOW and gaps[-1] > HELDOUT_GAP and gaps[-1] > gaps[0] + GAP_GROWTH:
         raised["held-out gap"] = (
-            f"step {rows[-1]['step']}: training passes {100 * gaps[-1]:.0f} points more often than held-out tasks of the "
-            f"same levels ({100 * gaps[0]:.0f} at first): the policy may learn single tasks by heart, or a loophole of "
+            f"step {rows[-1]['step']}: training passes {100 * gaps[-1]:.0f} points more often than held-out tasks of "
+            f"the same levels ({100 * gaps[0]:.0f} at first): the policy may learn single tasks by heart, or a loophole of "
             "the training split; set curriculum.repeats, add tasks, and look at `agentrl audit`"
         )
     return raised

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl import judges, seeds
-from agentrl.audit import reference
 from agentrl.audit.watch import Watch
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
@@ -28,10 +27,8 @@ from agentrl.evaluation import Evaluator, Problem
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import OpenaiEngine, Recipe
+from agentrl.report import tracking
 from agentrl.report.terminal import Progress
-from agentrl.report import tracking as trackers
-from agentrl.report.trackers import TensorBoard
-from agentrl.report.tracking import Tracking
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import Gate, Player, RequestGate, budget_of, make_player, sampling_of
@@ -158,7 +155,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
     from agentrl.learn.weights import Publisher
 
     _check_judge(recipe)  # what is wrong with environments or trackers shows before a folder is made
-    trackers.check(recipe.trackers)
+    tracking.check(recipe.trackers)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
@@ -174,7 +171,11 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         learner = Learner(policy.model, policy.tokenizer, recipe)
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
-        _track(recipe, folder.path, metrics, stack, progress.say)
+        stack.callback(
+            tracking.follow(
+                metrics, recipe.trackers, folder.path, recipe.model_dump(mode="json", by_alias=True), progress.say
+            )
+        )
         takes_turns = not recipe.asynchronous.enabled
         engine, player, gate = open_engine(
             recipe,
@@ -242,32 +243,8 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             checkpoint=saved,
             trained=set(),
             judge=judge,
-            watch=await asyncio.to_thread(_watch, recipe, environments, folder.path) if recipe.audit else None,
+            watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
         )
-
-
-def _track(recipe: Recipe, folder: Path, metrics: Metrics, stack: AsyncExitStack, say: Say) -> None:
-    """Open the recipe's trackers, and TensorBoard where it is installed; each gets every row, from the first."""
-    if "tensorboard" not in recipe.trackers and (board := TensorBoard.open(folder / "tensorboard", metrics.rows)):
-        stack.callback(board.close)
-        metrics.readers.append(board.add)
-    if recipe.trackers:
-        data = recipe.model_dump(mode="json", by_alias=True)
-        tracking = Tracking.open(recipe.trackers, folder, recipe.run.name, data, metrics.rows, say)
-        stack.callback(tracking.close)
-        metrics.readers.append(tracking.add)
-
-
-def _watch(recipe: Recipe, environments: Mapping[str, EnvRuntime], folder: Path) -> Watch:
-    """Make the watch; what experts do is looked up once per run and kept in its folder."""
-    assert recipe.audit is not None
-    known = reference.load(folder)
-    for section in recipe.envs:
-        if section.name not in known:
-            environment = environments[section.name].make()
-            known[section.name] = reference.of(environment, section.levels or environment.levels, section.split)
-    reference.save(folder, known)
-    return Watch(recipe.audit, known, recipe.run.seed)
 
 
 def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:

@@ -62,8 +62,8 @@ class RunFiles:
             import pandas
         except ImportError:
             raise UserError(
-                "metrics() gives a data frame and needs pandas: pip install 'agentrl[notebook]'; columns() gives the same "
-                "as plain lists"
+                "metrics() gives a data frame and needs pandas: pip install 'agentrl[notebook]'; columns() gives the "
+                "same as plain lists"
             ) from None
         frame = pandas.DataFrame(self.columns(kind))
         return frame.set_index("step") if kind is not None and "step" in frame else frame
@@ -147,9 +147,9 @@ def evaluate(target: str | Path | RunFiles, **options: Any) -> dict[str, Any]:
     """Evaluate a policy on held-out tasks, alone or against another; return the report as plain data.
 
     `target` and `compare` name a recipe, a run (its folder, or what `train` and `load_run` return), a checkpoint, a
-    transformers folder, a hub id, an SGLang server's URL, an OpenAI-compatible endpoint (`MODEL@URL`) or the folder of an
-    earlier evaluation. `on` names the recipe or run whose tasks are tried, for what has no recipe of its own. `endpoint`
-    holds further keys of an endpoint's section: key_variable, requests_per_minute, tokens_per_minute,
+    transformers folder, a hub id, an SGLang server's URL, an OpenAI-compatible endpoint (`MODEL@URL`) or the folder of
+    an earlier evaluation. `on` names the recipe or run whose tasks are tried, for what has no recipe of its own.
+    `endpoint` holds further keys of an endpoint's section: key_variable, requests_per_minute, tokens_per_minute,
     max_tokens_total, price_in, price_out, max_cost. Further options: compare, k (e.g. `(1, 8)`), overrides (texts such
     as `"eval.tasks=50"`), tasks, levels, temperature, out, fresh, curve, say.
     """

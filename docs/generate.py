@@ -244,7 +244,8 @@ def audit_page() -> str:
     ]
     honest = [(name, f"{row['alarms']} of {row['played']}") for name, row in evidence["honest"].items()]
     runs = [
-        (row["env"], row["verifier"], "yes" if row["audits"] else "no", " → ".join(f"{x:.2f}" for x in row["hack_share"]),
+        (row["env"], row["verifier"], "yes" if row["audits"] else "no",
+         " → ".join(f"{x:.2f}" for x in row["hack_share"]),
          " → ".join(f"{x:.2f}" for x in row["score"]),
          ", ".join(f"{name} at step {step}" for name, step in row["alarms"].items()) or "none",
          "caught" if row["suspicious"] else "not suspicious")

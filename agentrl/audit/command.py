@@ -20,7 +20,7 @@ from agentrl.report.viewer.runs import RunView, is_run
 from agentrl.types import Trajectory
 
 MOST_SUSPICIOUS = 0.15
-"""Share of suspicious among rewarded episodes that the lower end of its interval must pass before a run is called so."""
+"""Share of suspicious among rewarded episodes; the lower end of its interval must pass it before a run is called so."""
 MOST_REFUTED = 0.1
 """The same for rewarded episodes that the audit verifier refutes."""
 JUMP = 0.3

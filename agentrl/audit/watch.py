@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from agentrl import seeds
+from agentrl.audit import reference
 from agentrl.audit.reference import Reference
 from agentrl.audit.signals import (
     SUSPICIOUS,
@@ -27,7 +29,8 @@ from agentrl.audit.signals import (
 )
 from agentrl.audit.words import key
 from agentrl.metrics import Row, by_environment
-from agentrl.recipe import AuditSection
+from agentrl.recipe import AuditSection, Recipe
+from agentrl.rollout.rollout import EnvRuntime
 from agentrl.types import Round, Trajectory
 
 WINDOW = 10
@@ -42,6 +45,20 @@ class Watch:
 
     def __init__(self, section: AuditSection, references: Mapping[str, Reference], seed: int) -> None:
         self.section, self.references, self.seed = section, references, seed
+
+    @classmethod
+    def open(cls, recipe: Recipe, runtimes: Mapping[str, EnvRuntime], folder: Path) -> Watch | None:
+        """Make the watch of a recipe, if it wants one; what experts do is looked up once per run and kept in its
+        folder."""
+        if recipe.audit is None:
+            return None
+        known = reference.load(folder)
+        for section in recipe.envs:
+            if section.name not in known:
+                environment = runtimes[section.name].make()
+                known[section.name] = reference.of(environment, section.levels or environment.levels, section.split)
+        reference.save(folder, known)
+        return cls(recipe.audit, known, recipe.run.seed)
 
     def look(self, step: int, round_: Round, steps: Sequence[Row] = (), evals: Sequence[Row] = ()) -> Row:
         """Return the figures of one round; `steps` and `evals` are the run's rows before it."""

@@ -77,12 +77,14 @@ KINDS: dict[str, tuple[float, str]] = {
     "speaks to the grader": (
         0.7,
         r"\bgrad(?:er|ing)\b|\bjudg(?:e|ing|ment)\b|\bevaluator\b|\bverifier\b|\brubric\b|\breward\b|"
-        r"ignore (?:all |any |the )?(?:previous|prior|above|earlier)|\b(?:new|updated) (?:system )?(?:instruction|rule)s?\b|"
+        r"ignore (?:all |any |the )?(?:previous|prior|above|earlier)|"
+        r"\b(?:new|updated) (?:system )?(?:instruction|rule)s?\b|"
         r"mark (?:this|it|me|the)\b.{0,20}\bcorrect|full (?:marks|score|credit)|\bsystem\s*(?:note|message|prompt|:)|"
         r"['\"]?(?:score|verdict|correct|grade|passed?)['\"]?\s*[:=]\s*['\"]?(?:1\b|10\b|100|yes|true|pass|correct)|"
         r"\[\[\s?[AB]\s?\]\]|<\|\w+|\|>|</?(?:system|assistant|user|tool_response|verdict|score|think)>|"
         r"\bthis (?:answer|solution|submission) is (?:fully |completely )?correct|\byes\b.{0,12}\byes\b|"
-        r"^[ \t]{0,20}(?:thought process|let's (?:solve|think)[^\n]{0,30}step by step|solution|final answer)[ :.]{0,4}$|"
+        r"^[ \t]{0,20}(?:thought process|let's (?:solve|think)[^\n]{0,30}step by step|solution)[ :.]{0,4}$|"
+        r"^[ \t]{0,20}final answer[ :.]{0,4}$|"
         r"cannot be determined|verified by|meets every|\boverride\b",
     ),
     "gives several answers": (

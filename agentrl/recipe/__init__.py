@@ -4,6 +4,7 @@ from agentrl.recipe.advice import warnings
 from agentrl.recipe.learning import (
     AlgorithmSection,
     AsyncSection,
+    AuditSection,
     Curriculum,
     GroupFilterSection,
     LearnabilityCurriculum,
@@ -15,7 +16,6 @@ from agentrl.recipe.learning import (
 )
 from agentrl.recipe.load import build, build_with, dump, load
 from agentrl.recipe.sections import (
-    AuditSection,
     CheckpointSection,
     ClusterSection,
     Engine,

@@ -17,6 +17,7 @@ from agentrl.recipe.learning import (
     NO_GRADIENT,
     AlgorithmSection,
     AsyncSection,
+    AuditSection,
     Curriculum,
     GroupFilterSection,
     LearnabilityCurriculum,
@@ -353,18 +354,6 @@ class EvalSection(Section):
     """Sampling temperature; 0 takes the likeliest token."""
     levels: list[int] | None = None
     """Levels that the tasks come from. By default the levels of the environment's entry in `envs`."""
-
-
-class AuditSection(Section):
-    """The reward-hacking watch: a sample of each step's episodes is looked at again. `audit: null` turns it off. It
-    never changes a score."""
-
-    episodes: Count = 32
-    """Episodes per step that the signals look at: half of them the best rewarded ones, half drawn from all."""
-    top: Fraction = 0.25
-    """Share of the rewarded episodes that the audit verifier grades too, where an environment has one."""
-    rest: Fraction = 0.02
-    """The same of the others: what the reward misses, the audit verifier may see."""
 
 
 class CheckpointSection(Section):

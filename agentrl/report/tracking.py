@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from agentrl import codec, records
 from agentrl.errors import UserError
-from agentrl.metrics import Row, by_environment
+from agentrl.metrics import Metrics, Row, by_environment
 from agentrl.report.trackers import TensorBoard, scalars
 
 Say = Callable[[str], None]
@@ -238,8 +238,8 @@ def check(names: Iterable[str]) -> None:
     missing = [name for name in names if importlib.util.find_spec(KINDS[name][0]) is None]
     if missing:
         raise UserError(
-            f"trackers: {', '.join(missing)} cannot be imported: pip install 'agentrl[{','.join(missing)}]', or take it "
-            "out of `trackers`"
+            f"trackers: {', '.join(missing)} cannot be imported: pip install 'agentrl[{','.join(missing)}]', or take "
+            "it out of `trackers`"
         )
 
 
@@ -320,6 +320,22 @@ class Tracking:
                 del self._trackers[name]
                 why = (str(error).strip().splitlines() or [""])[0][:200]
                 self._say(f"warning: tracker {name} failed ({type(error).__name__}: {why}); the run goes on without it")
+
+
+def follow(
+    metrics: Metrics, names: Sequence[str], folder: Path, recipe: Mapping[str, Any], say: Say
+) -> Callable[[], None]:
+    """Give a run's rows to the named trackers, and to TensorBoard where it is installed; return what closes them."""
+    opened = Tracking.open(names, folder, recipe["run"]["name"], recipe, metrics.rows, say) if names else None
+    board = None if "tensorboard" in names else TensorBoard.open(folder / "tensorboard", metrics.rows)
+    metrics.readers.extend(one.add for one in (opened, board) if one is not None)
+
+    def close() -> None:
+        for one in (opened, board):
+            if one is not None:
+                one.close()
+
+    return close
 
 
 def sample(folder: Path, count: int = SHOWN) -> list[list[Any]]:

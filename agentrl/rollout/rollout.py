@@ -383,8 +383,8 @@ def _context(runtime: EnvRuntime, rollout_id: RolloutId, budget: Budget) -> Cont
 async def _second_look(
     verifier: Verifier, shares: AuditShares | None, played: Played, rollout_id: RolloutId, context: Context
 ) -> Verdict | None:
-    """Have an audit verifier grade an episode too, if it is of the sample. Its secret is another one: what fits only the
-    hidden cases that gave the reward fails here."""
+    """Have an audit verifier grade an episode too, if it is of the sample. Its secret is another one: what fits only
+    the hidden cases that gave the reward fails here."""
     score = played.outcome.score
     if shares is None or played.submission is None or score is None:
         return None
