@@ -104,8 +104,8 @@ def _hacked(steps: Sequence[Row]) -> dict[str, str]:
     if len(gaps) > WINDOW and gaps[-1] > HELDOUT_GAP and gaps[-1] > gaps[0] + GAP_GROWTH:
         raised["held-out gap"] = (
             f"step {rows[-1]['step']}: training passes {100 * gaps[-1]:.0f} points more often than held-out tasks of "
-            f"the same levels ({100 * gaps[0]:.0f} at first): the policy may learn single tasks by heart, or a loophole of "
-            "the training split; set curriculum.repeats, add tasks, and look at `agentrl audit`"
+            f"the same levels ({100 * gaps[0]:.0f} at first): the policy may learn tasks by heart, or a loophole "
+            "of the training split; set curriculum.repeats, add tasks, and look at `agentrl audit`"
         )
     return raised
 
