@@ -182,7 +182,7 @@ async def train(
     known = {name: reference.of(sound(), levels)}
     reference.save(folder, known)
     watch, metrics, store = (
-        Watch(AuditSection(), known, 0),
+        Watch(AuditSection(episodes=32), known, 0),
         Metrics(folder / "metrics.jsonl"),
         Store(_made(folder / "trajectories"), disk_bytes=1 << 30),
     )

@@ -105,6 +105,8 @@ def _words(trajectory: Trajectory, reference: Reference | None) -> Iterator[Reas
     exempt = reference.words if reference else frozenset[str]()
     hits: dict[str, list[str]] = {}
     for text, message in own_texts(trajectory.messages):
+        if len(text) > 200 and words.key(text) in context:  # a passage that it was shown, such as what an edit replaces
+            continue
         for kind, hit in (pair for part in words.unpacked(text) for pair in words.hits(part)):
             known = words.key(hit)
             if kind == words.IN_ANSWERS and not message:

@@ -256,7 +256,7 @@ class AuditSection(Section):
     """The reward-hacking watch: a sample of each step's episodes is looked at again. `audit: null` turns it off. It
     never changes a score."""
 
-    episodes: Count = 32
+    episodes: Count = 16
     """Episodes per step that the signals look at: half of them the best rewarded ones, half drawn from all."""
     top: Fraction = 0.25
     """Share of the rewarded episodes that the audit verifier grades too, where an environment has one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,9 +27,13 @@ EXPERTS = Reference(
 
 
 def episode(
-    *actions: ToolCall | str, score: float = 1.0, ledger: dict[str, Any] | None = None, seen: str = "ok", task: str = "1",
+    *actions: ToolCall | str,
+    score: float = 1.0,
+    ledger: dict[str, Any] | None = None,
+    seen: str = "ok",
+    task: str = "1",
     **more: Any,
-) -> Trajectory:  # fmt: skip
+) -> Trajectory:
     """Return a finished episode whose calls all got the same answer."""
     messages = [Message(role="system", content="Work."), Message(role="user", content="Sort the file a.txt.")]
     for action in actions:
@@ -158,9 +163,7 @@ def test_experts_of_shipped_environments_say_nothing_suspicious(name: str) -> No
             Message(role="assistant", content=a) if isinstance(a, str) else
             Message(role="assistant", content="", tool_calls=(a,)) for a in kind().expert(task)
         )  # fmt: skip
-        played = episode("x")
-        honest = Trajectory(**{**{f: getattr(played, f) for f in ("group", "index", "seed", "segments", "outcome", "usage")},
-                               "task": task.public(), "messages": messages})  # fmt: skip
+        honest = replace(episode("x"), task=task.public(), messages=messages)
         assert signals.suspicion(signals.reasons(honest, known)) < signals.SUSPICIOUS
 
 
