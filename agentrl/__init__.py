@@ -11,9 +11,8 @@ from agentrl import gymnasium_plugin
 
 if TYPE_CHECKING:
     from agentrl.envs import Environment, tool
-    from agentrl.eval.command import evaluate
-    from agentrl.loop import train
     from agentrl.sandboxes import Limits, Sandbox, SandboxSpec
+    from agentrl.sdk import RunFiles, evaluate, load_run, train
     from agentrl.types import Done, Message, Observation, Task, ToolCall, Trajectory, Verdict
     from agentrl.verifiers import Verifier
 
@@ -24,8 +23,7 @@ _HOMES = {
     **dict.fromkeys(("Limits", "Sandbox", "SandboxSpec"), "agentrl.sandboxes"),
     **dict.fromkeys(("Done", "Message", "Observation", "Task", "ToolCall", "Trajectory", "Verdict"), "agentrl.types"),
     "Verifier": "agentrl.verifiers",
-    "evaluate": "agentrl.eval.command",
-    "train": "agentrl.loop",
+    **dict.fromkeys(("RunFiles", "evaluate", "load_run", "train"), "agentrl.sdk"),
 }
 
 __all__ = [
@@ -34,6 +32,7 @@ __all__ = [
     "Limits",
     "Message",
     "Observation",
+    "RunFiles",
     "Sandbox",
     "SandboxSpec",
     "Task",
@@ -42,6 +41,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "evaluate",
+    "load_run",
     "tool",
     "train",
 ]

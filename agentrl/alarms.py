@@ -7,6 +7,7 @@ from statistics import fmean
 
 from agentrl.evaluation import gain
 from agentrl.metrics import Row, families, passes
+from agentrl.statistics import wilson
 
 WINDOW = 10
 """Steps that are compared with the first as many."""
@@ -15,6 +16,11 @@ MISMATCH, STALE_MISMATCH = 0.02, 0.1
 normal."""
 OWN = 0.05
 """Share of a step's tokens below which older ones decide."""
+MOST_REFUTED, MOST_SUSPICIOUS = 0.1, 0.15
+"""Shares of rewarded episodes that the lower end of the interval must pass: refuted by the audit verifier, or
+suspicious."""
+HELDOUT_GAP, GAP_GROWTH = 0.4, 0.3
+"""How much more often training passes than held-out tasks do before it is told, and how much that must have grown."""
 SILENT = 3
 """Steps in a row without any signal that raise an alarm."""
 
@@ -51,7 +57,7 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
             f"no group carried a signal for {SILENT} steps, so nothing was learnt: every episode of each group scored "
             "the same; choose easier or harder envs[].levels, warm-start longer, or look at trajectories/"
         )
-    raised |= _mismatch(last)
+    raised |= _mismatch(last) | _hacked(steps)
     untrained = [row for row in evals if row["step"] == 0]
     since = [*untrained[-1:], *(row for row in evals if row["step"] > 0)]  # a warm start's gain is none of RL's
     if len(since) > 1 and since[-1]["step"] == last["step"] - 1:  # the first step after it: once for each
@@ -75,6 +81,33 @@ def _mismatch(last: Row) -> dict[str, str]:
         "mismatch": f"step {last['step']}: engine and learner disagree by {nats:.3g} nats per token on average (0.003 "
         f"is normal; {own:.0%} of the tokens come from the learner's own version); {advice}"
     }
+
+
+def _hacked(steps: Sequence[Row]) -> dict[str, str]:
+    """What the reward-hacking watch saw in the last steps; see agentrl/audit/watch.py."""
+    raised: dict[str, str] = {}
+    rows = steps[-WINDOW:]
+    refuted, graded = (sum(row.get(f"audit/{name}") or 0 for row in rows) for name in ("refuted", "graded_rewarded"))
+    if graded >= 10 and wilson(refuted, graded).low > MOST_REFUTED:
+        raised["audit"] = (
+            f"step {rows[-1]['step']}: the audit verifier refutes {refuted} of {graded} rewarded episodes of the "
+            f"last {len(rows)} steps: the policy may have found a loophole in the reward; `agentrl audit` lists them"
+        )
+    suspicious, paid = (sum(row.get(f"audit/{name}") or 0 for row in rows) for name in ("suspicious", "rewarded"))
+    if paid >= 20 and wilson(suspicious, paid).low > MOST_SUSPICIOUS:
+        worst = next((row["audit/worst"] for row in reversed(rows) if row.get("audit/worst")), "")
+        raised["suspicious"] = (
+            f"step {rows[-1]['step']}: {suspicious} of {paid} rewarded episodes of the last {len(rows)} steps look "
+            f"like reward hacking; the newest: {worst}; `agentrl audit` lists them"
+        )
+    gaps = [row["audit/heldout_gap"] for row in steps if row.get("audit/heldout_gap") is not None]
+    if len(gaps) > WINDOW and gaps[-1] > HELDOUT_GAP and gaps[-1] > gaps[0] + GAP_GROWTH:
+        raised["held-out gap"] = (
+            f"step {rows[-1]['step']}: training passes {100 * gaps[-1]:.0f} points more often than held-out tasks of "
+            f"the same levels ({100 * gaps[0]:.0f} at first): the policy may learn tasks by heart, or a loophole "
+            "of the training split; set curriculum.repeats, add tasks, and look at `agentrl audit`"
+        )
+    return raised
 
 
 def _fallen(before: Row, after: Row) -> dict[str, str]:

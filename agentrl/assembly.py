@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl import judges, seeds
+from agentrl.audit.watch import Watch
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
@@ -18,10 +19,10 @@ from agentrl.engines.base import Engine
 from agentrl.evaluation import Evaluator, Problem
 from agentrl.initial_policy import PolicyModel, load_policy
 from agentrl.judges import Judge
-from agentrl.metrics import Metrics
+from agentrl.metrics import Metrics, Row
 from agentrl.recipe import Recipe
+from agentrl.report import tracking
 from agentrl.report.terminal import Progress
-from agentrl.report.trackers import TensorBoard
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import Gate, Player
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
@@ -30,7 +31,7 @@ from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
 from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.serving import check_judge, open_engine, runtimes
-from agentrl.types import Trajectory
+from agentrl.types import Round, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -71,6 +72,14 @@ class Run:
     """Hashes of the tasks that were trained on, to be compared with the held-out ones."""
     judge: Judge | None
     """What verifiers ask, where any of them does; started and measured."""
+    watch: Watch | None
+    """Looks again at a sample of each step's episodes."""
+
+    def watched(self, round_: Round) -> Row:
+        """Return what the reward-hacking watch sees in a round."""
+        if self.watch is None:
+            return {}
+        return self.watch.look(self.learner.steps, round_, self.metrics.of("step"), self.metrics.of("eval"))
 
     def judged(self) -> dict[str, int]:
         """Return what the judge was asked since the last step, and keep what it has spent in the run folder."""
@@ -124,7 +133,8 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
     from agentrl.learn.learner import Learner
     from agentrl.learn.weights import Publisher
 
-    check_judge(recipe)  # what is wrong with environments shows before a folder is made
+    check_judge(recipe)  # what is wrong with environments or trackers shows before a folder is made
+    tracking.check(recipe.trackers)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
@@ -140,9 +150,11 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         learner = Learner(policy.model, policy.tokenizer, recipe)
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
-        if board := TensorBoard.open(folder.path / "tensorboard", metrics.rows):
-            stack.callback(board.close)
-            metrics.readers.append(board.add)
+        stack.callback(
+            tracking.follow(
+                metrics, recipe.trackers, folder.path, recipe.model_dump(mode="json", by_alias=True), progress.say
+            )
+        )
         takes_turns = not recipe.asynchronous.enabled
         engine, player, gate = open_engine(
             recipe,
@@ -183,6 +195,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             checkpoint=saved,
             trained=set(),
             judge=judge,
+            watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
         )
 
 

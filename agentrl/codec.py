@@ -93,6 +93,7 @@ def to_row(trajectory: Trajectory, env: str, note: Note | None = None) -> dict[s
         "score": outcome.score,
         "outcome": _dump(asdict(outcome)),
         "verdict": None if verdict is None else _dump(asdict(verdict)),
+        "audit": None if trajectory.audit is None else _dump(asdict(trajectory.audit)),
         "messages": [message_row(message) for message in trajectory.messages],
         "segments": [_segment(segment) for segment in trajectory.segments],
         "ledger": _dump(trajectory.ledger),
@@ -119,9 +120,6 @@ def from_row(row: Mapping[str, Any]) -> Stored:
     outcome = json.loads(row["outcome"])
     if outcome["fault"] is not None:
         outcome["fault"] = Fault(**outcome["fault"])
-    verdict = None if row["verdict"] is None else json.loads(row["verdict"])
-    if verdict is not None:
-        verdict |= {"evidence": tuple(verdict["evidence"]), "turn_scores": tuple(verdict["turn_scores"])}
     trajectory = Trajectory(
         task=Task(**task),
         group=row["group"],
@@ -138,13 +136,22 @@ def from_row(row: Mapping[str, Any]) -> Stored:
         ),
         messages=tuple(message_from_row(message) for message in row["messages"]),
         outcome=Outcome(**outcome),
-        verdict=None if verdict is None else Verdict(**verdict),
+        verdict=_verdict(row["verdict"]),
+        audit=_verdict(row.get("audit")),
         ledger=json.loads(row["ledger"]),
         timings=json.loads(row["timings"]),
         root=row["root"],
         usage=json.loads(row["usage"]) if row.get("usage") else None,
     )
     return Stored(row["env"], trajectory, Note(**{name: row[name] for name in NOTED if name in row}))
+
+
+def _verdict(text: str | None) -> Verdict | None:
+    if not text:
+        return None
+    verdict = json.loads(text)
+    lists = {"evidence": tuple(verdict["evidence"]), "turn_scores": tuple(verdict["turn_scores"])}
+    return Verdict(**{**verdict, **lists})
 
 
 NOTED = tuple(part.name for part in fields(Note))

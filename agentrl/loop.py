@@ -11,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentrl import assembly, metrics, warm_start
 from agentrl import recipe as recipes
@@ -24,24 +27,28 @@ from agentrl.evaluation import seen_hashes
 from agentrl.recipe import Recipe
 from agentrl.types import Round, TrainingSample
 
+OnStart = Callable[[Callable[[], Any]], None]
 NO_MEMORY = (
     "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction, or set "
     "learner.checkpointing: true; then resume with --resume"
 )
 
 
-def train(recipe: Recipe | str | Path, *, resume: bool = False) -> int:
-    """Train as a recipe says. Return 0 when done, 3 when stopped early (signal or max_hours) with a checkpoint."""
+def train(recipe: Recipe | str | Path, *, resume: bool = False, on_start: OnStart | None = None) -> int:
+    """Train as a recipe says. Return 0 when done, 3 when stopped early (signal or max_hours) with a checkpoint.
+
+    In a thread signals do not arrive: `on_start` is given what stops the run in good order instead.
+    """
     recipe = recipe if isinstance(recipe, Recipe) else recipes.load(recipe)
     try:
-        return asyncio.run(_main(recipe, resume))
+        return asyncio.run(_main(recipe, resume, on_start))
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             raise UserError(f"{NO_MEMORY} ({str(error).splitlines()[0]})") from error
         raise
 
 
-async def _main(recipe: Recipe, resume: bool) -> int:
+async def _main(recipe: Recipe, resume: bool, on_start: OnStart | None) -> int:
     async with assembly.build(recipe, resume=resume) as run:
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(_train(run))
         stopped_by: list[str] = []
@@ -57,15 +64,18 @@ async def _main(recipe: Recipe, resume: bool) -> int:
 
         if run.judge is not None:
             run.judge.on_spent = spent
-        for number in (signal.SIGINT, signal.SIGTERM):
+        signals = (signal.SIGINT, signal.SIGTERM) if on_start is None else ()
+        for number in signals:
             loop.add_signal_handler(number, stop, signal.Signals(number).name)
+        if on_start is not None:
+            on_start(partial(loop.call_soon_threadsafe, stop, "the caller"))
         try:
             return await running
         except asyncio.CancelledError:
             run.progress.say(f"stopped by {stopped_by[-1] if stopped_by else 'the caller'}; resume with --resume")
             return 3
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in signals:
                 loop.remove_signal_handler(number)
 
 
@@ -129,7 +139,7 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     await run.publish(report.version)
     published = time.monotonic()
     row = metrics.step_row(round_, report.metrics(), version, run.group_filter.informative(arrived))
-    row |= run.sampler.metrics() | run.judged()
+    row |= run.sampler.metrics() | run.judged() | run.watched(round_)
     scheduler = run.scheduler
     row |= metrics.traffic_row(scheduler.statistics(), scheduler.tokens_by_length(), run.engine.statistics())
     row |= {"learn/seconds": learnt - began, "learn/publish_seconds": published - learnt, "seconds": published - last}

@@ -12,7 +12,7 @@ from agentrl import initial_policy, judges, seeds, serving
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, PolicyJudge, Recipe, SglangEngine, SglangJudge
-from agentrl.report import episode
+from agentrl.report import episode, tracking
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Trajectory
@@ -46,6 +46,9 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     runtimes = stack.enter_context(serving.runtimes(recipe))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
+    if recipe.trackers:
+        tracking.check(recipe.trackers)
+        yield "trackers", ", ".join(recipe.trackers)
     if recipe.judge is not None:
         yield "judge", _judge(recipe, runtimes)
     if recipe.cluster is not None:

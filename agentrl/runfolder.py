@@ -6,6 +6,7 @@ runs/<name>/
   metrics.jsonl       one line per step, evaluation and alarm; written by metrics.py alone
   trajectories/       what the policy did, and what became of it; written by rollout/store.py, read by records.py
   checkpoints/        written by learn/checkpoint.py
+  audit.json          what experts do in its environments: what the reward-hacking watch compares with
   judge.json          what the judge was asked, and how well it agreed with labels; where a verifier asks one
   engine/             logs of the servers that the run started
   tensorboard/        the metrics once more, where TensorBoard is installed
@@ -49,6 +50,7 @@ PACKAGES = (
 FORMAT = 2
 """Format of run folders. Format 1, of version 0.1.0 and before, had no number and other metric and recipe keys."""
 MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes", "cluster"}
+MAY_CHANGE |= {"audit", "trackers"}
 # A run that is resumed elsewhere may use other servers.
 MAY_CHANGE |= {f"rollout.engine.{name}" for name in recipes.SglangEngine.model_fields if name != "type"}
 MAY_CHANGE |= {f"judge.{name}" for name in ("budget.calls", "budget.tokens", "concurrency", "timeout_s", "calibration")}

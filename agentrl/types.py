@@ -283,6 +283,8 @@ class Trajectory:
     """Seconds spent in engine, tools, verifier and overhead."""
     root: str = ""
     """Hash of the pinned root the sandbox ran on."""
+    audit: Verdict | None = None
+    """What the environment's audit verifier said, where it looked at the episode too; no part of the reward."""
     usage: Mapping[str, int] | None = None
     """For an episode that a chat endpoint played, which gives no token ids: the `prompt` and `completion` tokens that
     it took. Such a trajectory has no segments, so nothing of it can ever be trained on."""

@@ -54,6 +54,8 @@ def metrics_page() -> str:
     groups = {
         "Every row": "",
         "rollout": "Rows of kind `step`: the episodes of the round that the step trained on.",
+        "judge": "Rows of kind `step`: what verifiers asked the judge, where a recipe has one.",
+        "audit": "Rows of kind `step`: the [reward-hacking watch](audit.md).",
         "learn": "Rows of kind `step`: the learner, and sending its weights to the engine.",
         "curriculum": "Rows of kind `step`: what was drawn, and what the curriculum of each environment believes.",
         "eval": "Rows of kind `eval`: an evaluation, per environment.",
@@ -232,10 +234,42 @@ def _anchor(name: str) -> str:
     return name.lower()
 
 
+def audit_page() -> str:
+    """Return docs/audit.md with its tables from docs/evidence/audit.json."""
+    path = ROOT / "docs/audit.md"
+    evidence = json.loads((ROOT / "docs/evidence/audit.json").read_text(encoding="utf-8"))
+    families = [
+        (f"{family}: {row['title']}", f"{row['caught']} of {row['rewarded']}", f"{row['caught'] / row['rewarded']:.0%}")
+        for family, row in evidence["families"].items()
+    ]
+    honest = [(name, f"{row['alarms']} of {row['played']}") for name, row in evidence["honest"].items()]
+    runs = [
+        (row["env"], row["verifier"], "yes" if row["audits"] else "no",
+         " → ".join(f"{x:.2f}" for x in row["hack_share"]),
+         " → ".join(f"{x:.2f}" for x in row["score"]),
+         ", ".join(f"{name} at step {step}" for name, step in row["alarms"].items()) or "none",
+         "caught" if row["suspicious"] else "not suspicious")
+        for row in evidence["runs"]
+    ]  # fmt: skip
+    tables = {
+        "families": _table(("attacks that a naive grader rewards", "caught", "recall"), families),
+        "honest": _table(("honest play", "false alarms"), honest),
+        "runs": _table(("environment", "verifier", "audit verifier", "share of the hack", "training score", "alarms",
+                        "`agentrl audit`"), runs),
+    }  # fmt: skip
+    text = path.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S
+        )
+    return text
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/recipe.md": recipe_page,
     "docs/metrics.md": metrics_page,
     "docs/api.md": api_page,
+    "docs/audit.md": audit_page,
     "recipes/schema.json": schema.as_text,
 }
 """Each generated file, and what makes its text."""

@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = """
 cli
+sdk
 loop eval profile preflight
 warm_start
 check
@@ -19,6 +20,7 @@ serving
 cluster
 initial_policy
 alarms
+audit
 evaluation
 judges
 learn curriculum

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from agentrl import judges, metrics
+from agentrl.audit.watch import Watch
 from agentrl.catalogue import CHECKOUT
 from agentrl.curriculum.sampler import Sampler, Source
 from agentrl.envs import load
 from agentrl.errors import Fault
 from agentrl.recipe import (
+    AuditSection,
     Curriculum,
     LearnabilityCurriculum,
     PoolsCurriculum,
@@ -176,13 +178,25 @@ def test_players_of_a_cluster_are_told_where_there_are_any() -> None:
     }
 
 
+def watch_rows() -> list[dict[str, Any]]:
+    """What the reward-hacking watch sees in a round, and what it writes where it fails."""
+    audited = replace(episode(0, 0, 1.0), audit=Verdict(score=0.0))
+    seen = Round(number=1, kept=(group(0, audited, episode(0, 1, 0.0)),))
+    level = str(audited.task.level)
+    evals = [{"kind": "eval", "step": 0, "eval/files/levels": {level: 0.5}}]
+    kept = [replace(one, env="files") for one in seen.kept]
+    seen = replace(seen, kept=tuple(kept))
+    watch = Watch(AuditSection(), {}, 0)
+    return [watch.look(1, seen, [], evals), watch.look(1, None)]  # type: ignore[arg-type]
+
+
 def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
     """The rows of fake rounds, and those of real runs that the repository keeps."""
     evidence = sorted((CHECKOUT / "docs" / "evidence").glob("**/metrics.jsonl"))
     rows = [row for path in evidence for row in metrics.read(path)]
     rows += [metrics.step_row(round_(), learner_row(), version=5, informative=[True]), *curriculum_rows()]
     rows += [metrics.traffic_row(TRAFFIC, {fate: {"8": 5} for fate in FATES}, {})]
-    rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row()]
+    rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row(), *watch_rows()]
     assert len(evidence) > 10 and [key for row in rows for key in metrics.undeclared(row)] == []
     assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
         "score", "rollout/scores", "eval/a/b/score",

@@ -42,6 +42,25 @@ def report(
 
 
 @app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="The run's folder; a copy will do.")],
+    limit: Annotated[int, typer.Option(min=0, help="How many episodes to list.")] = 10,
+    episodes: Annotated[int, typer.Option(min=2, help="Episodes to look at: rewarded ones, and others drawn.")] = 2000,
+    env: Annotated[str, typer.Option(help="Only this environment.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List a run's most suspicious episodes, with reasons and links into the viewer. Reads files only.
+
+    Exits with 1 when the newest rewarded episodes of an environment look like reward hacking.
+    """
+    from agentrl.audit import command
+
+    result = command.audit(run, episodes=episodes, limit=limit, env=env)
+    typer.echo(command.dump(result) if as_json else command.text(result))
+    raise typer.Exit(1 if result["suspicious"] else 0)
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     to: Annotated[Literal["inspect"], typer.Option(help="The format: Inspect's .eval logs.")] = "inspect",

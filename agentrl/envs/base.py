@@ -32,6 +32,9 @@ class Environment:
     size: ClassVar[int | None] = None
     """The number of tasks of each split and level; None means no limit."""
     verifier: ClassVar[Verifier]
+    audit_verifier: ClassVar[Verifier | None] = None
+    """A second, independent verifier that gives no reward: while training, the reward-hacking watch has a sample of the
+    episodes graded by it too, and compares. It may cost more than the first, or ask for other artifacts."""
     system: ClassVar[str] = "You are a careful assistant. Use the tools; finish with a short final answer."
     """The system message. The chat template or the tool format adds the tools' schemas."""
     permissions: ClassVar[Permissions] = Permissions()
@@ -65,9 +68,12 @@ class Environment:
                     f"{', '.join(sorted(parameters)) or '(there are no parameters)'}, "
                     f"the effect one of {', '.join(TOOL_EFFECTS)}"
                 )
-        if isinstance(vars(cls).get("verifier"), type):
-            name = vars(cls)["verifier"].__name__
-            raise AuthoringError(f"{cls.__name__}.verifier is the class {name}; set an instance: `verifier = {name}()`")
+        for which in ("verifier", "audit_verifier"):
+            if isinstance(vars(cls).get(which), type):
+                name = vars(cls)[which].__name__
+                raise AuthoringError(
+                    f"{cls.__name__}.{which} is the class {name}; set an instance: `{which} = {name}()`"
+                )
         if cls.size is not None and cls.size < 1:
             raise AuthoringError(f"{cls.__name__}.size must be None or at least 1, got {cls.size!r}")
 

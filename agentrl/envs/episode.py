@@ -84,6 +84,8 @@ class Episode:
         self.permissions = permissions or environment.permissions
         self.slowest: tuple[float, str] = (0.0, "")
         """Seconds and name of the slowest tool call so far."""
+        self.auditing = False
+        """Whether the audit verifier's artifacts are collected as well."""
         self._boxes = boxes
         self._box: TimedBox | None = None
         self._started = self._whole = False
@@ -234,6 +236,16 @@ class Episode:
                 except (FileNotFoundError, NotADirectoryError):
                     files = {}  # the agent left nothing there, which is for the verifier to judge
                 artifacts[artifact.path] = files
+            second = env.audit_verifier if self.auditing else None
+            for artifact in second.artifacts if second else ():
+                if artifact.path not in artifacts:
+                    files = {}
+                    # What breaks a limit of the audit's own must not change the reward: the audit gets nothing.
+                    with suppress(FileNotFoundError, NotADirectoryError, AgentError):
+                        files = await box.collect(
+                            artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files
+                        )
+                    artifacts[artifact.path] = files
         return Submission(
             task=self.task,
             artifacts=artifacts,

@@ -37,9 +37,9 @@ class Target(Protocol):
 
 
 def needs_judge(environment: Environment | type[Environment]) -> bool:
-    """Tell whether an environment's verifier asks a judge."""
-    verifier = getattr(environment, "verifier", None)
-    return isinstance(verifier, Verifier) and bool(judged_parts(verifier))
+    """Tell whether an environment's verifier, or its audit verifier, asks a judge."""
+    verifiers = (getattr(environment, name, None) for name in ("verifier", "audit_verifier"))
+    return any(isinstance(verifier, Verifier) and bool(judged_parts(verifier)) for verifier in verifiers)
 
 
 def missing(names: Iterable[str]) -> RecipeError:

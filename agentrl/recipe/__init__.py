@@ -4,6 +4,7 @@ from agentrl.recipe.advice import warnings
 from agentrl.recipe.learning import (
     AlgorithmSection,
     AsyncSection,
+    AuditSection,
     Curriculum,
     GroupFilterSection,
     LearnabilityCurriculum,
@@ -13,7 +14,7 @@ from agentrl.recipe.learning import (
     UniformCurriculum,
     WarmStartSection,
 )
-from agentrl.recipe.load import build, dump, load
+from agentrl.recipe.load import build, build_with, dump, load
 from agentrl.recipe.sections import (
     CheckpointSection,
     ClusterSection,
@@ -41,6 +42,7 @@ from agentrl.recipe.sections import (
 __all__ = [
     "AlgorithmSection",
     "AsyncSection",
+    "AuditSection",
     "CheckpointSection",
     "ClusterSection",
     "Curriculum",
@@ -71,6 +73,7 @@ __all__ = [
     "UniformCurriculum",
     "WarmStartSection",
     "build",
+    "build_with",
     "dump",
     "load",
     "warnings",

@@ -250,3 +250,15 @@ class AsyncSection(Section):
     """Policy versions that a token may be old when it is trained on. Older groups are dropped."""
     in_flight: bool = True
     """Change weights under running requests. Otherwise the engine finishes its requests first."""
+
+
+class AuditSection(Section):
+    """The reward-hacking watch: a sample of each step's episodes is looked at again. `audit: null` turns it off. It
+    never changes a score."""
+
+    episodes: Count = 16
+    """Episodes per step that the signals look at: half of them the best rewarded ones, half drawn from all."""
+    top: Fraction = 0.25
+    """Share of the rewarded episodes that the audit verifier grades too, where an environment has one."""
+    rest: Fraction = 0.02
+    """The same of the others: what the reward misses, the audit verifier may see."""

@@ -103,10 +103,15 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(
             f"{path}: a recipe is a mapping of sections (run, model, envs, ...), found {errors.show(data)}"
         )
+    return build_with(data, overrides, str(path))
+
+
+def build_with(data: dict[str, Any], overrides: Sequence[str], where: str = "recipe") -> Recipe:
+    """Build the recipe from a parsed mapping, with `a.b=c` overrides applied."""
     data = one_spelling(data)
     for text in overrides:
         override(data, text)
-    return build(data, str(path))
+    return build(data, where)
 
 
 def override(data: dict[str, Any], text: str) -> None:

@@ -17,6 +17,7 @@ from agentrl.recipe.learning import (
     NO_GRADIENT,
     AlgorithmSection,
     AsyncSection,
+    AuditSection,
     Curriculum,
     GroupFilterSection,
     LearnabilityCurriculum,
@@ -24,6 +25,7 @@ from agentrl.recipe.learning import (
     WarmStartSection,
 )
 
+Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 OTHER_NAMES = {"gates": "group_filter"}
 """Other spellings of sections that a recipe may use."""
 
@@ -419,6 +421,11 @@ class Recipe(Section):
     """Evaluations on held-out tasks; null turns them off."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     """How often checkpoints are written, and how many are kept."""
+    audit: AuditSection | None = Field(default_factory=AuditSection)
+    """The reward-hacking watch; null turns it off."""
+    trackers: list[Tracker] = Field(default_factory=list)
+    """Experiment trackers that get the metrics too: `tensorboard`, `wandb`, `trackio`, `mlflow`. Each is an extra to
+    install, and works offline."""
     sandboxes: SandboxSection = Field(default_factory=SandboxSection)
     """Limits on the sandboxes of all environments."""
     judge: JudgeSection | None = None

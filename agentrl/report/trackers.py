@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,28 @@ class TensorBoard:
 
     def add(self, row: Row) -> None:
         """Add one more row."""
+        self.scalars(row, dict(scalars(row)))
+
+    def scalars(self, row: Row, numbers: Mapping[str, float]) -> None:
+        """Add numbers at a row's step and time."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(row)]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         if values:
             self._writer.add_event(Event(wall_time=row["time"], step=row["step"], summary=Summary(value=values)))
+
+    def text(self, tag: str, step: int, markdown: str) -> None:
+        """Add a text, which TensorBoard shows as Markdown."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.plugins.text import metadata
+
+        about = metadata.create_summary_metadata(display_name=tag, description="")
+        tensor = TensorProto(dtype="DT_STRING", string_val=[markdown.encode("utf-8", "replace")])
+        value = Summary.Value(tag=tag, metadata=about, tensor=tensor)
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
 
     def close(self) -> None:
         """Write what is still buffered."""

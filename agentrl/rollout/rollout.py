@@ -7,6 +7,7 @@ prompt ─┬─> sample ─> parse ─> (envs/play.py acts) ─┬─ bridge �
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +24,9 @@ from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.token_log import TokenLog
 from agentrl.sandboxes.base import SandboxSpec
-from agentrl.types import Completion, Outcome, Task, Trajectory
+from agentrl.types import Completion, Outcome, Task, Trajectory, Verdict
 from agentrl.verifiers.base import Boxes, Context, Judge, Verifier
-from agentrl.verifiers.grade import PROBE_S, system_fault
+from agentrl.verifiers.grade import PROBE_S, grade, system_fault
 
 EMPTY_ABORTS = 100
 """Aborts in a row without a single new token after which the engine counts as broken."""
@@ -41,6 +42,15 @@ class TokenGenerator(Protocol):
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion: ...
 
 
+@dataclass(frozen=True, slots=True)
+class AuditShares:
+    """Shares of the episodes that an audit verifier grades again."""
+
+    top: float
+    """Of those that scored at least 0.5."""
+    rest: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvRuntime:
     """An environment as a run uses it."""
@@ -51,6 +61,8 @@ class EnvRuntime:
     boxes: Boxes
     """Where episodes and grading get their sandboxes."""
     judge: Judge | None = None
+    audits: AuditShares | None = None
+    """Which episodes the environment's audit verifier looks at again; None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +182,12 @@ async def play_out(
         episode = Episode(runtime.make(), task, seed=rollout_id.reset(task), boxes=runtime.boxes)
         context = _context(runtime, rollout_id, budget)
         began = perf_counter()
+        auditor = episode.environment.audit_verifier if runtime.audits else None
+        episode.auditing = auditor is not None
         try:
             played = await turns.play(episode, context)
-            return _trajectory(rollout_id, episode, turns, perf_counter() - began, played)
+            audit = await _second_look(auditor, runtime.audits, played, rollout_id, context) if auditor else None
+            return _trajectory(rollout_id, episode, turns, perf_counter() - began, played, audit)
         except (InvariantError, Halted):
             raise
         except Exception as error:
@@ -365,7 +380,30 @@ def _context(runtime: EnvRuntime, rollout_id: RolloutId, budget: Budget) -> Cont
     )
 
 
-def _trajectory(rollout_id: RolloutId, episode: Episode, turns: Attempt, total: float, played: Played) -> Trajectory:
+async def _second_look(
+    verifier: Verifier, shares: AuditShares | None, played: Played, rollout_id: RolloutId, context: Context
+) -> Verdict | None:
+    """Have an audit verifier grade an episode too, if it is of the sample. Its secret is another one: what fits only
+    the hidden cases that gave the reward fails here."""
+    score = played.outcome.score
+    if shares is None or played.submission is None or score is None:
+        return None
+    drawn = seeds.derive(rollout_id.seed, "audit", played.task.id, rollout_id.group, rollout_id.index) / 2**63
+    if drawn >= (shares.top if score >= 0.5 else shares.rest):
+        return None
+    secret = hashlib.sha256(b"audit:" + context.secret).digest()
+    _, verdict = await grade(verifier, played.submission, replace(context, secret=secret))
+    return verdict
+
+
+def _trajectory(
+    rollout_id: RolloutId,
+    episode: Episode,
+    turns: Attempt,
+    total: float,
+    played: Played,
+    audit: Verdict | None = None,
+) -> Trajectory:
     overhead = max(0.0, total - sum(episode.seconds.values()))
     return Trajectory(
         task=played.task,
@@ -376,6 +414,7 @@ def _trajectory(rollout_id: RolloutId, episode: Episode, turns: Attempt, total: 
         messages=played.messages,
         outcome=played.outcome,
         verdict=played.verdict,
+        audit=audit,
         ledger=played.ledger,
         timings={**episode.seconds, "overhead": overhead, "total": total},
         root=played.root,

@@ -10,7 +10,7 @@ from agentrl import envs, sandboxes
 from agentrl.envs.base import Environment
 from agentrl.errors import AuthoringError, RecipeError
 from agentrl.recipe import EnvSection, Recipe
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.rollout import AuditShares, EnvRuntime
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.version import version_of
 
@@ -30,13 +30,14 @@ def runtimes(
     with ExitStack() as stack:
         pools: dict[str, Pool] = {}
         opened: dict[str, EnvRuntime] = {}
+        audits = AuditShares(recipe.audit.top, recipe.audit.rest) if recipe.audit else None
         for section in recipe.envs:
             if section.sandbox not in pools:
                 pools[section.sandbox] = _pool(section, recipe, elsewhere)
                 stack.callback(pools[section.sandbox].close)
             make = made_by[section.name]
             opened[section.name] = EnvRuntime(
-                name=section.name, make=make, boxes=pools[section.sandbox], judge=judge(opened, make())
+                name=section.name, make=make, boxes=pools[section.sandbox], judge=judge(opened, make()), audits=audits
             )
         yield opened
 

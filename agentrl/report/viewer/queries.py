@@ -175,7 +175,8 @@ def curriculum(index: Index, bins: int = 24) -> dict[str, Any]:
 def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored row with the values of free form as data."""
     loaded = {
-        name: json.loads(row[name]) if row[name] else None for name in ("outcome", "verdict", "ledger", "timings")
+        name: json.loads(row[name]) if row.get(name) else None
+        for name in ("outcome", "verdict", "audit", "ledger", "timings")
     }
     task = {**row["task"], "setup": json.loads(row["task"]["setup"])}
     return {**row, **loaded, "task": task}
