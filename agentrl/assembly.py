@@ -26,7 +26,7 @@ from agentrl.evaluation import Evaluator, Problem
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics
 from agentrl.recipe import OpenaiEngine, Recipe
-from agentrl.report.terminal import Progress
+from agentrl.report.terminal import Progress, Show
 from agentrl.report.trackers import TensorBoard
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.inflight import Draw
@@ -139,7 +139,7 @@ class Run:
 
 
 @asynccontextmanager
-async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
+async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
     from agentrl.learn import checkpoint
     from agentrl.learn.learner import Learner
@@ -151,7 +151,10 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
         environments = stack.enter_context(runtimes(recipe, elsewhere=elsewhere))
         folder.same_sources(source_versions(environments))
-        progress = stack.enter_context(Progress(recipe.run.steps))
+        every = recipe.eval.every if recipe.eval else 0
+        progress = stack.enter_context(
+            Progress(recipe.run.steps, name=recipe.run.name, evaluate_every=every, show=show)
+        )
         judge = await stack.enter_async_context(
             judges.open_judge(recipe, environments, path=folder.judge, say=progress.say)
         )
@@ -161,6 +164,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         learner = Learner(policy.model, policy.tokenizer, recipe)
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
+        progress.recall(metrics.rows)
         if board := TensorBoard.open(folder.path / "tensorboard", metrics.rows):
             stack.callback(board.close)
             metrics.readers.append(board.add)
@@ -197,6 +201,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             )
             trajectory = await player.play(draw.env, draw.task, rollout_id)
             await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
+            progress.advance()
             return trajectory
 
         async def keep(problem: Problem, trajectory: Trajectory, stage: str, step: int) -> None:
@@ -226,7 +231,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             learner=learner,
             publish=publish,
             metrics=metrics,
-            evaluator=Evaluator(recipe, environments, player, metrics, key, keep=keep),
+            evaluator=Evaluator(recipe, environments, player, metrics, key, keep=keep, progress=progress.phase),
             store=store,
             checkpoint=saved,
             trained=set(),

@@ -27,6 +27,11 @@ JudgeOption = Annotated[
         "--judge", metavar="FILE|URL#MODEL", help="The judge that the verifier asks: a file with the section, or a URL."
     ),
 ]
+SandboxOption = Annotated[str, typer.Option("--sandbox", help="The sandbox backend.")]
+LevelsOption = Annotated[str | None, typer.Option("--levels", metavar="1,3-5", help="Levels; all by default.")]
+FormerSandbox = Annotated[str | None, typer.Option("--backend", hidden=True)]
+FormerLevels = Annotated[list[str] | None, typer.Option("--level", hidden=True)]
+"""What --sandbox and --levels were called before; still read."""
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
 
 

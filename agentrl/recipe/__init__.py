@@ -13,7 +13,7 @@ from agentrl.recipe.learning import (
     UniformCurriculum,
     WarmStartSection,
 )
-from agentrl.recipe.load import build, dump, load
+from agentrl.recipe.load import build, dump, load, located, shipped
 from agentrl.recipe.sections import (
     CheckpointSection,
     ClusterSection,
@@ -73,5 +73,7 @@ __all__ = [
     "build",
     "dump",
     "load",
+    "located",
+    "shipped",
     "warnings",
 ]

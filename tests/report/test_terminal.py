@@ -35,15 +35,22 @@ def test_plain_lines_without_a_terminal() -> None:
     ]
 
 
-def test_a_line_says_how_the_players_of_a_cluster_fare() -> None:
+def test_a_line_says_how_the_players_and_servers_of_a_cluster_fare() -> None:
     out = io.StringIO()
-    fine = STEP | {"rollout/players": 4, "rollout/players_lost": 0, "rollout/episodes_repeated": 0}
+    names = ("players_lost", "episodes_lost", "episodes_repeated", "servers_lost")
+    fine = STEP | {"rollout/players": 4} | dict.fromkeys([f"rollout/{name}" for name in names], 0)
+    lost = {"rollout/players": 3, "rollout/players_lost": 1, "rollout/episodes_lost": 9, "rollout/episodes_repeated": 8}
     with Progress(10, console=Console(file=out, width=200)) as progress:
         progress.show(fine)
-        progress.show(fine | {"rollout/players": 3, "rollout/players_lost": 1, "rollout/episodes_repeated": 8})
-    assert [line.split("  ")[-1] for line in out.getvalue().splitlines()] == [
+        progress.show(fine | lost)
+        progress.show(fine | {"rollout/servers": 2})
+        progress.show(fine | lost | {"rollout/servers": 1, "rollout/servers_lost": 1})
+    told = [line.partition("left ")[2].partition("  ")[2] for line in out.getvalue().splitlines()]
+    assert told == [
         "players 4",
-        "players 3, 1 lost, 8 episodes repeated",
+        "players 3, 1 lost, 9 episodes lost, 8 repeated",
+        "players 4  servers 2",
+        "players 3, 1 lost, 9 episodes lost, 8 repeated  servers 1, 1 lost",
     ]
 
 
