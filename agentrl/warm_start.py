@@ -88,7 +88,7 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
         recipe.warm_start,
         seed=seeds.derive(recipe.run.seed, "warm start"),
         micro_tokens=recipe.learner.micro_tokens,
-        say=say,
+        say=run.progress.detail,
         progress=lambda done, total: run.progress.phase("warm start", done, total),
     )
     run.trained.update(seen_hashes(t.task for t in demonstrations if t.outcome.score == 1.0))

@@ -140,6 +140,7 @@ class Board:
         head.add_column(ratio=1)
         head.add_column(no_wrap=True)
         passed = clock(time.monotonic() - state.began)
+        # Without colours only the part that is done is drawn.
         times = f"step {step} of {state.steps} · {passed} · left {clock(state.left())}"
         head.add_row(ProgressBar(total=max(1, state.steps), completed=step), Text(times))
         main = Table.grid(padding=(0, 2))

@@ -65,6 +65,11 @@ class Progress:
         if always or self._show != "quiet":
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def detail(self, text: str) -> None:
+        """Print a line about what the board shows already, where there is none or every step is to be told."""
+        if self._live is None or self._show == "verbose":
+            self.say(text)
+
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Say what the run is doing now, and how far it is."""
         if name != self.state.phase:
@@ -91,8 +96,8 @@ class Progress:
                 score = interval(figures["pass@1"])
                 where = f"{env}, {row['split']} tasks after step {row['step']} ({row['stage']})"
                 self.say(f"{where}: pass@1 {score}", always=True)
-        elif row["kind"] == "step" and (self._live is None or self._show == "verbose"):
-            self.say(self._line(row))
+        elif row["kind"] == "step":
+            self.detail(self._line(row))
         elif row["kind"] == "alarm":
             self.say(f"alarm: {row['text']}", always=True)
         if self._live:
