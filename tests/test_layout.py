@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = """
 cli
+chat
 loop eval profile preflight
 warm_start
 check

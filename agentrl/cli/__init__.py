@@ -11,6 +11,7 @@ import typer
 
 # Importing a module registers its commands, in the order in which `--help` lists them.
 from agentrl.cli import training as training  # isort: skip
+from agentrl.cli import everyday as everyday  # isort: skip
 from agentrl.cli import reading as reading  # isort: skip
 from agentrl.cli import environments as environments  # isort: skip
 from agentrl.cli import machine as machine  # isort: skip

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentrl.cli.base import FormerLevels, JudgeOption, LevelsOption, Overrides, SandboxOption, env_app
+from agentrl.cli import complete
+from agentrl.cli.base import EnvArgument, FormerLevels, JudgeOption, LevelsOption, Overrides, SandboxOption, env_app
 
 
 @env_app.command("new")
@@ -29,7 +30,7 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="For programs.
 
 @env_app.command("check")
 def env_check(
-    name: Annotated[str, typer.Argument(help="The environment, or its folder's path.")],
+    name: EnvArgument,
     sandbox: SandboxOption = "namespace",
     levels: LevelsOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level that are played.")] = 2,
@@ -59,7 +60,7 @@ def env_check(
 
 @env_app.command("play")
 def env_play(
-    name: Annotated[str, typer.Argument(help="The environment, or its folder's path.")],
+    name: EnvArgument,
     levels: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="The level to play; by default the easiest.")
     ] = None,
@@ -110,8 +111,14 @@ def env_replay(
 
 @env_app.command("profile")
 def env_profile(
-    name: Annotated[str, typer.Argument(help="The environment, or its folder's path.")],
-    recipe: Annotated[Path, typer.Option(help="Model, budgets and group size come from here.")],
+    name: EnvArgument,
+    recipe: Annotated[
+        Path,
+        typer.Option(
+            help="Model, budgets and group size come from here: a file, or a shipped recipe's name.",
+            autocompletion=complete.recipes,
+        ),
+    ],
     model: Annotated[Path | None, typer.Option(help="A model folder instead of the recipe's model.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 32,
     samples: Annotated[int | None, typer.Option(min=2, help="Rollouts per task; by default the group size.")] = None,

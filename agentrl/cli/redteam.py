@@ -5,13 +5,18 @@ from typing import Annotated
 
 import typer
 
+from agentrl.cli import complete
 from agentrl.cli.base import FormerLevels, FormerSandbox, JudgeOption, LevelsOption, SandboxOption, app
 
 
 @app.command()
 def redteam(
     target: Annotated[
-        str, typer.Argument(help="An environment, a verifier, a naive grader, or a Harbor task folder.")
+        str,
+        typer.Argument(
+            help="An environment or its folder, a verifier, a naive grader, or a Harbor task folder.",
+            autocompletion=complete.environments,
+        ),
     ] = "",
     family: Annotated[list[str] | None, typer.Option(help="Only this family: A to M, or its name, e.g. drop.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,

@@ -5,12 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
+from agentrl.cli import complete
 from agentrl.cli.base import Overrides, app, engine_app, model_app, recipe_app
 
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe's file, or the name of a shipped one, e.g. quickstart.")],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe's file, or the name of a shipped one, e.g. quickstart.", autocompletion=complete.recipes
+        ),
+    ],
     set_: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
@@ -40,7 +46,8 @@ def evaluate(
         str | None,
         typer.Argument(
             help="A recipe, run, checkpoint, transformers folder, hub id, SGLang URL, MODEL@URL or earlier evaluation. "
-            "With --endpoint: the recipe or run whose tasks are tried."
+            "With --endpoint: the recipe or run whose tasks are tried.",
+            autocompletion=complete.targets,
         ),
     ] = None,
     k: Annotated[str | None, typer.Option(help="Which pass@k, e.g. 1,8; by default 1, or the suite's.")] = None,
@@ -116,12 +123,12 @@ def model_get(
 
 @model_app.command("export")
 def model_export(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
     to: Annotated[Path, typer.Argument(help="The folder to write.")],
     merge: Annotated[bool, typer.Option(help="Merge LoRA into the base model, or write the adapter alone.")] = True,
     step: Annotated[int | None, typer.Option(help="Which checkpoint; by default the newest.")] = None,
 ) -> None:
-    """Write a run's policy as a folder that transformers and SGLang load."""
+    """Write a run's policy as a folder that transformers and SGLang load, with a model card made from its evidence."""
     from agentrl.learn.export import export
 
     typer.echo(f"ready: {export(run, to, merge=merge, step=step)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,19 @@ def new(name: str, root: Path) -> int:
         typer.echo(f"\nagentrl env check {name}\nagentrl env play {name}")
     else:
         typer.echo(f"\nagentrl env check {root / 'envs' / name}    # or: cd {root}, and the name alone will do")
+    return 0
+
+
+def new_project(folder: Path, name: str | None) -> int:
+    """Write a project and say what to do next."""
+    from agentrl.envs.scaffold import project
+
+    paths = project(folder, name)
+    for path in paths:
+        typer.echo(f"wrote {path}")
+    env = paths[0].parent.name
+    steps = [f"cd {shlex.quote(str(folder))}", "pytest", f"agentrl env check {env}", "agentrl train recipe.yaml"]
+    typer.echo("\n" + "\n".join(steps))
     return 0
 
 
