@@ -1,11 +1,11 @@
 """`agentrl chat`: the policy's calls are carried out in a real sandbox, lines come from pipes and terminals alike."""
 
 import asyncio
+import io
 import os
 import pty
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from agentrl import assembly, chat
+from agentrl.cli import main
 from agentrl.envs import load
 from agentrl.envs.task_check import task_of
 from agentrl.learn.model import scratch_tokenizer
@@ -79,7 +80,7 @@ def test_calls_are_carried_out_in_a_sandbox_and_the_result_is_graded() -> None:
     assert said[2] == "[run] <out></out>"
     assert said[3] == "[policy] done"
     assert said[4].startswith("[policy] run({")
-    assert "moon.csv" in said[5] and "\x1b" not in said[5] and "a\\x1b[2Jb" in said[5]
+    assert "moon.csv" in said[5] and "\x1b" not in said[5]
     assert said[6:8] == ["[policy] seen", "[grade] score 1"]
     assert said[-1].startswith("[task files/heldout/1/1]")  # the next task follows
 
@@ -119,22 +120,24 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_lines_come_from_a_pipe_until_it_ends(recipe: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrl", "chat", str(recipe)],
-        input="/tools\n/nonsense\n\n/new\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def test_lines_come_from_a_pipe_until_it_ends(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/tools\n/nonsense\n\n/new\n"))
+    with pytest.raises(SystemExit) as end:
+        main(["chat", str(recipe)])
+    out, err = capsys.readouterr()
+    assert (end.value.code or 0, err) == (0, "")
+    lines = out.splitlines()
     assert lines[0] == f"{recipe}: files, namespace sandboxes; /help says what you can do"
     assert lines[1].startswith("[task files/heldout/1/0]")
     assert lines[2:4] == ["run", "there is no command /nonsense"]
     assert sum(line.startswith("[task files/heldout/1/0]") for line in lines) == 2  # /new begins it again
     assert any(line.startswith("[policy] ") for line in lines)
+
+
+def test_what_a_policy_writes_cannot_command_the_terminal() -> None:
+    assert chat.printable("a\x1b[2Jb\r\u202ec\n\td\x9b") == "a\\x1b[2Jb\\x0d\\x202ec\n\td\\x9b"
 
 
 def test_ctrl_c_ends_it_at_the_prompt(recipe: Path) -> None:

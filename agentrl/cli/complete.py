@@ -29,7 +29,7 @@ def sandboxes(incomplete: str) -> list[str]:
 def runs(incomplete: str) -> list[str]:
     """Offer the runs below ./runs, and folders."""
     here = [str(path.parent) for path in sorted(Path("runs").glob("*/recipe.yaml"))]
-    return list(dict.fromkeys([*_matching(here, incomplete), *_paths(incomplete, folders_only=True)]))
+    return _once([*_matching(here, incomplete), *_paths(incomplete, folders_only=True)])
 
 
 def recipes(incomplete: str) -> list[str]:
@@ -44,11 +44,19 @@ def recipes(incomplete: str) -> list[str]:
 
 def targets(incomplete: str) -> list[str]:
     """Offer what can be evaluated: recipes and runs."""
-    return list(dict.fromkeys([*recipes(incomplete), *runs(incomplete)]))
+    return _once([*recipes(incomplete), *runs(incomplete)])
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
+
+
+def _once(names: Iterable[str]) -> list[str]:
+    """Leave out what is offered already, as a folder with its slash too."""
+    kept: dict[str, str] = {}
+    for name in names:
+        kept[name.rstrip("/")] = min(name, kept.get(name.rstrip("/"), name), key=len)
+    return list(kept.values())
 
 
 def _paths(incomplete: str, *, folders_only: bool = False) -> list[str]:
