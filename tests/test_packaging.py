@@ -80,7 +80,7 @@ def test_an_installed_wheel_works_without_a_checkout(clean: Path, tmp_path: Path
     code, out = call("train", "quickstart", "--print-recipe")
     assert code == 0 and out.startswith("run:\n  name: quickstart\n")
     missing = "agentrl: this needs {}: pip install 'agentrl[{}]'"
-    assert missing.format("reasoning_gym", "reasoning") in call("env", "play", "reasoning")[1]
+    assert "pip install 'agentrl[reasoning]'" in call("env", "play", "reasoning")[1]
     assert missing.format("torch", "train") in call("train", "recipe.yaml", cwd=tmp_path / "sums")[1]
     assert call("view", str(tmp_path)) == (2, missing.format("uvicorn", "view") + "\n")
     assert call("runs", "--json") == (0, "[]\n")
