@@ -1,5 +1,5 @@
-"""Brings what lies outside docs/ into the site: the README as its home page, examples, licences of habits, and a list of
-the measurements. Links between the pages work on the site as they do in the repository."""
+"""Brings what lies outside docs/ into the site: the README as its home page, the examples, and a list of the
+measurements. Links between the pages work on the site as they do in the repository."""
 
 from __future__ import annotations
 
