@@ -18,6 +18,7 @@ from agentrl.cli import app
 
 PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/**/*.md"), *CHECKOUT.glob("examples/**/*.md"),
                 *CHECKOUT.glob("envs/*/README.md")])  # fmt: skip
+COMMANDS = typer.main.get_command(app)
 RUN_ELSEWHERE = {"docs/api.md", "docs/authoring.md", "docs/verifiers.md", "docs/sandbox_api.md", "docs/extending.md"}
 """Their code needs more than itself: tests/envs/test_authoring_doc.py and tests/verifiers/test_docs.py run it; api.md
 shows signatures."""
@@ -68,7 +69,7 @@ def commands(text: str) -> Iterator[str]:
 
 def wrong(line: str) -> str:
     """Say what is wrong with a command; nothing where it exists with these options."""
-    command: Any = typer.main.get_command(app)
+    command: Any = COMMANDS
     try:
         words = shlex.split(re.split(r"\s[|;&>]|\s2>|\.\.\.", line)[0], comments=True)[1:]
     except ValueError:

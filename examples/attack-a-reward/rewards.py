@@ -9,6 +9,5 @@ def loose(text: str) -> float:
 
 
 def strict(text: str) -> float:
-    """Take exactly one box, at the very end, and nothing but the number in it."""
-    boxes = re.findall(r"\\boxed\{([^{}]*)\}", text)
-    return 1.0 if len(boxes) == 1 and boxes[0] == "7" and text.rstrip().endswith(r"\boxed{7}") else 0.0
+    """Take one box and nothing beside it: no second answer, no "not" in front of it."""
+    return 1.0 if re.fullmatch(r"\\boxed\{7\}", text.strip()) else 0.0
