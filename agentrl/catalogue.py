@@ -10,7 +10,6 @@ package, where Python finds it; in a checkout it lies beside the package, so eac
 
 import difflib
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module, invalidate_caches
@@ -24,8 +23,8 @@ from agentrl.errors import CatalogueError
 Kind = Literal["envs", "verifiers", "sandboxes"]
 KINDS: tuple[Kind, ...] = ("envs", "verifiers", "sandboxes")
 CHECKOUT = Path(__file__).resolve().parent.parent
-_BY_PATH: dict[Kind, dict[str, Path]] = {kind: {} for kind in KINDS}
-"""Folders that were named by their path."""
+NAMED = "AGENTRL_NAMED"
+"""The variable that tells child processes which folders were named by their path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,8 @@ def roots() -> list[Path]:
 def for_children() -> dict[str, str]:
     """Return the variables with which a process elsewhere finds the same members as this one."""
     paths = [str(path.absolute()) for path in roots() if path != CHECKOUT]
-    return {"AGENTRL_PATH": os.pathsep.join(paths)} if paths else {}
+    path = {"AGENTRL_PATH": os.pathsep.join(paths)} if paths else {}
+    return path | ({NAMED: os.environ[NAMED]} if os.environ.get(NAMED) else {})
 
 
 def folders(kind: Kind) -> list[str]:
@@ -94,10 +94,21 @@ def named(kind: Kind, text: str) -> str:
         raise CatalogueError(f"{text} is no folder of a member of {kind}: {wrong}")
     if not folder.name.isidentifier():
         raise CatalogueError(f"{text}: the folder's name must be a Python word, such as my_env")
-    other = _BY_PATH[kind].setdefault(folder.name, folder)
+    others = _by_path(kind)
+    other = others.get(folder.name, folder)
     if other != folder:
         raise CatalogueError(f"two members of {kind} are called {folder.name!r}: {other} and {folder}; rename one")
+    if folder.name not in others:
+        entries = [entry for entry in os.environ.get(NAMED, "").split(os.pathsep) if entry]
+        os.environ[NAMED] = os.pathsep.join([*entries, f"{kind}={folder}"])
     return folder.name
+
+
+def _by_path(kind: Kind) -> dict[str, Path]:
+    """Return the folders that were named by their path, here or in the process that started this one."""
+    entries = os.environ.get(NAMED, "").split(os.pathsep)
+    paths = [Path(entry.partition("=")[2]) for entry in entries if entry.startswith(f"{kind}=")]
+    return {path.name: path for path in paths}
 
 
 def is_path(text: str) -> bool:
@@ -125,7 +136,7 @@ def members(kind: Kind) -> dict[str, Member]:
             if folder in loose and not _exports(init):
                 continue  # a subpackage of the engine itself, or of somebody's project
             add(Member(kind, name, str(init.parent.resolve()), f"agentrl.{kind}.{name}"))
-    for name, folder in _BY_PATH[kind].items():
+    for name, folder in _by_path(kind).items():
         add(Member(kind, name, str(folder), f"agentrl.{kind}.{name}"))
     for point in entry_points(group=f"agentrl.{kind}"):
         add(Member(kind, point.name, f"entry point {point.value}", point.module, point.attr or "EXPORT"))
@@ -144,9 +155,9 @@ def load(kind: Kind, name: str) -> Any:
     if name not in by_name:
         raise CatalogueError(_unknown(kind, name, by_name))
     member = by_name[name]
-    package = sys.modules.get(f"agentrl.{kind}")
-    for folder in [*folders(kind), *(str(path.parent) for path in _BY_PATH[kind].values())]:
-        if package is not None and folder not in package.__path__:  # it may be named after the package was imported
+    package = import_module(f"agentrl.{kind}")
+    for folder in [*folders(kind), *(str(path.parent) for path in _by_path(kind).values())]:
+        if folder not in package.__path__:  # it may be named after the package was imported
             package.__path__.append(folder)
             invalidate_caches()
     try:

@@ -91,13 +91,19 @@ def test_another_checkout_of_agentrl_is_no_project(tmp_path: Path, monkeypatch: 
 
 
 def test_a_member_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "_BY_PATH", {kind: {} for kind in catalogue.KINDS})
+    monkeypatch.setenv(catalogue.NAMED, "")
     member(tmp_path, "anywhere", "env_by_path")
     monkeypatch.chdir(tmp_path / "anywhere")
     assert catalogue.load("envs", "./env_by_path") is dict
     assert catalogue.load("envs", "env_by_path") is dict  # from then on by its name
     section = recipe.EnvSection(name="./env_by_path")
     assert (section.name, section.path) == ("env_by_path", tmp_path / "anywhere" / "env_by_path")
+    assert recipe.EnvSection(name="env_by_path", path=Path("env_by_path")) == section
+    with pytest.raises(ValueError, match="holds the environment 'env_by_path', not 'other'"):
+        recipe.EnvSection(name="other", path=Path("env_by_path"))
+    code = "from agentrl import catalogue; print(catalogue.load('envs', 'env_by_path'))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert child.stdout == "<class 'dict'>\n"  # a process that this one starts finds it too
     for text, wrong in {"./nowhere": "no such folder", str(tmp_path): "no __init__.py that sets EXPORT"}.items():
         with pytest.raises(CatalogueError, match=wrong):
             catalogue.load("envs", text)

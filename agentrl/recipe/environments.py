@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl import catalogue
 from agentrl.recipe.base import Count, Positive, Section
@@ -41,5 +41,16 @@ class EnvSection(Section):
         name = section.get("name") if isinstance(section, dict) else None
         if not isinstance(name, str) or not catalogue.is_path(name) or section.get("path") is not None:
             return section
-        folder = Path(name).expanduser().resolve()
-        return {**section, "name": folder.name, "path": folder}
+        return {**section, "name": Path(name).expanduser().resolve().name, "path": name}
+
+    @field_validator("path")
+    @classmethod
+    def _whole(cls, path: Path | None) -> Path | None:
+        """Make the path absolute: the run may be read from another folder."""
+        return path.expanduser().resolve() if path is not None else None
+
+    @model_validator(mode="after")
+    def _one_name(self) -> EnvSection:
+        if self.path is not None and self.path.name != self.name:
+            raise ValueError(f"the folder {self.path} holds the environment {self.path.name!r}, not {self.name!r}")
+        return self
