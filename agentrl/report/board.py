@@ -148,8 +148,8 @@ class Board:
         main.add_column(overflow="ellipsis", no_wrap=True)
         main.add_row("phase", Text(self._phase()))
         main.add_row("score", self._score(width - 18, "utf" in console.encoding.lower()))
-        for number_, (env, curve) in enumerate(state.heldout.items() or [("", [])]):
-            main.add_row("" if number_ else "held-out", Text(self._heldout(env, curve)))
+        for place, env in enumerate(list(state.heldout) or [""]):
+            main.add_row("" if place else "held-out", Text(self._heldout(env, state.heldout.get(env, []))))
         if state.alarms:
             count = f"{len(state.alarms)}: " if len(state.alarms) > 1 else ""
             main.add_row("alarms", Text(count + ", ".join(state.alarms), style="bold red"))

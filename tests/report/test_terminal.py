@@ -79,7 +79,7 @@ def drawn(state: State, width: int = 80) -> list[str]:
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the clock, and say how much memory there is."""
-    monkeypatch.setattr(board.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr("agentrl.report.board.time.monotonic", lambda: 100.0)
     monkeypatch.setattr(board, "memory", lambda row: "1.5 GiB")
 
 
