@@ -7,12 +7,13 @@ BIN    := $(VENV)/bin
 APT    := env DEBIAN_FRONTEND=noninteractive apt-get
 RUN    ?= quickstart
 
-.PHONY: help train test test-full check bench clean
+.PHONY: help train test test-full check docs bench clean
 help:
 	@echo "make train      set up, then train the quickstart policy (RUN=name for another run folder)"
 	@echo "make test       set up, then everything CI runs"
 	@echo "make test-full  soaks, and every environment, level, attack and backend; JSON into docs/evidence/"
 	@echo "make check      ruff and mypy alone"
+	@echo "make docs       build the documentation site into build/site; a dead link is an error"
 	@echo "make bench      the benchmarks, into docs/evidence/"
 	@echo "make clean      remove the virtual environment and caches (runs/ stays)"
 
@@ -26,7 +27,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,ray,view,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,ray,view,docs,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt verl
 	@touch $@
 
@@ -79,6 +80,9 @@ test-full: system-test check
 	$(BIN)/python -m benchmarks.census --out docs/evidence/tasks.json || failed=1; \
 	$(BIN)/python -m benchmarks.matrix --out docs/evidence/matrix.json || failed=1; \
 	exit $$failed
+
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: system-test $(VENV)/.test
 	$(BIN)/python -m benchmarks --out docs/evidence

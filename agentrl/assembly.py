@@ -22,7 +22,7 @@ from agentrl.judges import Judge
 from agentrl.metrics import Metrics, Row
 from agentrl.recipe import Recipe
 from agentrl.report import tracking
-from agentrl.report.terminal import Progress
+from agentrl.report.terminal import Progress, Show
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import Gate, Player
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
@@ -127,7 +127,7 @@ class Run:
 
 
 @asynccontextmanager
-async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
+async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
     from agentrl.learn import checkpoint
     from agentrl.learn.learner import Learner
@@ -140,7 +140,10 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
         environments = stack.enter_context(runtimes(recipe, elsewhere=elsewhere))
         folder.same_sources(source_versions(environments))
-        progress = stack.enter_context(Progress(recipe.run.steps))
+        every = recipe.eval.every if recipe.eval else 0
+        progress = stack.enter_context(
+            Progress(recipe.run.steps, name=recipe.run.name, evaluate_every=every, show=show)
+        )
         judge = await stack.enter_async_context(
             judges.open_judge(recipe, environments, path=folder.judge, say=progress.say)
         )
@@ -150,6 +153,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         learner = Learner(policy.model, policy.tokenizer, recipe)
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
+        progress.recall(metrics.rows)
         stack.callback(
             tracking.follow(
                 metrics, recipe.trackers, folder.path, recipe.model_dump(mode="json", by_alias=True), progress.say
@@ -172,7 +176,7 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
-        play = partial(_play, recipe.run.seed, folder.key, player, store)
+        play = partial(_play, recipe.run.seed, folder.key, player, store, progress)
         group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm)
         yield Run(
             recipe=recipe,
@@ -190,7 +194,9 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
             learner=learner,
             publish=partial(_publish, publisher, None if recipe.asynchronous.in_flight else gate),
             metrics=metrics,
-            evaluator=Evaluator(recipe, environments, player, metrics, folder.key, keep=partial(_keep, store)),
+            evaluator=Evaluator(
+                recipe, environments, player, metrics, folder.key, keep=partial(_keep, store), progress=progress.phase
+            ),
             store=store,
             checkpoint=saved,
             trained=set(),
@@ -199,7 +205,9 @@ async def build(recipe: Recipe, *, resume: bool = False) -> AsyncIterator[Run]:
         )
 
 
-async def _play(seed: int, key: bytes, player: Player, store: Store, draw: Draw, index: int) -> Trajectory:
+async def _play(
+    seed: int, key: bytes, player: Player, store: Store, progress: Progress, draw: Draw, index: int
+) -> Trajectory:
     """Play one rollout of a drawn task and store it."""
     rollout_id = RolloutId(
         seed=seed,
@@ -210,6 +218,7 @@ async def _play(seed: int, key: bytes, player: Player, store: Store, draw: Draw,
     )
     trajectory = await player.play(draw.env, draw.task, rollout_id)
     await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
+    progress.advance()
     return trajectory
 
 

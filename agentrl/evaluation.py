@@ -215,6 +215,15 @@ def _first(errors: BaseExceptionGroup[AgentRLError]) -> AgentRLError:
     return first
 
 
+PHASES = {
+    "start": "evaluating the untrained policy",
+    "sft": "evaluating the warm start",
+    "rl": "evaluating",
+    "end": "evaluating the trained policy",
+}
+"""What an evaluation of each stage is called while it runs."""
+
+
 class Evaluator:
     """Evaluates the policy of a run, always with the same tasks, budget and seeds, and writes the metric rows."""
 
@@ -227,14 +236,17 @@ class Evaluator:
         key: bytes,
         *,
         keep: Keep | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """`keep` gets every try as it ends, with the stage and the step of the evaluation."""
+        """`keep` gets every try as it ends, with the stage and the step of the evaluation; `progress` what is being
+        done, and how much of it is."""
         self.section = recipe.eval or EvalSection()
         self.tasks = problems_of(recipe, self.section, runtimes)
         self.results: dict[str, Evaluation] = {}
         """The newest evaluation of each stage that this process made."""
         self._player = player.at(self.section.temperature)
         self._metrics, self._key, self._keep = writer, key, keep
+        self._progress = progress or (lambda name, done, total: None)
         self._seed = seeds.derive(recipe.run.seed, "eval")
         self._concurrency = recipe.rollout.concurrency
 
@@ -267,6 +279,8 @@ class Evaluator:
         """Evaluate now and write the row."""
         ks = self._ks(stage)
         began = time.monotonic()
+        doing = PHASES[stage]
+        self._progress(doing, 0, len(self.tasks) * max(ks))
 
         async def keep(problem: Problem, trajectory: Trajectory) -> None:
             if self._keep:
@@ -280,6 +294,7 @@ class Evaluator:
             key=self._key,
             concurrency=self._concurrency,
             record=keep,
+            progress=lambda done, total: self._progress(doing, done, total),
         )
         summaries = {env: part.summary(ks) for env, part in evaluation.by_environment().items()}
         row = metrics.eval_row(stage, self.section.split, time.monotonic() - began, summaries)

@@ -11,13 +11,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from agentrl import assembly, metrics, warm_start
+from agentrl import assembly, event_loop, metrics, warm_start
 from agentrl import recipe as recipes
 from agentrl.alarms import alarms
 from agentrl.assembly import Run
@@ -25,37 +22,37 @@ from agentrl.envs.play import uninterrupted
 from agentrl.errors import UserError
 from agentrl.evaluation import seen_hashes
 from agentrl.recipe import Recipe
+from agentrl.report import summary
+from agentrl.report.terminal import Show
 from agentrl.types import Round, TrainingSample
 
-OnStart = Callable[[Callable[[], Any]], None]
 NO_MEMORY = (
     "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction, or set "
     "learner.checkpointing: true; then resume with --resume"
 )
 
 
-def train(recipe: Recipe | str | Path, *, resume: bool = False, on_start: OnStart | None = None) -> int:
-    """Train as a recipe says. Return 0 when done, 3 when stopped early (signal or max_hours) with a checkpoint.
-
-    In a thread signals do not arrive: `on_start` is given what stops the run in good order instead.
-    """
+def train(recipe: Recipe | str | Path, *, resume: bool = False, show: Show = "normal") -> int:
+    """Train as a recipe says; `show` says how much of it is shown. Return 0 when done, 3 when stopped early (signal or
+    max_hours) with a checkpoint."""
     recipe = recipe if isinstance(recipe, Recipe) else recipes.load(recipe)
     try:
-        return asyncio.run(_main(recipe, resume, on_start))
+        return event_loop.run(_main(recipe, resume, show))
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             raise UserError(f"{NO_MEMORY} ({str(error).splitlines()[0]})") from error
         raise
 
 
-async def _main(recipe: Recipe, resume: bool, on_start: OnStart | None) -> int:
-    async with assembly.build(recipe, resume=resume) as run:
+async def _main(recipe: Recipe, resume: bool, show: Show) -> int:
+    async with assembly.build(recipe, resume=resume, show=show) as run:
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(_train(run))
         stopped_by: list[str] = []
 
         def stop(name: str) -> None:
             stopped_by.append(name)
-            run.progress.say(f"{name}: stopping")
+            run.progress.say(f"{name}: stopping", always=True)
+            run.progress.phase("stopping")
             running.cancel()
 
         def spent(reason: str) -> None:
@@ -64,24 +61,24 @@ async def _main(recipe: Recipe, resume: bool, on_start: OnStart | None) -> int:
 
         if run.judge is not None:
             run.judge.on_spent = spent
-        signals = (signal.SIGINT, signal.SIGTERM) if on_start is None else ()
-        for number in signals:
+        handled = (signal.SIGINT, signal.SIGTERM) if event_loop.signals_arrive_here() else ()
+        for number in handled:
             loop.add_signal_handler(number, stop, signal.Signals(number).name)
-        if on_start is not None:
-            on_start(partial(loop.call_soon_threadsafe, stop, "the caller"))
         try:
             return await running
         except asyncio.CancelledError:
-            run.progress.say(f"stopped by {stopped_by[-1] if stopped_by else 'the caller'}; resume with --resume")
+            run.progress.settle()
+            who = stopped_by[-1] if stopped_by else "the caller"
+            run.progress.say(f"stopped by {who}; resume with --resume", always=True)
             return 3
         finally:
-            for number in signals:
+            for number in handled:
                 loop.remove_signal_handler(number)
 
 
 async def _train(run: Run) -> int:
     for warning in recipes.warnings(run.recipe):
-        run.progress.say(f"warning: {warning}")
+        run.progress.say(f"warning: {warning}", always=True)
     await warm_start.prepare(run)
     try:
         finished = await _loop(run, began=time.monotonic())
@@ -90,15 +87,16 @@ async def _train(run: Run) -> int:
         raise
     run.save()
     if not finished:
-        run.progress.say(f"max_hours ({run.recipe.run.max_hours:g}) are over; resume with --resume")
+        run.progress.settle()
+        run.progress.say(f"max_hours ({run.recipe.run.max_hours:g}) are over; resume with --resume", always=True)
         return 3
     if run.recipe.eval and not run.evaluator.done(run.learner.steps, "end"):
         run.progress.show(await run.evaluator(run.learner.steps, "end"))
-    for line in run.evaluator.conclusion(run.trained) if run.recipe.eval else ():
-        run.progress.say(line)
-    folder = run.folder.path
-    run.progress.say(f"run folder: {folder} (recipe.yaml, metrics.jsonl, trajectories/, checkpoints/)")
-    run.progress.say(f"next: agentrl view {folder} · agentrl eval {folder} --k 1,8 · agentrl model export {folder} DIR")
+    run.progress.phase("done")
+    run.progress.settle()
+    lines = run.evaluator.conclusion(run.trained) if run.recipe.eval else []
+    for line in [*lines, *summary.closing(run.folder.path, run.recipe.run.steps, run.metrics.rows)]:
+        run.progress.say(line, always=True)
     return 0
 
 
@@ -112,6 +110,7 @@ async def _loop(run: Run, began: float) -> bool:
     await _evaluate_if_due(run)
     async with aclosing(run.scheduler.rounds(run.sampler)) as rounds:
         last = time.monotonic()
+        _waiting(run)
         async for round_ in rounds:
             await uninterrupted(_step(run, round_, last))
             last = time.monotonic()
@@ -122,9 +121,16 @@ async def _loop(run: Run, began: float) -> bool:
                 run.save()
             if run.learner.steps >= steps:
                 return True
+            _waiting(run)
             if hours is not None and time.monotonic() - began >= hours * 3600:
                 return False
     raise AssertionError("the scheduler ran out of rounds")
+
+
+def _waiting(run: Run) -> None:
+    """Say that the learner waits for a round, and about how many episodes that takes where it is known."""
+    groups, tokens = run.recipe.learner.groups_per_step, run.recipe.learner.tokens_per_step
+    run.progress.phase("rollouts", 0, None if tokens else groups * run.recipe.rollout.group_size)
 
 
 async def _step(run: Run, round_: Round, last: float) -> None:
@@ -134,8 +140,10 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     run.sampler.observe(arrived, kept={group.number for group in round_.kept})
     run.trained.update(seen_hashes(group.task for group in round_.kept))
     samples = _samples(run, round_)
+    run.progress.phase("learning")
     report = await run.learn(run.learner.pack(samples))
     learnt = time.monotonic()
+    run.progress.phase("publishing the weights")
     await run.publish(report.version)
     published = time.monotonic()
     row = metrics.step_row(round_, report.metrics(), version, run.group_filter.informative(arrived))

@@ -117,6 +117,7 @@ def run(
 ) -> int:
     """Roll out `tasks` tasks of each level, `samples` times each (by default a group), and show what came of it."""
     recipe = _only(recipe, name)
+    name = recipe.envs[0].name
     samples = samples or recipe.rollout.group_size
 
     def tell(text: str) -> None:
@@ -164,7 +165,8 @@ def _model_name(engine: Engine, source: Path | None) -> str:
 
 def _only(recipe: Recipe, name: str) -> Recipe:
     """Return the recipe with that environment alone; it need not be one that the recipe trains on."""
-    own = [section for section in recipe.envs if section.name == name]
+    wanted = EnvSection(name=name)  # a path becomes a name here
+    own = [section for section in recipe.envs if section.name == wanted.name and wanted.path in (None, section.path)]
     section = own[0] if own else EnvSection(name=name, sandbox=recipe.envs[0].sandbox, unsafe=recipe.envs[0].unsafe)
     return recipe.model_copy(update={"envs": [section]})
 

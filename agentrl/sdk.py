@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -117,7 +115,7 @@ def train(recipe: Recipe | Mapping[str, Any] | str | Path, *, resume: bool = Fal
     checkpoint first; `finished` is then False, and `resume=True` continues.
     """
     resolved = resolve(recipe, overrides)
-    code = outside_loop(lambda handle: loop.train(resolved, resume=resume, on_start=handle))
+    code = loop.train(resolved, resume=resume)
     return RunFiles(resolved.run.out / resolved.run.name, finished=code == 0)
 
 
@@ -154,45 +152,8 @@ def evaluate(target: str | Path | RunFiles, **options: Any) -> dict[str, Any]:
     as `"eval.tasks=50"`), tasks, levels, temperature, out, fresh, curve, say.
     """
     named = {name: _name(options[name]) for name in ("compare", "on") if options.get(name) is not None}
-    return outside_loop(lambda handle: eval_command.evaluate(_name(target), **{**options, **named}))
+    return eval_command.evaluate(_name(target), **{**options, **named})
 
 
 def _name(target: str | Path | RunFiles) -> str:
     return str(target.path if isinstance(target, RunFiles) else target)
-
-
-Handle = Callable[[Callable[[], Any]], None]
-"""Is given what stops the work from another thread."""
-
-
-def outside_loop(work: Callable[[Handle | None], T]) -> T:
-    """Do work that runs an event loop of its own: here, or in a thread where a loop runs already, as in a notebook.
-
-    An interrupt of the waiting thread is passed on, and the work is waited for: it may have a checkpoint to write.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work(None)
-    results: list[T] = []
-    errors: list[BaseException] = []
-    stops: list[Callable[[], Any]] = []
-
-    def run() -> None:
-        try:
-            results.append(work(stops.append))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="agentrl", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        try:
-            thread.join(0.2)
-        except KeyboardInterrupt:
-            if not stops:  # nothing to end in good order: leave it behind, as a daemon
-                raise
-            stops[-1]()
-    if errors:
-        raise errors[0]
-    return results[0]

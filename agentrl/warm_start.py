@@ -37,6 +37,8 @@ async def bring_up(run: Run, *, play_experts: bool) -> tuple[list[Trajectory], f
 
     playing = asyncio.ensure_future(played())
     try:
+        if not play_experts:
+            run.progress.phase("starting the engine")
         await run.engine.start()
         return await playing
     finally:
@@ -51,13 +53,16 @@ async def demonstrate(run: Run) -> list[Trajectory]:
     tasks = initial_policy.demonstration_tasks(recipe, run.runtimes, recipe.warm_start.demonstrations)
     budget = Budget(context=run.policy.context, tokens=run.policy.context)
     slots = asyncio.Semaphore(recipe.sandboxes.boxes)
+    run.progress.phase("experts play", 0, len(tasks))
 
     async def one(number: int, runtime: EnvRuntime, task: Task) -> Trajectory:
         async with slots:
             script = ScriptedEngine(renderer, runtime.make().expert(task))
             secret = seeds.secret(b"", task.id, number)  # experts know every answer anyhow
             rollout_id = RolloutId(seed=recipe.run.seed, group=number, index=0, secret=secret)
-            return await rollout(script, renderer, runtime, task, rollout_id=rollout_id, budget=budget)
+            trajectory = await rollout(script, renderer, runtime, task, rollout_id=rollout_id, budget=budget)
+            run.progress.advance()
+            return trajectory
 
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(one(n, *pair)) for n, pair in enumerate(tasks)]
@@ -72,6 +77,7 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
     if recipe.warm_start is None:
         return
     began = time.monotonic()
+    run.progress.phase("warm start", 0)
     solved = sum(t.outcome.score == 1.0 for t in demonstrations)
     say(f"warm start: {solved} of {len(demonstrations)} demonstrations solve their task")
     loss = await asyncio.to_thread(
@@ -82,7 +88,8 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
         recipe.warm_start,
         seed=seeds.derive(recipe.run.seed, "warm start"),
         micro_tokens=recipe.learner.micro_tokens,
-        say=say,
+        say=run.progress.detail,
+        progress=lambda done, total: run.progress.phase("warm start", done, total),
     )
     run.trained.update(seen_hashes(t.task for t in demonstrations if t.outcome.score == 1.0))
     run.learner.adopt()

@@ -97,7 +97,7 @@ async def experts(pool: Pool, names: Iterable[str] = SHIPPED, per_level: int = 3
         for level in kind.levels:
             for at in range(per_level):
                 task = kind().task("heldout", level, at)
-                others = getattr(kind(), "alternatives", lambda task: [])(task)
+                others: list[Any] = getattr(kind(), "alternatives", lambda task: [])(task)
                 for number, script in enumerate([kind().expert(task), *others]):
                     sure: list[Action] = list(script)
                     played = await play_episode(kind(), task, sure, stage, max_turns=64)

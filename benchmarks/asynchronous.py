@@ -33,11 +33,13 @@ import numpy as np
 
 from agentrl import seeds
 from agentrl.curriculum.group_filter import GroupFilter
-from agentrl.curriculum.sampler import Draw, Sampler, Source
+from agentrl.curriculum.sampler import Draw as Drawn
+from agentrl.curriculum.sampler import Sampler, Source
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.learn.model import scratch_tokenizer
 from agentrl.recipe import GroupFilterSection, UniformCurriculum
+from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
@@ -211,7 +213,7 @@ class TaskDraws:
         self._new, self._handed = 0, dict[int, Task]()
         self._lost: list[Task] = []
 
-    def next(self) -> Draw:
+    def next(self) -> Drawn:
         """Return the next draw."""
         if self._lost:
             task = self._lost.pop(0)
@@ -221,7 +223,7 @@ class TaskDraws:
             self._new += 1
         number = len(self._handed)
         self._handed[number] = task
-        return Draw(env="work", task=task, group=number, task_index=0)
+        return Drawn(env="work", task=task, group=number, task_index=0)
 
     def redraw(self, number: int) -> None:
         """Hand a draw's task out again, under a new number."""

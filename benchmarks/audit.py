@@ -1,6 +1,6 @@
 """Measures the reward-hacking watch: what it catches of rewarded attacks, its false alarms, and runs that find a hole.
 
-    python benchmarks/audit.py [--out docs/evidence/audit.json] [--episodes FILE] [--steps 24]
+    python -m benchmarks.audit [--out docs/evidence/audit.json] [--episodes FILE] [--steps 24]
 
 Attacks are those of the red team that are aimed at the naive graders, as far as they are rewarded; honest play is what
 experts and other known solutions do on held-out tasks. What the watch knows of experts comes from training tasks. The
@@ -18,14 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _episodes
-import _weak
-from _episodes import SHIPPED, Sample
-
 from agentrl import sandboxes
 from agentrl.audit import command, signals
 from agentrl.redteam.attack import FAMILIES
 from agentrl.sandboxes.pool import Pool
+from benchmarks import _episodes, _weak
+from benchmarks._episodes import SHIPPED, Sample
 
 HARNESS = frozenset({"base64 -d"})
 """How the red team writes files through a shell: its own manner, not the attack's."""

@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -65,3 +66,57 @@ def test_the_resolved_recipe_can_be_printed(tmp_path: Path, capsys: pytest.Captu
         main(["train", str(path), "--set", "learner.lr=0.5", "--print-recipe"])
     assert end.value.code in (0, None)
     assert "lr: 0.5" in capsys.readouterr().out
+
+
+def test_a_shipped_recipe_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anywhere, and a file of that name goes before it; a name that is none is answered with the nearest."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("quickstart", "quickstart.yaml"):
+        with pytest.raises(SystemExit) as end:
+            main(["train", name, "--print-recipe"])
+        assert end.value.code in (0, None)
+        assert capsys.readouterr().out.startswith("run:\n  name: quickstart\n")
+    (tmp_path / "quickstart").write_text("run: {name: mine}\nmodel: {path: m}\nenvs: [{name: files}]\n")
+    with pytest.raises(SystemExit):
+        main(["train", "quickstart", "--print-recipe"])
+    assert capsys.readouterr().out.startswith("run:\n  name: mine\n")
+    for name in ("quickstar", "recipes/quickstart.yaml"):
+        with pytest.raises(SystemExit) as end:
+            main(["train", name])
+        assert end.value.code == 2
+        assert "did you mean `quickstart`? (shipped: quickstart, smollm2-countdown" in capsys.readouterr().err
+
+
+def test_options_have_one_word_each_everywhere() -> None:
+    """--sandbox and --levels; what they were called before is read, and not shown."""
+
+    def options(path: list[str]) -> dict[str, bool]:
+        command: Any = typer.main.get_command(app)
+        for word in path:
+            command = command.commands[word]
+        return {name: parameter.hidden for parameter in command.params if hasattr(parameter, "hidden")
+                for name in parameter.opts}  # fmt: skip
+
+    words = ("--sandbox", "--backend", "--level", "--levels")
+    assert {" ".join(path): {w: options(path)[w] for w in words if w in options(path)} for path in (
+        ["redteam"], ["env", "check"], ["env", "play"], ["env", "replay"], ["chat"], ["eval"])} == {
+        "redteam": {"--sandbox": False, "--backend": True, "--level": True, "--levels": False},
+        "env check": {"--sandbox": False, "--levels": False},
+        "env play": {"--sandbox": False, "--level": True, "--levels": False},
+        "env replay": {"--sandbox": False},
+        "chat": {"--sandbox": False, "--levels": False},
+        "eval": {"--levels": False},
+    }  # fmt: skip
+
+
+def test_the_former_words_of_the_red_team_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--backend", "namespace", "--level", "1", "--level", "2"],
+        ["--sandbox", "namespace", "--levels", "1-2"],
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["redteam", "countdown", *words, "--attack", "I.denied"])
+        assert end.value.code in (0, None)
+        assert "controls 8 of 8 right" in capsys.readouterr().out

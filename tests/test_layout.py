@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = """
 cli
-sdk
+sdk chat
 loop eval profile preflight
 warm_start
 check
@@ -37,7 +37,7 @@ codec hashing
 types seeds statistics
 gymnasium_plugin
 catalogue
-errors
+errors extras event_loop
 """
 """From the top down: a room imports from the lines below its own, and from itself."""
 RANK = {room: number for number, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from agentrl import initial_policy, metrics, serving, warm_start
+from agentrl import initial_policy, loop, metrics, serving, warm_start
 from agentrl import recipe as recipes
 from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.errors import EngineError
@@ -69,6 +69,17 @@ def test_the_same_recipe_gives_the_same_weights_to_the_bit(write: Callable[..., 
     runs = tmp_path / "runs"
     assert equal(weights(runs / "a"), weights(runs / "b"))
     assert not equal(weights(runs / "a"), weights(runs / "c"))
+
+
+def test_training_works_inside_a_running_event_loop(write: Callable[..., Path], tmp_path: Path) -> None:
+    """As in a notebook; the weights are those of a run outside one."""
+    assert train(str(write(run={"name": "outside", "steps": 1}))) == 0
+
+    async def notebook() -> int:
+        return loop.train(write(run={"name": "inside", "steps": 1}))
+
+    assert asyncio.run(notebook()) == 0
+    assert equal(weights(tmp_path / "runs" / "outside"), weights(tmp_path / "runs" / "inside"))
 
 
 def test_the_weights_do_not_depend_on_the_load(write: Callable[..., Path], tmp_path: Path) -> None:

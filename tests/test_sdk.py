@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import agentrl
 from agentrl import recipe as recipes
 from agentrl.errors import RecipeError, UserError
-from agentrl.sdk import outside_loop, resolve
+from agentrl.sdk import resolve
 
 TINY: dict[str, Any] = {
     "run": {"name": "tiny", "steps": 1, "seed": 3},
@@ -85,33 +83,6 @@ def test_the_watch_changes_no_weight(tiny: agentrl.RunFiles, tmp_path: Path) -> 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run there; name a run's folder"):
         agentrl.load_run(tmp_path)
-
-
-def test_an_interrupt_is_passed_on_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's stop button interrupts the waiting thread: the work ends in good order, and its result counts."""
-    stopped = threading.Event()
-
-    def work(handle: Any) -> str:
-        handle(stopped.set)
-        assert stopped.wait(20)
-        time.sleep(0.3)  # it writes its checkpoint
-        return "saved"
-
-    join, calls = threading.Thread.join, []
-
-    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
-        if self.name == "agentrl":
-            calls.append(1)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-        join(self, timeout)
-
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
-
-    async def cell() -> str:
-        return outside_loop(work)
-
-    assert asyncio.run(cell()) == "saved"
 
 
 def test_errors_of_the_thread_arrive() -> None:

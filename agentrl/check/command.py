@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from agentrl import catalogue
 from agentrl.check import run
 from agentrl.check.faults import leave
 from agentrl.check.run import Report, Result
@@ -27,6 +28,8 @@ def check(
     as_json: bool,
 ) -> int:
     """Run the checks; return 1 when any failed. The process ends here when the author's code never comes back."""
+
+    name = catalogue.named("envs", name)
 
     def tell(result: Result) -> None:
         if as_json:

@@ -11,26 +11,17 @@ import typer
 
 # Importing a module registers its commands, in the order in which `--help` lists them.
 from agentrl.cli import training as training  # isort: skip
+from agentrl.cli import everyday as everyday  # isort: skip
 from agentrl.cli import reading as reading  # isort: skip
 from agentrl.cli import environments as environments  # isort: skip
 from agentrl.cli import machine as machine  # isort: skip
 from agentrl.cli import redteam as redteam  # isort: skip
 from agentrl.cli.base import app
 
-EXTRAS = {
-    **dict.fromkeys(("torch", "transformers", "trl", "peft", "safetensors", "accelerate", "datasets"), "train"),
-    "gguf": "train",
-    "docker": "docker",
-    "aiohttp": "sglang",
-    "reasoning_gym": "reasoning",
-    "inspect_ai": "inspect",
-    **dict.fromkeys(("starlette", "uvicorn", "tokenizers"), "view"),
-}
-"""Which extra installs a package that a command may miss."""
-
 
 def main(argv: list[str] | None = None) -> Any:
     """Run a command; every error of ours becomes one clear message and an exit code that means something."""
+    from agentrl import extras
     from agentrl.errors import AgentRLError, UserError
 
     try:
@@ -42,10 +33,10 @@ def main(argv: list[str] | None = None) -> Any:
         typer.echo(f"agentrl: {error}", err=True)
         sys.exit(1)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRAS:
+        advice = extras.advice(error.name or "")
+        if not advice:
             raise
-        extra = EXTRAS[(error.name or "").partition(".")[0]]
-        typer.echo(f"agentrl: this needs {error.name}: pip install 'agentrl[{extra}]'", err=True)
+        typer.echo(f"agentrl: this needs {error.name}: {advice}", err=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)

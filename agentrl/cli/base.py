@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from agentrl import __version__
+from agentrl.cli import complete
 
 app = typer.Typer(
     name="agentrl",
     help="Train language-model agents with reinforcement learning over many turns.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -27,6 +27,16 @@ JudgeOption = Annotated[
         "--judge", metavar="FILE|URL#MODEL", help="The judge that the verifier asks: a file with the section, or a URL."
     ),
 ]
+EnvArgument = Annotated[
+    str, typer.Argument(help="The environment, or its folder's path.", autocompletion=complete.environments)
+]
+SandboxOption = Annotated[
+    str, typer.Option("--sandbox", help="The sandbox backend.", autocompletion=complete.sandboxes)
+]
+LevelsOption = Annotated[str | None, typer.Option("--levels", metavar="1,3-5", help="Levels; all by default.")]
+FormerSandbox = Annotated[str | None, typer.Option("--backend", hidden=True)]
+FormerLevels = Annotated[list[str] | None, typer.Option("--level", hidden=True)]
+"""What --sandbox and --levels were called before; still read."""
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key.")]
 
 

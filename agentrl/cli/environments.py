@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentrl.cli.base import JudgeOption, Overrides, env_app
+from agentrl.cli import complete
+from agentrl.cli.base import EnvArgument, FormerLevels, JudgeOption, LevelsOption, Overrides, SandboxOption, env_app
 
 
 @env_app.command("new")
@@ -29,9 +30,9 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="For programs.
 
 @env_app.command("check")
 def env_check(
-    name: Annotated[str, typer.Argument(help="The environment.")],
-    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
-    levels: Annotated[str | None, typer.Option(help="E.g. 1,3-5; all by default.")] = None,
+    name: EnvArgument,
+    sandbox: SandboxOption = "namespace",
+    levels: LevelsOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level that are played.")] = 2,
     only: Annotated[list[str] | None, typer.Option(help="Only this check; may be given again.")] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
@@ -59,16 +60,19 @@ def env_check(
 
 @env_app.command("play")
 def env_play(
-    name: Annotated[str, typer.Argument(help="The environment.")],
-    level: Annotated[int | None, typer.Option(help="By default the easiest.")] = None,
+    name: EnvArgument,
+    levels: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="The level to play; by default the easiest.")
+    ] = None,
     index: Annotated[int, typer.Option(min=0, help="Which task of the level.")] = 0,
     split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="Which tasks.")] = "train",
     seed: Annotated[int, typer.Option(help="Decides the episode.")] = 0,
-    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
+    sandbox: SandboxOption = "namespace",
     irreversible: Annotated[
         Literal["allow", "deny", "dry_run", "ask"], typer.Option(help="What becomes of irreversible tools.")
     ] = "allow",
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+    level: FormerLevels = None,
 ) -> None:
     """Play an environment by hand."""
     from agentrl.envs import commands
@@ -77,7 +81,7 @@ def env_play(
     code = commands.play(
         name,
         split=split,
-        level=level,
+        level=commands.one_level(level[-1] if level else levels),
         index=index,
         seed=seed,
         sandbox=sandbox,
@@ -93,7 +97,7 @@ def env_replay(
     group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
     index: Annotated[int | None, typer.Option(help="Only this rollout of a group.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many episodes.")] = 1,
-    sandbox: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
+    sandbox: SandboxOption = "namespace",
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
 ) -> None:
     """Run recorded episodes again and show the first difference; exits with 1 when there is one."""
@@ -107,8 +111,14 @@ def env_replay(
 
 @env_app.command("profile")
 def env_profile(
-    name: Annotated[str, typer.Argument(help="The environment.")],
-    recipe: Annotated[Path, typer.Option(help="Model, budgets and group size come from here.")],
+    name: EnvArgument,
+    recipe: Annotated[
+        Path,
+        typer.Option(
+            help="Model, budgets and group size come from here: a file, or a shipped recipe's name.",
+            autocompletion=complete.recipes,
+        ),
+    ],
     model: Annotated[Path | None, typer.Option(help="A model folder instead of the recipe's model.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 32,
     samples: Annotated[int | None, typer.Option(min=2, help="Rollouts per task; by default the group size.")] = None,

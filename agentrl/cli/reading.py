@@ -5,13 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from agentrl.cli import complete
 from agentrl.cli.base import app
 
 
 @app.command()
 def view(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, or folders of runs; by default ./runs.")
+        list[Path] | None,
+        typer.Argument(help="Run folders, or folders of runs; by default ./runs.", autocompletion=complete.runs),
     ] = None,
     port: Annotated[int | None, typer.Option(help="By default 7600, or any that is free.")] = None,
     host: Annotated[str, typer.Option(help="Another address than this machine's own; anybody there can read.")] = (
@@ -28,7 +30,7 @@ def view(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
     compare: Annotated[Path | None, typer.Option(help="Another run to put beside it.")] = None,
     md: Annotated[
         bool, typer.Option("--md", help="Markdown, for a pull request; printed unless --out is given.")
@@ -62,7 +64,7 @@ def audit(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
     to: Annotated[Literal["inspect"], typer.Option(help="The format: Inspect's .eval logs.")] = "inspect",
     out: Annotated[Path | None, typer.Option(help="The folder to write; by default ./NAME-inspect.")] = None,
     kind: Annotated[Literal["all", "train", "eval"], typer.Option(help="Which episodes.")] = "all",

@@ -5,18 +5,23 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.base import JudgeOption, app
+from agentrl.cli import complete
+from agentrl.cli.base import FormerLevels, FormerSandbox, JudgeOption, LevelsOption, SandboxOption, app
 
 
 @app.command()
 def redteam(
     target: Annotated[
-        str, typer.Argument(help="An environment, a verifier, a naive grader, or a Harbor task folder.")
+        str,
+        typer.Argument(
+            help="An environment or its folder, a verifier, a naive grader, or a Harbor task folder.",
+            autocompletion=complete.environments,
+        ),
     ] = "",
     family: Annotated[list[str] | None, typer.Option(help="Only this family: A to M, or its name, e.g. drop.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
-    backend: Annotated[str, typer.Option(help="The sandbox backend.")] = "namespace",
-    level: Annotated[list[int] | None, typer.Option(help="Only this level; may be given again.")] = None,
+    sandbox: SandboxOption = "namespace",
+    levels: LevelsOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 1,
     scorer: Annotated[
         str,
@@ -52,11 +57,14 @@ def redteam(
     list_: Annotated[bool, typer.Option("--list", help="List every attack and stop.")] = False,
     parallel: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    backend: FormerSandbox = None,
+    level: FormerLevels = None,
 ) -> None:
     """Try to cheat a verifier, or the rollouts and evaluations around it; exits with 1 when any attack gains or a
     control fails."""
     from agentrl.check.faults import leave
     from agentrl.check.watchdog import watch
+    from agentrl.envs.commands import numbers
     from agentrl.errors import UserError
     from agentrl.redteam import command
 
@@ -69,8 +77,8 @@ def redteam(
         target=target,
         families=tuple(family or ()),
         attack=tuple(attack or ()),
-        backend=backend,
-        levels=tuple(level or ()),
+        backend=backend or sandbox,
+        levels=tuple(numbers(",".join([*([levels] if levels else []), *(level or ())])) or ()),
         tasks=tasks,
         scorer=scorer,
         honest=honest,

@@ -5,18 +5,26 @@ from typing import Annotated, Any
 
 import typer
 
+from agentrl.cli import complete
 from agentrl.cli.base import Overrides, app, engine_app, model_app, recipe_app
 
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/quickstart.yaml.")],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe's file, or the name of a shipped one, e.g. quickstart.", autocompletion=complete.recipes
+        ),
+    ],
     set_: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train nothing.")] = False,
     print_recipe: Annotated[bool, typer.Option("--print-recipe", help="Print the resolved recipe and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show results, alarms and the summary only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show every phase and step as a line.")] = False,
 ) -> None:
-    """Train a policy as a recipe says."""
+    """Train a policy as a recipe says. In a terminal a board shows how it goes, elsewhere plain lines."""
     from agentrl import recipe as recipes
 
     resolved = recipes.load(recipe, set_ or [])
@@ -29,7 +37,7 @@ def train(
         raise typer.Exit(preflight(resolved))
     from agentrl import loop
 
-    raise typer.Exit(loop.train(resolved, resume=resume))
+    raise typer.Exit(loop.train(resolved, resume=resume, show="quiet" if quiet else "verbose" if verbose else "normal"))
 
 
 @app.command("eval")
@@ -38,7 +46,8 @@ def evaluate(
         str | None,
         typer.Argument(
             help="A recipe, run, checkpoint, transformers folder, hub id, SGLang URL, MODEL@URL or earlier evaluation. "
-            "With --endpoint: the recipe or run whose tasks are tried."
+            "With --endpoint: the recipe or run whose tasks are tried.",
+            autocompletion=complete.targets,
         ),
     ] = None,
     k: Annotated[str | None, typer.Option(help="Which pass@k, e.g. 1,8; by default 1, or the suite's.")] = None,
@@ -47,7 +56,7 @@ def evaluate(
     ] = None,
     on: Annotated[str | None, typer.Option(help="The recipe or run whose tasks a folder or URL is tried on.")] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="How many tasks; by default the recipe's.")] = None,
-    levels: Annotated[str | None, typer.Option(help="E.g. 1,3-5; by default the recipe's.")] = None,
+    levels: Annotated[str | None, typer.Option(metavar="1,3-5", help="By default the recipe's.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="By default the recipe's.")] = None,
     set_: Overrides = None,
     endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, e.g. http://host/v1.")] = None,
@@ -114,12 +123,12 @@ def model_get(
 
 @model_app.command("export")
 def model_export(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
     to: Annotated[Path, typer.Argument(help="The folder to write.")],
     merge: Annotated[bool, typer.Option(help="Merge LoRA into the base model, or write the adapter alone.")] = True,
     step: Annotated[int | None, typer.Option(help="Which checkpoint; by default the newest.")] = None,
 ) -> None:
-    """Write a run's policy as a folder that transformers and SGLang load."""
+    """Write a run's policy as a folder that transformers and SGLang load, with a model card made from its evidence."""
     from agentrl.learn.export import export
 
     typer.echo(f"ready: {export(run, to, merge=merge, step=step)}")

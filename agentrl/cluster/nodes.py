@@ -6,7 +6,6 @@ environments, sandboxes, room on the disk, the way to the SGLang servers. The dr
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from agentrl.catalogue import for_children
 from agentrl.cluster.actor import LEAST_DISK
 from agentrl.cluster.kit import EXACT, facts
 from agentrl.cluster.server_actor import fingerprint, resources
@@ -243,8 +243,8 @@ def _errand(recipe: Recipe | None) -> tuple[Errand, Path | None, list[Problem]]:
 def _ask(nodes: Sequence[Mapping[str, Any]], errand: Errand, sandboxes: Check) -> list[dict[str, Any]]:
     """Have every node examine itself, all at once; a node that cannot answers with an error."""
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
-    if "AGENTRL_PATH" in os.environ:
-        options["runtime_env"] = {"env_vars": {"AGENTRL_PATH": os.environ["AGENTRL_PATH"]}}
+    if variables := for_children():
+        options["runtime_env"] = {"env_vars": variables}
     kind: Any = ray.remote(**options)(Examiner)
     actors: list[Any] = []
     calls: list[Any] = []

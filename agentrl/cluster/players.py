@@ -16,7 +16,6 @@ dead may still answer.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -26,6 +25,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from agentrl.catalogue import for_children
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.judge import Waits
 from agentrl.cluster.kit import Kit, facts, written
@@ -104,8 +104,8 @@ class RayPlayers:
         self._retired: dict[str, float] = {}
         options: dict[str, Any] = {"num_cpus": self.section.cpus, "scheduling_strategy": "SPREAD"}
         options |= {"max_concurrency": 100_000, "max_restarts": 0, "max_task_retries": 0}
-        if "AGENTRL_PATH" in os.environ:  # where the user's own environments are, on every node
-            options["runtime_env"] = {"env_vars": {"AGENTRL_PATH": os.environ["AGENTRL_PATH"]}}
+        if variables := for_children():  # where the user's own environments are, on every node
+            options["runtime_env"] = {"env_vars": variables}
         self._kind = ray.remote(**options)(PlayerActor)
 
     # Their lives ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from agentrl.catalogue import folders
 from agentrl.catalogue import load as _load
+from agentrl.catalogue import named as _named
 from agentrl.envs.base import Environment
 from agentrl.envs.permissions import Permissions
 from agentrl.envs.tools import Tool, tool, tools_of
@@ -12,7 +13,8 @@ __path__ += folders("envs")
 
 
 def load(name: str) -> type[Environment]:
-    """Return the environment class that envs/<name>/ exports."""
+    """Return the environment class that envs/<name>/ exports; `name` may be the path of the folder."""
+    name = _named("envs", name)
     environment: type[Environment] = _load("envs", name)
     if not environment.name:
         environment.name = name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,23 @@ def new(name: str, root: Path) -> int:
 
     for path in write(name, root):
         typer.echo(f"wrote {path}")
-    if root.resolve() not in [folder.resolve() for folder in catalogue.roots()]:
-        typer.echo(f"\nexport AGENTRL_PATH={root.resolve()}    # so that agentrl finds it")
-    typer.echo(f"\nagentrl env check {name}\nagentrl env play {name}")
+    if root.resolve() in [folder.resolve() for folder in catalogue.roots()]:
+        typer.echo(f"\nagentrl env check {name}\nagentrl env play {name}")
+    else:
+        typer.echo(f"\nagentrl env check {root / 'envs' / name}    # or: cd {root}, and the name alone will do")
+    return 0
+
+
+def new_project(folder: Path, name: str | None) -> int:
+    """Write a project and say what to do next."""
+    from agentrl.envs.scaffold import project
+
+    paths = project(folder, name)
+    for path in paths:
+        typer.echo(f"wrote {path}")
+    env = paths[0].parent.name
+    steps = [f"cd {shlex.quote(str(folder))}", "pytest", f"agentrl env check {env}", "agentrl train recipe.yaml"]
+    typer.echo("\n" + "\n".join(steps))
     return 0
 
 
@@ -71,6 +86,7 @@ def play(
     from agentrl.envs.hand_play import play_by_hand
 
     kind = load(name)
+    name = kind.name
     chosen = kind.levels[0] if level is None else level
     if chosen not in kind.levels:
         raise UserError(f"{name} has the levels {kind.levels.start} to {kind.levels[-1]}, not {chosen}")
@@ -142,7 +158,18 @@ def numbers(text: str | None) -> list[int] | None:
     for part in text.split(","):
         first, _, last = part.partition("-")
         try:
-            levels += range(int(first), int(last or first) + 1)
+            some = range(int(first), int(last or first) + 1)
         except ValueError:
-            raise UserError(f"levels are numbers such as 1,3-5, got {text!r}") from None
-    return levels
+            some = range(0)
+        if not some:
+            raise UserError(f"levels are numbers such as 1,3-5, got {text!r}")
+        levels += some
+    return list(dict.fromkeys(levels))
+
+
+def one_level(text: str | None) -> int | None:
+    """Read the one level that an episode has."""
+    levels = numbers(text)
+    if levels is not None and len(levels) > 1:
+        raise UserError(f"an episode has one level, got {text!r}")
+    return levels[0] if levels else None

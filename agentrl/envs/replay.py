@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl import codec
+from agentrl import catalogue, codec
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Abandoned, Action, Played, Stage, Stop, drive
@@ -74,7 +74,10 @@ def options_of(path: Path) -> dict[str, dict[str, Any]]:
         if (folder / "recipe.yaml").is_file():
             if (folder / "environment.json").is_file():
                 runfolder.check_format(folder)
-            return {section.name: section.options for section in recipe.load(folder / "recipe.yaml").envs}
+            sections = recipe.load(folder / "recipe.yaml").envs
+            for section in sections:
+                catalogue.named("envs", str(section.path or section.name))
+            return {section.name: section.options for section in sections}
     return {}
 
 

@@ -1,4 +1,4 @@
-"""`env new` writes a working environment, its tests and its README as a starting point."""
+"""`env new` writes a working environment with its tests as a starting point, `new` a whole project around one."""
 
 from __future__ import annotations
 
@@ -107,6 +107,78 @@ Describe what a policy learns here, and why it is worth learning.
 
 Run `agentrl env profile {name} --recipe RECIPE` to measure how well a model does at each level, and put the table here.
 """
+
+_RECIPE = """\
+# Trains a tiny model from scratch on this project's environment, on two CPU cores in a few minutes:
+#   agentrl train recipe.yaml --dry-run     checks everything first
+#   agentrl train recipe.yaml
+# For a real model: model: {path: FOLDER}, and a GPU. Every key: agentrl recipe schema, or the page on recipes.
+run: {name: NAME, seed: 0, steps: 10}
+model: {type: scratch, layers: 2, width: 96, heads: 4, vocabulary: 512, context: 320}
+envs: [{name: NAME, levels: [1]}]
+warm_start: {demonstrations: 256, epochs: 8, lr: 5.0e-3, batch: 32}
+rollout: {group_size: 8, max_turns: 3, max_tokens: 120}
+learner: {lr: 1.0e-3, groups_per_step: 8}
+eval: {every: 5, tasks: 40}
+"""
+
+_PROJECT_README = """\
+# NAME
+
+An environment for `agentrl`, and a recipe that trains on it.
+
+| what | where |
+|---|---|
+| the environment: tasks, tools, verifier, expert | `envs/NAME/__init__.py` |
+| the recipe | `recipe.yaml` |
+| tests | `tests/`: run `pytest` |
+
+    agentrl env play NAME               # play it by hand
+    agentrl env check NAME              # is it fit for training?
+    agentrl redteam NAME                # can its verifier be cheated?
+    agentrl train recipe.yaml           # needs: pip install 'agentrl[train]'
+    agentrl chat runs/NAME              # talk to what came out
+"""
+
+_PYPROJECT = """\
+# Marks the folder as a project: agentrl finds envs/ from anywhere in it.
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+addopts = "--import-mode=importlib"
+"""
+
+_RECIPE_TEST = '''\
+"""The recipe can be read, and trains on this project's environment."""
+
+from pathlib import Path
+
+from agentrl import recipe
+from agentrl.envs import load
+
+
+def test_the_recipe_trains_on_this_environment() -> None:
+    loaded = recipe.load(Path(__file__).parent.parent / "recipe.yaml")
+    assert [section.name for section in loaded.envs] == ["NAME"]
+    assert set(loaded.envs[0].levels or ()) <= set(load("NAME").levels)
+'''
+
+
+def project(folder: Path, name: str | None) -> list[Path]:
+    """Write a project: an environment with its tests, a recipe that trains on it, and what else a project has."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise AuthoringError(f"{folder} exists already; name a new folder")
+    name = name or re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_")
+    texts = {
+        "recipe.yaml": _RECIPE,
+        "README.md": _PROJECT_README,
+        "pyproject.toml": _PYPROJECT,
+        ".gitignore": "runs/\n__pycache__/\n",
+        "tests/test_recipe.py": _RECIPE_TEST,
+    }
+    paths = new(name, folder)  # first: it refuses names that cannot be
+    for path, text in texts.items():
+        (folder / path).write_text(text.replace("NAME", name), encoding="utf-8")
+    return [*paths, *(folder / path for path in texts)]
 
 
 def new(name: str, root: Path) -> list[Path]:

@@ -9,13 +9,12 @@ def test_expert(scripted_policy):
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import pytest
 
-from agentrl import sandboxes
+from agentrl import event_loop, sandboxes
 from agentrl.envs import load
 from agentrl.envs.base import Environment
 from agentrl.envs.play import Action, Played, Stage, play, stage
@@ -67,7 +66,7 @@ def play_script(
         async with stage(sandbox, limit=4) as on:
             return await run(on)
 
-    return asyncio.run(run(where) if where is not None else alone())
+    return event_loop.run(run(where) if where is not None else alone())
 
 
 @pytest.fixture(scope="session")

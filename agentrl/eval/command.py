@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from agentrl import evaluation, judges, seeds, serving
+from agentrl import evaluation, event_loop, judges, seeds, serving
 from agentrl.errors import UserError
 from agentrl.eval import folder as eval_folder
 from agentrl.eval import report as eval_report
@@ -139,7 +138,7 @@ def run_all(
         with eval_folder.open_folder(parent, out, rules, policies, recipe=recipe, fresh=fresh) as folder:
             try:
                 played = [
-                    asyncio.run(_try(t, number, folder, recipe, problems, runtimes, ks, seed, say))
+                    event_loop.run(_try(t, number, folder, recipe, problems, runtimes, ks, seed, say))
                     for number, t in enumerate(live, 1)
                 ]
             except BaseException:

@@ -63,7 +63,7 @@ def find(
         return at_endpoint(section, _needed(text, recipe))
     if text.startswith(("http://", "https://")):
         return Target(text, _needed(text, recipe), None, url=text)
-    path = Path(text)
+    path = recipes.located(text)
     if path.is_file():
         own = recipes.load(path, list(overrides))
         engine = own.rollout.engine
@@ -87,7 +87,7 @@ def find(
 
 def recipe_of(text: str, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe whose tasks `--on` names: a file, a run or a checkpoint. No weights are looked at."""
-    path = Path(text)
+    path = recipes.located(text)
     places = (path, path / "recipe.yaml", path.parent.parent / "recipe.yaml")
     for place in places[: 3 if (path / "COMPLETE").is_file() else 2]:
         if place.is_file():

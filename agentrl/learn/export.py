@@ -10,12 +10,14 @@ from agentrl.errors import StorageError, UserError
 from agentrl.learn import checkpoint
 from agentrl.learn.model import load_model, merged_state, save_model
 from agentrl.recipe import PretrainedModel, Recipe
+from agentrl.report import model_card
 
 
 def export(run: Path, to: Path, *, merge: bool = True, step: int | None = None) -> Path:
     """Write the policy of a run's newest checkpoint (or that of `step`) to the new folder `to`.
 
-    LoRA is merged into the base model's weights; with `merge=False` the adapter is written by itself.
+    LoRA is merged into the base model's weights; with `merge=False` the adapter is written by itself. A model card,
+    README.md, says what the run's files tell of the policy.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"{to} exists already; name another folder")
@@ -28,6 +30,8 @@ def export(run: Path, to: Path, *, merge: bool = True, step: int | None = None) 
             _merge(saved, writing)
         else:
             shutil.copytree(saved.model, writing)
+        adapter = (writing / "adapter_config.json").is_file()
+        (writing / "README.md").write_text(model_card.write(run, saved.step, adapter=adapter), encoding="utf-8")
         if to.exists():
             to.rmdir()
         writing.rename(to)

@@ -46,6 +46,7 @@ def warm_start(
     seed: int,
     micro_tokens: int,
     say: Callable[[str], None] = print,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> float:
     """Train `model` in place; return the last mean loss. Same seed, machine and threads give the same weights.
 
@@ -71,7 +72,7 @@ def warm_start(
             ),
             train_dataset=Dataset.from_list(dataset),
             processing_class=tokenizer,
-            callbacks=[_listener(losses, say)],
+            callbacks=[_listener(losses, say, progress)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -124,10 +125,13 @@ def _config(
     )
 
 
-def _listener(losses: list[float], say: Callable[[str], None]) -> TrainerCallback:
+def _listener(losses: list[float], say: Callable[[str], None], progress: Callable[[int, int], None]) -> TrainerCallback:
     """Return a callback that keeps and reports the losses."""
 
     class Listener(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            progress(state.global_step, state.max_steps)
+
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 losses.append(float(logs["loss"]))

@@ -1,6 +1,7 @@
 """The recipe: the only configuration, one YAML file, checked in every key before anything starts."""
 
 from agentrl.recipe.advice import warnings
+from agentrl.recipe.environments import EnvSection
 from agentrl.recipe.learning import (
     AlgorithmSection,
     AsyncSection,
@@ -14,12 +15,11 @@ from agentrl.recipe.learning import (
     UniformCurriculum,
     WarmStartSection,
 )
-from agentrl.recipe.load import build, build_with, dump, load
+from agentrl.recipe.load import build, build_with, dump, load, located, shipped
 from agentrl.recipe.sections import (
     CheckpointSection,
     ClusterSection,
     Engine,
-    EnvSection,
     EvalSection,
     JudgeBudget,
     JudgeCalibration,
@@ -76,5 +76,7 @@ __all__ = [
     "build_with",
     "dump",
     "load",
+    "located",
+    "shipped",
     "warnings",
 ]

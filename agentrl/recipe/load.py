@@ -5,6 +5,7 @@ YAML's surprises become errors with a line number; mistakes in a section become 
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from agentrl import catalogue
 from agentrl.errors import RecipeError
 from agentrl.recipe import errors
 from agentrl.recipe.base import Section
@@ -71,6 +73,21 @@ def parse(text: str) -> Any:
         raise RecipeError(f"contains a value that cannot be read: {str(error)[:200]}") from None
 
 
+def shipped() -> dict[str, Path]:
+    """Return the recipes that come with agentrl, by name."""
+    folders = (catalogue.CHECKOUT / "recipes", catalogue.CHECKOUT / "agentrl" / "recipes")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+
+
+def located(path: Path | str) -> Path:
+    """Return the file that a user means: one that is there, else the shipped recipe of that name, else the path as it
+    is."""
+    path = Path(path)
+    if path.exists() or str(path) != path.name or path.suffix not in ("", ".yaml"):
+        return path
+    return shipped().get(path.stem, path)
+
+
 def read(path: Path) -> Any:
     """Return the value in a file; `-` reads standard input."""
     try:
@@ -91,14 +108,21 @@ def read(path: Path) -> Any:
 
 def _bytes(path: Path) -> bytes:
     if path.is_dir():
-        raise RecipeError(f"{path}: is a folder; name a recipe file, e.g. recipes/quickstart.yaml")
+        raise RecipeError(f"{path}: is a folder; name a recipe file, or a shipped recipe, e.g. quickstart")
+    if not path.exists():
+        near = difflib.get_close_matches(path.stem, shipped(), n=1)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        raise RecipeError(
+            f"{path}: No such file, and no shipped recipe of that name{hint} (shipped: {', '.join(shipped())})"
+        )
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """Load the recipe in a file, with `a.b=c` overrides applied; RecipeError names every mistake."""
-    data = read(Path(path))
+    """Load the recipe in a file, or the shipped one of that name, with `a.b=c` overrides applied; RecipeError names
+    every mistake."""
+    data = read(located(path))
     if not isinstance(data, dict):
         raise RecipeError(
             f"{path}: a recipe is a mapping of sections (run, model, envs, ...), found {errors.show(data)}"

@@ -13,6 +13,7 @@ from pydantic import Field, Tag, model_validator
 
 from agentrl.errors import RecipeError
 from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
+from agentrl.recipe.environments import EnvSection
 from agentrl.recipe.learning import (
     NO_GRADIENT,
     AlgorithmSection,
@@ -108,28 +109,6 @@ class ScratchModel(Section):
 Model = Annotated[
     Annotated[PretrainedModel, Tag("pretrained")] | Annotated[ScratchModel, Tag("scratch")], kind("pretrained")
 ]
-
-
-class EnvSection(Section):
-    """One environment, with the tasks it gives and the sandbox it runs in."""
-
-    name: str
-    """Name of the environment, as `agentrl env list` shows it."""
-    weight: Positive = 1.0
-    """Share of the groups that are trained on, relative to the other environments. One whose groups are dropped more
-    often is drawn more often, up to ten times."""
-    sandbox: str = "namespace"
-    """Sandbox backend: `namespace`, `docker` or `process`. `agentrl doctor` says which work on this machine."""
-    unsafe: bool = False
-    """Allow a sandbox that isolates nothing (`process`)."""
-    split: Literal["train", "heldout", "test"] = "train"
-    """Split that training tasks come from."""
-    levels: list[int] | None = None
-    """Levels that tasks come from. By default all levels of the environment."""
-    tasks: Count | None = None
-    """Use only the first this many tasks of each level. By default all of them."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment's constructor."""
 
 
 class TransformersEngine(Section):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 from agentrl import envs, judges, sandboxes
-from agentrl.catalogue import members
+from agentrl.catalogue import is_path, members, named
 from agentrl.envs.in_flight import running
 from agentrl.errors import AgentRLError, CatalogueError, UserError
 from agentrl.redteam import formats, suite
@@ -95,11 +95,14 @@ def attack_targets(request: Request) -> list[AttackTarget]:
         if ":" not in request.scorer.strip(":"):
             raise UserError(f"--scorer {request.scorer!r} must look like module:function")
         if request.backend not in ("namespace", "process"):
-            raise UserError("--scorer runs under your own interpreter, which only --backend namespace can show")
+            raise UserError("--scorer runs under your own interpreter, which only --sandbox namespace can show")
         rows = load_rows(request.rows, request.columns, _text(request.honest), _text(request.wrong))
         options = {"python": request.python, "convention": request.convention}
         return [_all_tasks(request.scorer, scorer(request.scorer, rows, **options, limit_s=request.scorer_timeout))]
     path = Path(request.target)
+    if (path / "__init__.py").is_file() and is_path(request.target):
+        request = replace(request, target=named("envs", request.target))
+        path = Path(request.target)
     if (path / "task.toml").is_file():
         return [_all_tasks(path.resolve().name, harbor(path))]
     if path.is_dir() and request.target not in members("envs"):
@@ -180,7 +183,8 @@ def _refuse(request: Request, update: bool, *files: Path | None) -> None:
 
 
 def _is_environment(request: Request) -> bool:
-    return not request.scorer and request.target in members("envs")
+    own = is_path(request.target) and (Path(request.target) / "__init__.py").is_file()
+    return not request.scorer and (own or request.target in members("envs"))
 
 
 async def _run(request: Request, bar: Bar | None) -> list[Report]:

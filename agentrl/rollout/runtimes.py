@@ -67,7 +67,7 @@ def makers(recipe: Recipe) -> dict[str, Callable[[], Environment]]:
 def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
     eval_levels = recipe.eval.levels if recipe.eval else None
     warm = recipe.warm_start.levels if recipe.warm_start else None
-    kind = envs.load(section.name)
+    kind = envs.load(str(section.path or section.name))
     try:
         environment = kind(**section.options)
     except (TypeError, AuthoringError) as error:

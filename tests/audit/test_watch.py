@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 from agentrl.alarms import alarms
 from agentrl.audit import command, reference
 from agentrl.audit.watch import Watch, heldout_gap
-from agentrl.cli import app
+from agentrl.cli.base import app
 from agentrl.envs.base import Environment
 from agentrl.envs.play import Played, drive, scripted
 from agentrl.errors import AuthoringError, UserError
@@ -52,7 +51,7 @@ class Weak(Environment):
     def task(self, split: Any, level: int, index: int) -> Task:
         return Task(id=f"weak/{split}/{level}/{index}", split=split, level=level, prompt="Say it.")
 
-    def expert(self, task: Task) -> list[str]:  # type: ignore[override]
+    def expert(self, task: Task) -> list[str]:
         return ["right"]
 
 
@@ -212,20 +211,15 @@ def hacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _trained(folder: Path, name: str, verifier: str, steps: int) -> Path:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from agentrl import sandboxes
+    from agentrl.sandboxes.pool import Pool
+    from benchmarks import _weak
+
+    pool = Pool(sandboxes.load("namespace")(), limit=4)
     try:
-        import _weak
-
-        from agentrl import sandboxes
-        from agentrl.sandboxes.pool import Pool
-
-        pool = Pool(sandboxes.load("namespace")(), limit=4)
-        try:
-            asyncio.run(_weak.train(name, verifier, folder, pool, steps=steps))
-        finally:
-            pool.close()
+        asyncio.run(_weak.train(name, verifier, folder, pool, steps=steps))
     finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+        pool.close()
     return folder
 
 

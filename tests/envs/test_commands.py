@@ -13,7 +13,7 @@ import pytest
 
 from agentrl import cli
 from agentrl.envs import load, tools_of
-from agentrl.envs.commands import numbers, parsed
+from agentrl.envs.commands import numbers, one_level, parsed
 from agentrl.envs.hand_play import parse
 from agentrl.envs.play import Stage, play
 from agentrl.envs.replay import to_row
@@ -38,13 +38,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_new_writes_an_environment_that_passes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run("env", "new", "fresh_one", "--root", str(tmp_path))
-    assert code == 0 and f"export AGENTRL_PATH={tmp_path}" in out
+    assert code == 0 and f"agentrl env check {tmp_path}/envs/fresh_one    # or: cd {tmp_path}" in out
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.*")) == [
         "envs/fresh_one/README.md",
         "envs/fresh_one/__init__.py",
         "tests/envs/test_fresh_one.py",
     ]
-    monkeypatch.setenv("AGENTRL_PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # where its name alone will do
     quick = ["oracle_max", "floor_gap", "splits_disjoint", "near_duplicates", "no_solution_leakage"]
     only = [word for name in quick for word in ("--only", name)]
     code, out, _ = run("env", "check", "fresh_one", "--json", "--tasks", "1", *only)
@@ -130,7 +130,8 @@ def test_lines_as_actions() -> None:
 def test_options_and_numbers() -> None:
     assert parsed(["a=1", "b=x=y", 'c={"d": [1]}']) == {"a": 1, "b": "x=y", "c": {"d": [1]}}
     assert numbers("1,3-5") == [1, 3, 4, 5] and numbers(None) is None
-    for bad in (lambda: parsed(["a"]), lambda: numbers("x")):
+    assert numbers("2,1-2") == [2, 1] and (one_level("3"), one_level(None)) == (3, None)
+    for bad in (lambda: parsed(["a"]), lambda: numbers("x"), lambda: numbers("5-3"), lambda: one_level("1-2")):
         with pytest.raises(UserError):
             bad()
 

@@ -228,7 +228,7 @@ def test_rows_bring_columns_and_each_is_attacked(here: Path, boxes: Pool) -> Non
         ("mine:plain_sound", {"convention": "other"}, ["--convention 'other' must be one of text, trl, verl"]),
         ("mine:plain_sound", {"columns": ("colour",)}, ["--column 'colour' must look like NAME=VALUE"]),
         ("mine:plain_sound", {"rows": ("none.json",)}, ["--row: cannot read none.json"]),
-        ("mine:plain_sound", {"backend": "docker"}, ["only --backend namespace can show"]),
+        ("mine:plain_sound", {"backend": "docker"}, ["only --sandbox namespace can show"]),
     ],
 )
 def test_what_cannot_be_attacked_is_told_with_what_to_change(

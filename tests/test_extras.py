@@ -1,0 +1,42 @@
+"""A missing package is answered with the extra that installs it; every extra is known, none by hand."""
+
+import tomllib
+from importlib import metadata
+
+import pytest
+
+from agentrl import extras
+from agentrl.catalogue import CHECKOUT
+from agentrl.cli.base import app, main
+
+
+def test_every_extra_is_known_by_its_packages() -> None:
+    declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras.optional() == declared
+    assert set(extras.by_module().values()) == set(declared) - set(extras.NOT_FOR_USERS)
+    assert extras.advice("torch.nn") == "pip install 'agentrl[train]'"
+    assert extras.advice("ray") == "pip install 'agentrl[ray]'"
+    assert extras.advice("inspect_ai") == "pip install 'agentrl[inspect]'"
+    assert extras.advice("no_such_module") == ""
+
+
+def test_an_installed_package_knows_its_extras_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a checkout they are read from the metadata that pip keeps."""
+    monkeypatch.setattr(extras, "__file__", "/nowhere/agentrl/extras.py")
+    monkeypatch.setattr(metadata, "requires", lambda name: ["rich>=13", 'ray[default]>=2.60; extra == "ray"'])
+    assert extras.optional() == {"ray": ["ray[default]>=2.60"]}
+
+
+def test_a_command_that_lacks_a_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(**options: object) -> None:
+        raise ModuleNotFoundError("No module named 'starlette'", name="starlette")
+
+    monkeypatch.setattr(type(app), "__call__", lambda self, **options: lacking(**options))
+    with pytest.raises(SystemExit) as end:
+        main(["view"])
+    assert (end.value.code, capsys.readouterr().err) == (
+        2,
+        "agentrl: this needs starlette: pip install 'agentrl[view]'\n",
+    )
