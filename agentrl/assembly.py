@@ -23,6 +23,8 @@ from agentrl.envs.base import Environment
 from agentrl.envs.task_check import task_of
 from agentrl.errors import RecipeError
 from agentrl.evaluation import Evaluator, Problem
+from agentrl.interop.agents import with_agents
+from agentrl.interop.gateway import Gateway
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics
 from agentrl.recipe import OpenaiEngine, Recipe
@@ -342,7 +344,10 @@ def open_engine(
         assert engine is not None
         stack.push_async_callback(engine.close)
         gate = RequestGate(engine)
-        return engine, make_player(recipe, gate, policy.renderer, policy.context, environments), gate
+        gateway = Gateway()
+        stack.push_async_callback(gateway.close)
+        player = make_player(recipe, gate, policy.renderer, policy.context, environments)
+        return engine, with_agents(recipe, player, gateway), gate
     from agentrl.cluster import connect, kit
 
     stack.enter_context(connect.connected(cluster, say=say))

@@ -14,7 +14,7 @@ check
 redteam
 doctor
 assembly
-cluster
+cluster interop
 alarms
 evaluation
 judges

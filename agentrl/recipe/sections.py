@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from agentrl.errors import RecipeError
+from agentrl.recipe.agents import AgentSection
 from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
 from agentrl.recipe.learning import (
     NO_GRADIENT,
@@ -128,6 +129,8 @@ class EnvSection(Section):
     """Use only the first this many tasks of each level. By default all of them."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor."""
+    agent: AgentSection | None = None
+    """A program that plays the episodes. By default the environment's own, else the built-in loop."""
 
 
 class TransformersEngine(Section):

@@ -66,6 +66,25 @@ class TokenLog:
         self._versions.extend(completion.versions)
         self.sampled_tokens += count
 
+    def fork(self, segment: int, length: int) -> TokenLog:
+        """Return a second log that begins with the first `length` tokens of a segment, and all segments before it."""
+        other = TokenLog()
+        other.segments = self.segments[:segment]
+        if segment < len(self.segments):
+            whole = self.segments[segment]
+            ids, logprobs, versions, sources = whole.token_ids, whole.logprobs, whole.versions, whole.sources
+            other._ids.frombytes(ids[:length].tobytes())
+            other._logprobs.frombytes(logprobs[:length].tobytes())
+            other._versions.frombytes(versions[:length].tobytes())
+            other._sources.extend(sources[:length].tobytes())
+        else:
+            other._ids, other._sources = self._ids[:length], self._sources[:length]
+            other._logprobs, other._versions = self._logprobs[:length], self._versions[:length]
+        other._engine_saw = other._ids.tobytes()
+        sampled = sum(int(s.loss_mask.sum()) for s in other.segments)
+        other.sampled_tokens = sampled + other._sources.count(Source.SAMPLED)
+        return other
+
     def end_segment(self) -> None:
         """End the current segment; what is appended next begins another."""
         if self._ids:

@@ -1,0 +1,346 @@
+"""Plays episodes with a program of the user's own: the agent asks the gateway for turns, and its exit ends the episode.
+
+    play_out ─> drive ─> AgentTurns(episode) ─┬─ function: `await agent(task, client, box)` on this machine
+                (the one driver)              └─ command: run in the sandbox, a relay carries its requests out
+                                                            │
+                                             Gateway ─ Session ─ branches ─> segments of one trajectory
+
+The agent is part of the policy: what it breaks is its own doing. Its crash ends the episode, which is graded as always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from agentrl.envs.base import Environment
+from agentrl.envs.episode import Episode
+from agentrl.envs.play import Played, Stop, drive
+from agentrl.envs.tool_output import well_formed
+from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, RecipeError, UserError, fault_of
+from agentrl.interop.branches import chosen, final_branch, segments_of
+from agentrl.interop.gateway import MODEL, Gateway
+from agentrl.interop.session import CallOfAgent, Session, TokenPolicy
+from agentrl.recipe import AgentSection, Recipe
+from agentrl.rollout.player import LocalPlayer
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, play_out
+from agentrl.sandboxes.base import Sandbox
+from agentrl.types import Completion, Message, Segment, Task, ToolCall, Trajectory
+from agentrl.verifiers.base import Context
+
+AgentFunction = Callable[[Task, "AgentClient", Sandbox | None], Awaitable[Any]]
+GRACE_S = 5.0
+"""Seconds within which a cancelled agent must end."""
+KEPT = 2000
+"""Characters of an agent's output that are kept with the trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentClient:
+    """What an agent on this machine is given to reach the policy. Any OpenAI client takes `base_url` and `api_key`."""
+
+    base_url: str
+    api_key: str
+    tools: Sequence[dict[str, Any]] = ()
+    """The schemas of the environment's tools, as a request takes them."""
+    model: str = MODEL
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+        """Ask for the next turn: messages in, the assistant's message out."""
+        body = await self._post("chat/completions", {"model": self.model, "messages": list(messages), **options})
+        message: dict[str, Any] = body["choices"][0]["message"]
+        return message
+
+    async def call(self, name: str, arguments: Any) -> str:
+        """Run a tool of the environment and return what the policy is to see."""
+        return str((await self._post("tools", {"name": name, "arguments": arguments}))["content"])
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        headers = {"authorization": f"Bearer {self.api_key}"}
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+            response = await client.post(f"{self.base_url}/{path}", json=body, headers=headers)
+        if response.status_code != 200:
+            raise EndpointError(response.status_code, response.json()["error"]["message"])
+        return response.json()
+
+
+class EndpointError(Exception):
+    """The gateway refused a request."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status}: {text}")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """An agent as a run uses it."""
+
+    section: AgentSection
+    function: AgentFunction | None = None
+
+
+def program_of(environment: Environment, section: AgentSection | None) -> Program | None:
+    """Return the agent that plays an environment: the recipe's, else the one that the environment names."""
+    own = inspect.getattr_static(type(environment), "agent", None)
+    own = own.__func__ if isinstance(own, staticmethod) else own
+    if section is None and own is None:
+        return None
+    if section is None and isinstance(own, Mapping):
+        try:
+            section = AgentSection(**own)
+        except ValueError as error:
+            raise AuthoringError(f"{type(environment).__name__}.agent: {error}") from error
+    if section is None:
+        return Program(section=AgentSection(function="(the environment's)"), function=_checked(own, "agent"))
+    if section.function is None:
+        return Program(section=section)
+    return Program(section=section, function=_checked(load_function(section.function), section.function))
+
+
+def load_function(name: str) -> Any:
+    """Return a function from `file.py:name` or `module:name`."""
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        raise RecipeError(f"envs[].agent.function: {name!r} must be `file.py:name` or `module:name`")
+    try:
+        if place.endswith(".py"):
+            path = Path(place).resolve()
+            spec = importlib.util.spec_from_file_location(f"agentrl_agent_{path.stem}", path)
+            if spec is None or spec.loader is None or not path.is_file():
+                raise FileNotFoundError(f"{path}: no such file")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        return getattr(module, attribute)
+    except Exception as error:
+        raise RecipeError(f"envs[].agent.function: {name!r} cannot be loaded: {error}") from error
+
+
+def _checked(function: Any, name: str) -> AgentFunction:
+    if not inspect.iscoroutinefunction(function):
+        raise RecipeError(f"the agent {name!r} must be written as `async def agent(task, client, box)`")
+    return function  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlayer:
+    """A player whose environments may be played by agents; the others go to the player within."""
+
+    inner: LocalPlayer
+    gateway: Gateway
+    programs: Mapping[str, Program]
+    """By environment."""
+
+    async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
+        """Play one task to its end and have it graded."""
+        program = self.programs.get(env)
+        if program is None:
+            return await self.inner.play(env, task, rollout_id)
+        await self.gateway.start()
+        inner = self.inner
+
+        def attempt(earlier: Sequence[CallOfAgent]) -> AgentTurns:
+            policy = TokenPolicy(inner.engine, inner.renderer, task, rollout_id, inner.budget, inner.sampling, earlier)
+            return AgentTurns(self.gateway, policy, program, inner.budget)
+
+        runtime = fitted(inner.runtimes[env], program)
+        return await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=inner.budget)
+
+    def at(self, temperature: float) -> AgentPlayer:
+        """Return the same player with another temperature."""
+        return replace(self, inner=self.inner.at(temperature))
+
+
+def with_agents(recipe: Recipe, player: LocalPlayer, gateway: Gateway) -> AgentPlayer | LocalPlayer:
+    """Return a player that has the recipe's agents play their environments."""
+    sections = {section.name: section.agent for section in recipe.envs}
+    programs = {name: program_of(runtime.make(), sections[name]) for name, runtime in player.runtimes.items()}
+    agents = {name: program for name, program in programs.items() if program is not None}
+    return AgentPlayer(inner=player, gateway=gateway, programs=agents) if agents else player
+
+
+def fitted(runtime: EnvRuntime, program: Program) -> EnvRuntime:
+    """Return the environment with the sandbox that the agent asks for."""
+    section = program.section
+    if section.image is None and section.memory_mb is None:
+        return runtime
+
+    def make() -> Environment:
+        environment = runtime.make()
+        prepare = environment.prepare
+
+        def prepared(*arguments: Any) -> Any:
+            spec = prepare(*arguments)
+            if spec is None:
+                return None
+            limits = replace(spec.limits, memory_mb=section.memory_mb or spec.limits.memory_mb)
+            return replace(spec, image=section.image or spec.image, limits=limits)
+
+        environment.prepare = prepared  # type: ignore[method-assign]
+        return environment
+
+    return replace(runtime, make=make)
+
+
+class AgentTurns:
+    """One attempt of an agent at an episode."""
+
+    def __init__(self, gateway: Gateway, policy: TokenPolicy, program: Program, budget: Budget) -> None:
+        self.gateway, self.policy, self.program, self.budget = gateway, policy, program, budget
+        self.session: Session | None = None
+        self.crash: Fault | None = None
+        self.answer: str | None = None
+        self.output = ""
+        self._opening: tuple[Message, ...] = ()
+        self._schemas: list[dict[str, Any]] = []
+        self._tool_lock = asyncio.Lock()
+
+    @property
+    def acted(self) -> bool:
+        """Return whether the agent has asked anything: from then on nothing that breaks may remove the episode."""
+        return self.session is not None and self.session.counts["requests"] > 0
+
+    def recorded(self) -> list[CallOfAgent]:
+        """Return the engine's answers so far, for another attempt; never empty, since the attempt itself counts."""
+        return [(b"", Completion(token_ids=(), logprobs=(), versions=(), finish="abort")), *self.policy.calls]
+
+    def tokens(self) -> dict[str, Any]:
+        """Return the segments that are trained on; the opening alone where the agent left none."""
+        section = self.program.section
+        branches = chosen(
+            self.policy.branches.branches,
+            section.train_on,
+            answer=self.answer,
+            include=section.include,
+            exclude=section.exclude,
+        )
+        return {"segments": segments_of(branches) or (self._untouched(),)}
+
+    def _untouched(self) -> Segment:
+        span = self.policy.renderer.prompt(self._opening, self._schemas)
+        count = len(span.token_ids)
+        sources = np.frombuffer(span.sources, dtype=np.uint8)
+        ids, versions = np.array(span.token_ids, dtype=np.int32), np.full(count, -1, dtype=np.int32)
+        return Segment(ids, np.zeros(count, dtype=np.float32), versions, sources)
+
+    async def play(self, episode: Episode, context: Context) -> Played:
+        """Play the episode within the budget."""
+        played = await drive(episode, self, context, turns=1, wall_seconds=self.budget.wall_seconds)
+        last = final_branch(self.policy.branches.branches, self.answer)
+        messages = tuple(last.messages) if last is not None else played.messages
+        outcome = played.outcome
+        if self.crash is not None and outcome.fault is None:
+            outcome = replace(outcome, fault=self.crash)
+        return replace(played, messages=messages, outcome=outcome, ledger={**played.ledger, "agent": self.ledger()})
+
+    def ledger(self) -> dict[str, Any]:
+        """Return what the agent asked of the gateway, and which of its conversations are trained on."""
+        branches, section = self.policy.branches, self.program.section
+        trained = chosen(
+            branches.branches, section.train_on, answer=self.answer, include=section.include, exclude=section.exclude
+        )
+        counts = dict(self.session.counts) if self.session is not None else {}
+        overridden = sorted(self.session.overridden) if self.session is not None else []
+        return {
+            **counts,
+            "branches": len(branches.branches),
+            "trained_branches": len(trained),
+            "retries": branches.retries,
+            "overridden": overridden,
+            "output": self.output,
+        }
+
+    async def __call__(self, episode: Episode) -> Stop:
+        """Run the agent to its end; return how the episode ended."""
+        self._opening, self._schemas = tuple(episode.transcript), episode.schemas
+        budget = self.budget
+        session = self.session = Session(
+            self.policy,
+            turns=budget.turns or episode.environment.max_turns,
+            tokens=budget.tokens,
+            turn_tokens=budget.turn_tokens,
+        )
+        session.tools, session.run_tool = self._schemas, self._runner(episode)
+        self.gateway.open(session)
+        try:
+            episode.stage = "policy"
+            running = asyncio.ensure_future(self._run(episode, session))
+            try:
+                over = asyncio.ensure_future(session.over.wait())
+                await asyncio.wait({running, session.trouble, over}, return_when=asyncio.FIRST_COMPLETED)
+                over.cancel()
+                if session.trouble.done():
+                    session.trouble.result()  # the system failed, not the agent
+                if running.done():
+                    running.result()
+            finally:
+                running.cancel()
+                await asyncio.wait({running}, timeout=GRACE_S)
+        finally:
+            self.gateway.end(session)
+        if self.crash is not None:
+            return Stop(session.ending or "agent_error")
+        episode.answer = well_formed(self.answer or "")
+        return Stop(session.ending or "done")
+
+    async def _run(self, episode: Episode, session: Session) -> None:
+        """Run the program; what it raises is its crash, unless the sandbox or the system told us otherwise."""
+        try:
+            if self.program.function is not None:
+                self.answer = await self._function(self.program.function, episode, session)
+            else:
+                await self._command(episode, session)
+        except (AgentError, InfraError, UserError):
+            raise
+        except (Exception, SystemExit) as error:
+            self.crash = fault_of(error, "agent", "agent")
+            self.output = well_formed(self.crash.trace[-KEPT:])
+
+    async def _function(self, function: AgentFunction, episode: Episode, session: Session) -> str:
+        url = f"{self.gateway.url}/s/{session.id}/v1"
+        client = AgentClient(url, session.key, tuple(session.tools))
+        box: Any = episode.environment._box
+        try:
+            result = await function(episode.task.public(), client, box)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+            result = None
+        if isinstance(result, str):
+            return result
+        last = final_branch(self.policy.branches.branches, None)
+        return last.messages[-1].content if last is not None else ""
+
+    async def _command(self, episode: Episode, session: Session) -> None:
+        raise NotImplementedError
+
+    def _runner(self, episode: Episode) -> Callable[[str, Any], Awaitable[tuple[str, bool]]]:
+        """Return what runs the environment's tools, one call after the other, as the built-in loop would."""
+
+        async def run(name: str, arguments: Any) -> tuple[str, bool]:
+            async with self._tool_lock:
+                if episode.over:
+                    return "error: the episode is over", True
+                if episode.seconds["tools"] >= self.budget.tool_seconds:
+                    return "error: the time of the episode's tools is used up", True
+                call = ToolCall(name=name, arguments=arguments if isinstance(arguments, Mapping) else {})
+                if not isinstance(arguments, Mapping):
+                    call = replace(call, error="the arguments must be a JSON object")
+                step = await episode.timed(
+                    "tools", episode.act(Message(role="assistant", content="", tool_calls=(call,)))
+                )
+                content = "\n".join(observation.content for observation in step.observations)
+                return content or "done", any(observation.error for observation in step.observations)
+
+        return run

@@ -1,0 +1,236 @@
+"""One agent's session at the gateway: its budgets, its branches, and the requests that are under way.
+
+    request ─> a place (PARALLEL at once) ─> branch ─> tokens set aside ─> engine ─> answer
+                                                          the engine is gone: `trouble`, the episode is tried again
+
+What an agent sends is never infrastructure trouble, and costs its own episode alone: turns, tokens, refusals and
+requests under way are all counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from agentrl.engines.base import Sampling
+from agentrl.interop.answers import Answered
+from agentrl.interop.branches import Branches, returned
+from agentrl.interop.dialects import Asked
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Budget, RolloutId, SamplingParams, TokenGenerator, sample
+from agentrl.types import Completion, Ending, Message, Task
+
+PARALLEL = 8
+"""Requests of one session that are read and answered at once; more of them wait."""
+WAITING = 256
+"""Requests of one session that may wait; more are refused."""
+REFUSALS = 200
+"""Refused requests after which a session is over: an agent that goes on asking has lost its way, or floods us."""
+LARGE = 1 << 16
+"""Bytes of a request from which on it is read and rendered off the event loop."""
+
+CallOfAgent = tuple[bytes, Completion]
+"""The hash of a prompt, and what the engine sampled for it."""
+ToolRunner = Callable[[str, Any], Awaitable[tuple[str, bool]]]
+"""Runs a tool of the environment: its name and arguments in; the observation out, and whether it is an error."""
+
+
+class OverBudget(Exception):
+    """The episode's turns or tokens are used up."""
+
+
+class Over(Exception):
+    """The session has ended."""
+
+
+class Policy(Protocol):
+    """What answers the requests of a session."""
+
+    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered: ...
+
+
+class Session:
+    """One episode of an agent."""
+
+    def __init__(self, policy: Policy, *, turns: int, tokens: int, turn_tokens: int | None = None) -> None:
+        self.id, self.key = secrets.token_urlsafe(24), "sk-agentrl-" + secrets.token_urlsafe(32)
+        self.policy = policy
+        self.tools: Sequence[dict[str, Any]] = ()
+        """The schemas of the environment's tools."""
+        self.run_tool: ToolRunner | None = None
+        self.bound = False
+        """Whether it may be reached through its sandbox's relay alone."""
+        self.trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the exception when the system failed, not the agent."""
+        self.over = asyncio.Event()
+        self.ending: Ending | None = None
+        """Which budget ran out, if one did."""
+        self.counts = {"requests": 0, "refused": 0, "turns": 0, "given_up": 0}
+        self.overridden: set[str] = set()
+        self.waiting = 0
+        self.places = asyncio.Semaphore(PARALLEL)
+        self.running: set[asyncio.Task[Any]] = set()
+        self._turns, self._tokens, self._turn_tokens = turns, tokens, turn_tokens
+        self._next_turn = 0
+        self._reserved = 0
+        self.sampled = 0
+        self._freed = asyncio.Condition()
+        self._ids: dict[str, tuple[str, str]] = {}
+
+    # Budgets -----------------------------------------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """Count a request that was refused; too many end the session."""
+        self.counts["refused"] += 1
+        if self.counts["refused"] >= REFUSALS:
+            self.ending = self.ending or "agent_error"
+            self.over.set()
+
+    async def answer(self, asked: Asked) -> Answered:
+        """Answer one request within the budgets."""
+        self.overridden.update(asked.overridden)
+        if self._next_turn >= self._turns:
+            self._spent("max_turns", f"the episode's {self._turns} turns are used up")
+        turn, self._next_turn = self._next_turn, self._next_turn + 1
+        room = 0
+        try:
+            room = await self._reserve(asked.max_tokens)
+            answer = await self.policy.answer(self, asked, turn, room)
+        except BaseException as error:
+            # A turn that was never sampled is no turn; one that was given up on the way is.
+            if isinstance(error, ValueError | OverBudget) and self._next_turn == turn + 1:
+                self._next_turn = turn
+            raise
+        finally:
+            async with self._freed:
+                self._reserved -= room
+                self._freed.notify_all()
+        self.counts["turns"] += 1
+        return answer
+
+    def _spent(self, ending: Ending, why: str) -> None:
+        self.ending = self.ending or ending
+        raise OverBudget(f"{why}; the episode is over, finish now")
+
+    async def _reserve(self, wish: int | None) -> int:
+        """Set tokens aside for a turn, so that turns side by side never sample more than the episode may."""
+        most = min(self._turn_tokens or self._tokens, wish or self._tokens)
+        async with self._freed:
+            while (left := self._tokens - self.sampled - self._reserved) < 1:
+                if not self._reserved:
+                    self._spent("max_tokens", f"the episode's {self._tokens} tokens are used up")
+                await self._freed.wait()
+            room = min(most, left)
+            self._reserved += room
+            return room
+
+    # Ids ---------------------------------------------------------------------------------------------------------
+
+    def fresh_ids(self, said: Message) -> list[str]:
+        """Return an id of our own for each call of a turn, and remember the policy's."""
+        ids = []
+        for call in said.tool_calls:
+            ids.append(f"call_{secrets.token_hex(12)}")
+            self._ids[ids[-1]] = (call.id, call.name)
+        return ids
+
+    def own_ids(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages with the policy's own ids and names of tools, as the environment would write them."""
+        restored = []
+        for message in messages:
+            calls = tuple(replace(c, id=self._ids.get(c.id, (c.id, ""))[0]) for c in message.tool_calls)
+            if message.role == "tool" and message.tool_call_id in self._ids:
+                identifier, name = self._ids[message.tool_call_id]
+                message = replace(message, tool_call_id=identifier, name=name)
+            restored.append(replace(message, tool_calls=calls) if calls else message)
+        return restored
+
+    def end(self) -> None:
+        """End the session: whatever is under way is given up, and nothing more is answered."""
+        self.over.set()
+        for task in tuple(self.running):
+            task.cancel()
+        if not self.trouble.done():
+            self.trouble.cancel()
+
+
+class TokenPolicy:
+    """The policy as an engine of ours serves it: every token of every branch is kept."""
+
+    def __init__(
+        self,
+        engine: TokenGenerator,
+        renderer: Renderer,
+        task: Task,
+        rollout_id: RolloutId,
+        budget: Budget,
+        sampling: SamplingParams,
+        earlier: Sequence[CallOfAgent] = (),
+    ) -> None:
+        self.engine = Replay(engine, earlier) if earlier else engine
+        self.renderer, self.task, self.rollout_id = renderer, task, rollout_id
+        self.budget, self.sampling = budget, sampling
+        self.branches = Branches(renderer)
+        self.calls: list[CallOfAgent] = []
+        self._placing = asyncio.Lock()
+
+    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
+        """Lay the request onto its branch, sample the turn, and parse it."""
+        messages = session.own_ids(asked.messages)
+        size = sum(len(m.content) for m in messages)
+        async with self._placing:
+            place = self.branches.place, messages, asked.schemas, self.budget.context - 1
+            branch, _ = await asyncio.to_thread(*place) if size > LARGE else place[0](*place[1:])
+        start = len(branch.log)
+        completion = await sample(
+            self.engine,
+            branch.log,
+            min(room, self.budget.context - start),
+            params=self.sampling,
+            stop_token_ids=self.renderer.stop_token_ids,
+            seed=lambda part: self.rollout_id.sampling(self.task, turn, part),
+            name=f"{self.rollout_id.group}-{self.rollout_id.index}-{turn}",
+            retries=self.budget.retries,
+            note=lambda prompt, new: self.calls.append((prompt_hash(prompt), new)),
+        )
+        session.sampled += len(completion.token_ids)
+        names = [schema["function"]["name"] for schema in asked.schemas]
+        said = self.renderer.parse(completion.token_ids, names)
+        # Ids are exchanged at the border: a branch keeps the policy's own, the agent gets ours.
+        kept = returned(said, (call.id for call in said.tool_calls))
+        self.branches.answered(branch, turn, start, completion, kept)
+        return Answered(
+            message=returned(said, session.fresh_ids(said)),
+            finish="stop" if completion.finish == "stop" else "length",
+            prompt_tokens=start,
+            sampled_tokens=len(completion.token_ids),
+            id=secrets.token_hex(12),
+        )
+
+
+def prompt_hash(prompt: Sequence[int]) -> bytes:
+    """Return what stands for a prompt where an attempt is repeated."""
+    return hashlib.sha256(array("i", prompt).tobytes()).digest()
+
+
+class Replay:
+    """An engine that repeats what an earlier attempt was answered, prompt by prompt."""
+
+    def __init__(self, engine: TokenGenerator, earlier: Sequence[CallOfAgent]) -> None:
+        self._engine = engine
+        self._earlier: dict[bytes, deque[Completion]] = {}
+        for prompt, completion in earlier:
+            self._earlier.setdefault(prompt, deque()).append(completion)
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        """Repeat the answer to this prompt, or ask the engine."""
+        repeated = self._earlier.get(prompt_hash(token_ids))
+        if repeated:
+            return repeated.popleft()
+        return await self._engine.generate(token_ids, sampling, request_id=request_id)
