@@ -29,17 +29,21 @@ from agentrl.envs.tool_output import well_formed
 from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, RecipeError, UserError, fault_of
 from agentrl.interop.branches import chosen, final_branch, segments_of
 from agentrl.interop.gateway import MODEL, Gateway
+from agentrl.interop.relay import SOCKET, Relay
 from agentrl.interop.session import CallOfAgent, Session, TokenPolicy
 from agentrl.recipe import AgentSection, Recipe
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, play_out
-from agentrl.sandboxes.base import Sandbox
+from agentrl.sandboxes.base import HOME, Sandbox, off_loop
 from agentrl.types import Completion, Message, Segment, Task, ToolCall, Trajectory
 from agentrl.verifiers.base import Context
 
 AgentFunction = Callable[[Task, "AgentClient", Sandbox | None], Awaitable[Any]]
 GRACE_S = 5.0
 """Seconds within which a cancelled agent must end."""
+FOLDER = f"{HOME}/agent"
+"""Where `files` lie in the sandbox."""
+MAX_FILES = 200
 KEPT = 2000
 """Characters of an agent's output that are kept with the trajectory."""
 
@@ -193,6 +197,36 @@ def fitted(runtime: EnvRuntime, program: Program) -> EnvRuntime:
     return replace(runtime, make=make)
 
 
+def variables(port: int, key: str, prompt: str) -> dict[str, str]:
+    """Return the environment variables that tell an agent in a sandbox where the policy is, in the usual names."""
+    url = f"http://127.0.0.1:{port}"
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": key,
+        "AGENTRL_MODEL": MODEL,
+        "AGENTRL_SOCKET": SOCKET,
+        **({"AGENTRL_PROMPT": prompt} if len(prompt.encode()) < 100_000 else {}),
+    }
+
+
+def copy_files(source: Path, box: Sandbox) -> None:
+    """Copy a file or folder of the user's into the sandbox, outside the workspace that is graded."""
+    if not source.exists():
+        raise RecipeError(f"envs[].agent.files: {source}: no such file or folder")
+    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
+    if len(files) > MAX_FILES:
+        raise RecipeError(
+            f"envs[].agent.files: {source} has {len(files)} files, which are copied for every episode; at most "
+            f"{MAX_FILES} are allowed. Install the agent in an image and name it in `image`"
+        )
+    for path in files:
+        name = path.relative_to(source).as_posix() if source.is_dir() else path.name
+        box.write(f"{FOLDER}/{name}", path.read_bytes(), mode=0o755 if path.stat().st_mode & 0o100 else 0o644)
+
+
 class AgentTurns:
     """One attempt of an agent at an episode."""
 
@@ -317,13 +351,42 @@ class AgentTurns:
             if error.code not in (None, 0):
                 raise
             result = None
-        if isinstance(result, str):
-            return result
-        last = final_branch(self.policy.branches.branches, None)
-        return last.messages[-1].content if last is not None else ""
+        return result if isinstance(result, str) else self._last_message()
 
     async def _command(self, episode: Episode, session: Session) -> None:
-        raise NotImplementedError
+        """Run the command in the sandbox, with a relay as its only way out; its exit code tells how it went."""
+        section, box = self.program.section, episode.environment._box
+        if box is None:
+            raise AuthoringError(
+                f"{type(episode.environment).__name__} has no sandbox, in which the agent's command could run; "
+                "use a `function`, or return a SandboxSpec from prepare()"
+            )
+        prompt = episode.task.prompt
+        relay = Relay(box, self.gateway, session)
+        try:
+            await relay.start()
+            if section.files is not None:
+                await off_loop(copy_files, section.files, box)
+            result = await box.aio.exec(
+                [word.replace("{prompt}", prompt) for word in section.command or ()],
+                stdin=prompt.encode(),
+                env={**variables(relay.port, session.key, prompt), **section.env},
+                timeout=self.budget.wall_seconds + GRACE_S,
+            )
+        finally:
+            await relay.close()
+        self.output = well_formed(result.text[-KEPT:])
+        if not result.ok:
+            how = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
+            self.crash = Fault("agent", "agent", f"the agent {how}: {' '.join(self.output.split())[-200:]}")
+        elif section.answer == "stdout":
+            self.answer = result.stdout.decode("utf-8", "replace").strip()
+        else:
+            self.answer = self._last_message()
+
+    def _last_message(self) -> str:
+        last = final_branch(self.policy.branches.branches, None)
+        return last.messages[-1].content if last is not None else ""
 
     def _runner(self, episode: Episode) -> Callable[[str, Any], Awaitable[tuple[str, bool]]]:
         """Return what runs the environment's tools, one call after the other, as the built-in loop would."""

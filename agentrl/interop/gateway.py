@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ BODY_S = 60.0
 """Seconds within which a request's body must arrive."""
 MODEL = "policy"
 """The name under which the policy is listed; any other name means it too."""
+SERVED = ("chat/completions", "responses", "messages", "models", "tools")
 NEEDS = "an agent needs starlette and uvicorn: pip install 'agentrl[agents]'"
 
 
@@ -133,6 +133,8 @@ class Gateway:
                 Route(f"{prefix}/tools", self._tools, methods=["GET"]),
                 Route(f"{prefix}/tools", self._tool, methods=["POST"]),
             ]
+        for path in ("/s/{session}/{rest:path}", "/{rest:path}"):
+            routes.append(Route(path, self._nothing, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))
         return Starlette(routes=routes)
 
     def _session(self, request: Request) -> Session | None:
@@ -147,8 +149,26 @@ class Gateway:
         relayed = self.peers.get(request.client.port) if request.client else None
         if relayed is not (session if session.bound else None):
             return None
-        same = path is None or hmac.compare_digest(path, session.id)
-        return session if same and not session.over.is_set() else None
+        if session.over.is_set():
+            return None
+        session.request()
+        return session
+
+    def _unknown(self, request: Request, dialect: Dialect = "chat") -> Response:
+        """Answer a request without a session; one that came through a relay counts for that relay's own."""
+        owner = self.peers.get(request.client.port) if request.client else None
+        if owner is not None:
+            owner.refuse()
+        return _error(dialect, 401, "there is no such session, or it has ended", close=True)
+
+    async def _nothing(self, request: Request) -> Response:
+        """Answer a request for a path that the gateway does not have."""
+        session = self._session(request)
+        if session is None:
+            return self._unknown(request)
+        session.refuse()
+        text = f"{request.method} {request.url.path[-100:]} is not served here: only {', '.join(SERVED)}"
+        return _error("chat", 404, text)
 
     def _asks(self, dialect: Dialect) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -160,8 +180,7 @@ class Gateway:
         """Serve one request of a session: whatever is wrong with it is answered, and counted for the session alone."""
         session = self._session(request)
         if session is None:
-            return _error(dialect, 401, "there is no such session, or it has ended", close=True)
-        session.counts["requests"] += 1
+            return self._unknown(request, dialect)
         if session.waiting >= WAITING:
             session.refuse()
             return _error(dialect, 429, f"more than {WAITING} requests are waiting", close=True)
@@ -232,7 +251,7 @@ class Gateway:
         from starlette.responses import JSONResponse
 
         if self._session(request) is None:
-            return _error("chat", 401, "there is no such session, or it has ended", close=True)
+            return self._unknown(request)
         entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
         return JSONResponse({"object": "list", "data": [entry], "has_more": False, "first_id": MODEL, "last_id": MODEL})
 
@@ -241,7 +260,7 @@ class Gateway:
 
         session = self._session(request)
         if session is None:
-            return _error("chat", 401, "there is no such session, or it has ended", close=True)
+            return self._unknown(request)
         return JSONResponse({"tools": list(session.tools)})
 
     async def _tool(self, request: Request) -> Response:

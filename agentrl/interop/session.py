@@ -32,6 +32,8 @@ WAITING = 256
 """Requests of one session that may wait; more are refused."""
 REFUSALS = 200
 """Refused requests after which a session is over: an agent that goes on asking has lost its way, or floods us."""
+REQUESTS = 2000
+"""Requests of any kind, besides 20 per turn, after which a session is over."""
 LARGE = 1 << 16
 """Bytes of a request from which on it is read and rendered off the event loop."""
 
@@ -84,6 +86,13 @@ class Session:
         self._ids: dict[str, tuple[str, str]] = {}
 
     # Budgets -----------------------------------------------------------------------------------------------------
+
+    def request(self) -> None:
+        """Count a request; far more of them than turns end the session."""
+        self.counts["requests"] += 1
+        if self.counts["requests"] > REQUESTS + 20 * self._turns:
+            self.ending = self.ending or "agent_error"
+            self.over.set()
 
     def refuse(self) -> None:
         """Count a request that was refused; too many end the session."""
