@@ -214,3 +214,8 @@ def expert(prompt: str) -> str:
 @pytest.fixture
 def says_expert() -> Callable[[str], str]:
     return expert
+
+
+@pytest.fixture
+def speaker() -> type[Speaker]:
+    return Speaker
