@@ -25,6 +25,9 @@ from agentrl.types import Completion, Message, Segment, Source
 Rule = Literal["lineage", "final", "all"]
 """Which branches are trained on; see `chosen`."""
 
+CHARACTERS = 16
+"""Characters per token of the context above which a conversation is too long without being tokenised."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -113,6 +116,9 @@ class Branches:
 
         `room` is the longest prompt. Raises ValueError where the conversation cannot be rendered or is too long.
         """
+        size = sum(len(m.content) for m in messages)
+        if size > CHARACTERS * room:  # nobody else waits while megabytes are tokenised for nothing
+            raise TooLong(f"{size} characters", room)
         tools = canonical(list(schemas))
         known = 1 + max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1)
         past, new = chain(b"", messages[:known]), messages[known:]
@@ -131,7 +137,7 @@ class Branches:
                 branch = self._fork(branch, turn)
         length = len(span.token_ids) + (0 if rewritten else len(branch.log))
         if length > room:
-            raise TooLong(length, room)
+            raise TooLong(f"{length} tokens", room)
         if rewritten:
             branch.log.end_segment()
         if branch not in self.branches:
@@ -185,8 +191,8 @@ class Branches:
 class TooLong(ValueError):
     """A conversation that does not fit the context."""
 
-    def __init__(self, tokens: int, room: int) -> None:
-        super().__init__(f"the conversation has {tokens} tokens and the context of this run takes {room}")
+    def __init__(self, size: str, room: int) -> None:
+        super().__init__(f"the conversation has {size} and the context of this run takes {room} tokens")
 
 
 def final_branch(branches: Sequence[Branch], answer: str | None) -> Branch | None:

@@ -130,6 +130,9 @@ def _depth(value: Any) -> int:
 def read(dialect: Dialect, body: Mapping[str, Any]) -> Asked:
     """Read a request; raises Unsupported with the reason where it cannot be honoured."""
     overridden = _parameters(body)
+    tools = body.get("tools")
+    if isinstance(tools, list) and any(isinstance(t, dict) and (t.get("function") or t).get("strict") for t in tools):
+        overridden.append("strict")  # the run samples from the policy as it is, not within a grammar
     parse = {"chat": _chat_messages, "responses": _responses_messages, "messages": _anthropic_messages}[dialect]
     messages = parse(body)
     if not messages:

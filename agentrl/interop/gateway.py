@@ -185,6 +185,7 @@ class Gateway:
             session.refuse()
             return _error(dialect, 429, f"more than {WAITING} requests are waiting", close=True)
         session.waiting += 1
+        body = b""
         try:
             async with session.places:
                 if session.over.is_set():
@@ -192,7 +193,7 @@ class Gateway:
                 body = await _body(request)
                 return await self._unless_gone(request, session, serve(session, body))  # type: ignore[no-any-return]
         except (Unsupported, TooLong, _Refused) as error:
-            session.refuse()
+            session.refuse(len(body))
             status = error.status if isinstance(error, _Refused) else 400
             code = "context_length_exceeded" if isinstance(error, TooLong) else "unsupported"
             return _error(dialect, status, str(error), code=code, close=status != 400)

@@ -34,7 +34,9 @@ REFUSALS = 200
 """Refused requests after which a session is over: an agent that goes on asking has lost its way, or floods us."""
 REQUESTS = 2000
 """Requests of any kind, besides 20 per turn, after which a session is over."""
-LARGE = 1 << 16
+HEAVY = 1 << 18
+"""Bytes of a refused request that count as one refusal more."""
+LARGE = 1 << 14
 """Bytes of a request from which on it is read and rendered off the event loop."""
 
 CallOfAgent = tuple[bytes, Completion]
@@ -80,7 +82,7 @@ class Session:
         self.running: set[asyncio.Task[Any]] = set()
         self._turns, self._tokens, self._turn_tokens = turns, tokens, turn_tokens
         self._next_turn = 0
-        self._reserved = 0
+        self._reserved = self._refusals = 0
         self.sampled = 0
         self._freed = asyncio.Condition()
         self._ids: dict[str, tuple[str, str]] = {}
@@ -94,10 +96,11 @@ class Session:
             self.ending = self.ending or "agent_error"
             self.over.set()
 
-    def refuse(self) -> None:
-        """Count a request that was refused; too many end the session."""
+    def refuse(self, size: int = 0) -> None:
+        """Count a request that was refused, a large one for several; too many end the session."""
         self.counts["refused"] += 1
-        if self.counts["refused"] >= REFUSALS:
+        self._refusals += 1 + size // HEAVY
+        if self._refusals >= REFUSALS:
             self.ending = self.ending or "agent_error"
             self.over.set()
 

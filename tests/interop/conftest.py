@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -18,9 +19,11 @@ from agentrl import sandboxes
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.interop.agents import AgentPlayer, Program
+from agentrl.interop.branches import chosen, segments_of
 from agentrl.interop.gateway import Gateway
+from agentrl.interop.session import Session, TokenPolicy
 from agentrl.recipe import AgentSection
-from agentrl.rollout.player import LocalPlayer
+from agentrl.rollout.player import LocalPlayer, RequestGate
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams
 from agentrl.sandboxes.base import SandboxSpec
@@ -219,3 +222,54 @@ def says_expert() -> Callable[[str], str]:
 @pytest.fixture
 def speaker() -> type[Speaker]:
     return Speaker
+
+
+class Served:
+    """A gateway over a speaker, with a client."""
+
+    def __init__(self, engine: Any, renderer: Renderer, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        self.engine, self.renderer, self.gateway, self.client = engine, renderer, gateway, client
+        self.gate = RequestGate(engine)
+
+    def open(self, **budget: Any) -> Session:
+        limits = {"context": 50_000, "tokens": 50_000, "turns": 200, "turn_tokens": 400, **budget}
+        allowed = Budget(**limits)
+        rollout_id = RolloutId(seed=0, group=0, index=0)
+        policy = TokenPolicy(
+            self.gate,
+            self.renderer,
+            WriteWord().task("train", 1, 0),
+            rollout_id,
+            allowed,
+            SamplingParams(),
+        )
+        session = Session(policy, turns=limits["turns"], tokens=limits["tokens"], turn_tokens=limits["turn_tokens"])
+        return self.gateway.open(session)
+
+    async def post(self, session: Session, path: str, body: Any, **headers: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {session.key}", **headers}
+        return await self.client.post(f"/v1/{path}", json=body, headers=headers)
+
+    def turns(self, session: Session) -> list[int]:
+        assert isinstance(session.policy, TokenPolicy)
+        segments = segments_of(chosen(session.policy.branches.branches, "all"))
+        return [int(s.turns.max()) + 1 for s in segments]
+
+
+@pytest.fixture
+def serve(renderer: Renderer, speaker: Any) -> Callable[..., None]:
+    """Run a coroutine function with a served gateway."""
+
+    def run(says: Callable[[str], str], work: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            gateway = Gateway()
+            await gateway.start()
+            try:
+                async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
+                    await work(Served(speaker(renderer, says), renderer, gateway, client))
+            finally:
+                await gateway.close()
+
+        asyncio.run(main())
+
+    return run

@@ -194,7 +194,9 @@ def test_budgets_hold(opened: Any, says_expert: Callable[[str], str]) -> None:
     assert scored(boxed, opened, ten, budget=short)[:2] == ("timeout", 1.0)
     narrow = Budget(context=60, tokens=2000, turns=3, wall_seconds=30.0)
     scored(forever, opened, ten, budget=narrow)
-    assert errors[-1].startswith("400: the conversation has ") and errors[-1].endswith("context of this run takes 59")
+    assert errors[-1].startswith("400: the conversation has ") and errors[-1].endswith(
+        "context of this run takes 59 tokens"
+    )
 
 
 def test_trouble_of_the_engine_is_never_the_agents(opened: Any, says_expert: Callable[[str], str]) -> None:
