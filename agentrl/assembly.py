@@ -380,19 +380,21 @@ async def open_player(
     url: str | None = None,
     folder: Path,
     say: Say,
-) -> AsyncIterator[Player | ChatPlayer]:
+) -> AsyncIterator[Player]:
     """Start an engine that serves a policy without training it, and open its player.
 
     The policy is the model in `model`, else the one the recipe starts from; `url` names a server that has it already.
     A recipe whose engine is a chat endpoint has its policy there, and needs neither torch nor a tokenizer.
     """
     if isinstance(recipe.rollout.engine, OpenaiEngine) and model is None and url is None:
-        endpoint = chat(recipe.rollout.engine)
+        endpoint, gateway = chat(recipe.rollout.engine), Gateway()
         try:
             await endpoint.start()
             budget, sampling = budget_of(recipe, ANY_CONTEXT), sampling_of(recipe)
-            yield ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
+            player = ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
+            yield with_agents(recipe, player, gateway)
         finally:
+            await gateway.close()
             await endpoint.close()
         return
     from agentrl.learn.weights import hand_over

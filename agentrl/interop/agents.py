@@ -17,27 +17,28 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
-import numpy as np
 
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Played, Stop, drive
 from agentrl.envs.tool_output import well_formed
 from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, RecipeError, UserError, fault_of
-from agentrl.interop.branches import chosen, final_branch, segments_of
 from agentrl.interop.gateway import MODEL, Gateway
+from agentrl.interop.policies import ChatPolicy, TokenPolicy
 from agentrl.interop.relay import SOCKET, Relay
-from agentrl.interop.session import CallOfAgent, Session, TokenPolicy
+from agentrl.interop.session import Opening, Policy, Session
 from agentrl.recipe import AgentSection, Recipe
+from agentrl.rollout.chat import ChatPlayer
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, play_out
 from agentrl.sandboxes.base import HOME, Sandbox, off_loop
-from agentrl.types import Completion, Message, Segment, Task, ToolCall, Trajectory
+from agentrl.types import Message, Task, ToolCall, Trajectory
 from agentrl.verifiers.base import Context
 
+P = TypeVar("P", LocalPlayer, ChatPlayer)
 AgentFunction = Callable[[Task, "AgentClient", Sandbox | None], Awaitable[Any]]
 GRACE_S = 5.0
 """Seconds within which a cancelled agent must end."""
@@ -141,7 +142,7 @@ def _checked(function: Any, name: str) -> AgentFunction:
 class AgentPlayer:
     """A player whose environments may be played by agents; the others go to the player within."""
 
-    inner: LocalPlayer
+    inner: LocalPlayer | ChatPlayer
     gateway: Gateway
     programs: Mapping[str, Program]
     """By environment."""
@@ -154,8 +155,13 @@ class AgentPlayer:
         await self.gateway.start()
         inner = self.inner
 
-        def attempt(earlier: Sequence[CallOfAgent]) -> AgentTurns:
-            policy = TokenPolicy(inner.engine, inner.renderer, task, rollout_id, inner.budget, inner.sampling, earlier)
+        def attempt(earlier: Sequence[Any]) -> AgentTurns:
+            how = (task, rollout_id, inner.budget, inner.sampling, earlier)
+            policy: Policy = (
+                ChatPolicy(inner.endpoint, *how)
+                if isinstance(inner, ChatPlayer)
+                else TokenPolicy(inner.engine, inner.renderer, *how)
+            )
             return AgentTurns(self.gateway, policy, program, inner.budget)
 
         runtime = fitted(inner.runtimes[env], program)
@@ -166,7 +172,7 @@ class AgentPlayer:
         return replace(self, inner=self.inner.at(temperature))
 
 
-def with_agents(recipe: Recipe, player: LocalPlayer, gateway: Gateway) -> AgentPlayer | LocalPlayer:
+def with_agents(recipe: Recipe, player: P, gateway: Gateway) -> AgentPlayer | P:
     """Return a player that has the recipe's agents play their environments."""
     sections = {section.name: section.agent for section in recipe.envs}
     programs = {name: program_of(runtime.make(), sections[name]) for name, runtime in player.runtimes.items()}
@@ -230,14 +236,13 @@ def copy_files(source: Path, box: Sandbox) -> None:
 class AgentTurns:
     """One attempt of an agent at an episode."""
 
-    def __init__(self, gateway: Gateway, policy: TokenPolicy, program: Program, budget: Budget) -> None:
+    def __init__(self, gateway: Gateway, policy: Policy, program: Program, budget: Budget) -> None:
         self.gateway, self.policy, self.program, self.budget = gateway, policy, program, budget
         self.session: Session | None = None
         self.crash: Fault | None = None
         self.answer: str | None = None
         self.output = ""
-        self._opening: tuple[Message, ...] = ()
-        self._schemas: list[dict[str, Any]] = []
+        self._opening: Opening = ((), [])
         self._tool_lock = asyncio.Lock()
 
     @property
@@ -245,59 +250,33 @@ class AgentTurns:
         """Return whether the agent has asked anything: from then on nothing that breaks may remove the episode."""
         return self.session is not None and self.session.counts["requests"] > 0
 
-    def recorded(self) -> list[CallOfAgent]:
-        """Return the engine's answers so far, for another attempt; never empty, since the attempt itself counts."""
-        return [(b"", Completion(token_ids=(), logprobs=(), versions=(), finish="abort")), *self.policy.calls]
+    def recorded(self) -> list[Any]:
+        """Return the answers so far, for another attempt; never empty, since the attempt itself counts."""
+        return [(b"", None), *self.policy.calls]
 
     def tokens(self) -> dict[str, Any]:
-        """Return the segments that are trained on; the opening alone where the agent left none."""
-        section = self.program.section
-        branches = chosen(
-            self.policy.branches.branches,
-            section.train_on,
-            answer=self.answer,
-            include=section.include,
-            exclude=section.exclude,
-        )
-        return {"segments": segments_of(branches) or (self._untouched(),)}
-
-    def _untouched(self) -> Segment:
-        span = self.policy.renderer.prompt(self._opening, self._schemas)
-        count = len(span.token_ids)
-        sources = np.frombuffer(span.sources, dtype=np.uint8)
-        ids, versions = np.array(span.token_ids, dtype=np.int32), np.full(count, -1, dtype=np.int32)
-        return Segment(ids, np.zeros(count, dtype=np.float32), versions, sources)
+        """Return the fields of the trajectory that tell its tokens."""
+        return self.policy.tokens(self.program.section, self.answer, self._opening)
 
     async def play(self, episode: Episode, context: Context) -> Played:
         """Play the episode within the budget."""
         played = await drive(episode, self, context, turns=1, wall_seconds=self.budget.wall_seconds)
-        last = final_branch(self.policy.branches.branches, self.answer)
-        messages = tuple(last.messages) if last is not None else played.messages
         outcome = played.outcome
         if self.crash is not None and outcome.fault is None:
             outcome = replace(outcome, fault=self.crash)
+        messages = self.policy.conversation(self.answer) or played.messages
         return replace(played, messages=messages, outcome=outcome, ledger={**played.ledger, "agent": self.ledger()})
 
     def ledger(self) -> dict[str, Any]:
         """Return what the agent asked of the gateway, and which of its conversations are trained on."""
-        branches, section = self.policy.branches, self.program.section
-        trained = chosen(
-            branches.branches, section.train_on, answer=self.answer, include=section.include, exclude=section.exclude
-        )
-        counts = dict(self.session.counts) if self.session is not None else {}
-        overridden = sorted(self.session.overridden) if self.session is not None else []
-        return {
-            **counts,
-            "branches": len(branches.branches),
-            "trained_branches": len(trained),
-            "retries": branches.retries,
-            "overridden": overridden,
-            "output": self.output,
-        }
+        assert self.session is not None
+        report = self.policy.report(self.program.section, self.answer)
+        overridden = sorted(self.session.overridden)
+        return {**self.session.counts, **report, "overridden": overridden, "output": self.output}
 
     async def __call__(self, episode: Episode) -> Stop:
         """Run the agent to its end; return how the episode ended."""
-        self._opening, self._schemas = tuple(episode.transcript), episode.schemas
+        self._opening = (tuple(episode.transcript), episode.schemas)
         budget = self.budget
         session = self.session = Session(
             self.policy,
@@ -305,7 +284,7 @@ class AgentTurns:
             tokens=budget.tokens,
             turn_tokens=budget.turn_tokens,
         )
-        session.tools, session.run_tool = self._schemas, self._runner(episode)
+        session.tools, session.run_tool = self._opening[1], self._runner(episode)
         self.gateway.open(session)
         try:
             episode.stage = "policy"
@@ -385,8 +364,8 @@ class AgentTurns:
             self.answer = self._last_message()
 
     def _last_message(self) -> str:
-        last = final_branch(self.policy.branches.branches, None)
-        return last.messages[-1].content if last is not None else ""
+        talk = self.policy.conversation(None)
+        return talk[-1].content if talk else ""
 
     def _runner(self, episode: Episode) -> Callable[[str, Any], Awaitable[tuple[str, bool]]]:
         """Return what runs the environment's tools, one call after the other, as the built-in loop would."""

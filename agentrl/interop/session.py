@@ -10,21 +10,15 @@ requests under way are all counted here.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
-from array import array
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from agentrl.engines.base import Sampling
 from agentrl.interop.answers import Answered
-from agentrl.interop.branches import Branches, returned
 from agentrl.interop.dialects import Asked
-from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, RolloutId, SamplingParams, TokenGenerator, sample
-from agentrl.types import Completion, Ending, Message, Task
+from agentrl.recipe import AgentSection
+from agentrl.types import Ending, Message
 
 PARALLEL = 8
 """Requests of one session that are read and answered at once; more of them wait."""
@@ -39,8 +33,8 @@ HEAVY = 1 << 18
 LARGE = 1 << 14
 """Bytes of a request from which on it is read and rendered off the event loop."""
 
-CallOfAgent = tuple[bytes, Completion]
-"""The hash of a prompt, and what the engine sampled for it."""
+Opening = tuple[tuple[Message, ...], list[dict[str, Any]]]
+"""The messages with which the episode began, and the schemas of its tools."""
 ToolRunner = Callable[[str, Any], Awaitable[tuple[str, bool]]]
 """Runs a tool of the environment: its name and arguments in; the observation out, and whether it is an error."""
 
@@ -54,9 +48,28 @@ class Over(Exception):
 
 
 class Policy(Protocol):
-    """What answers the requests of a session."""
+    """What answers the requests of a session, and what it leaves of them."""
 
-    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered: ...
+    @property
+    def calls(self) -> list[Any]:
+        """What the engine was asked, with its answers: another attempt repeats them."""
+        ...
+
+    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
+        """Answer one request with at most `room` tokens."""
+        ...
+
+    def conversation(self, answer: str | None) -> tuple[Message, ...]:
+        """Return the conversation that ends with the final answer; empty when nothing was said."""
+        ...
+
+    def tokens(self, rules: AgentSection, answer: str | None, opening: Opening) -> dict[str, Any]:
+        """Return the fields of the trajectory that tell its tokens."""
+        ...
+
+    def report(self, rules: AgentSection, answer: str | None) -> dict[str, Any]:
+        """Return what the ledger tells about the conversations."""
+        ...
 
 
 class Session:
@@ -170,79 +183,3 @@ class Session:
             task.cancel()
         if not self.trouble.done():
             self.trouble.cancel()
-
-
-class TokenPolicy:
-    """The policy as an engine of ours serves it: every token of every branch is kept."""
-
-    def __init__(
-        self,
-        engine: TokenGenerator,
-        renderer: Renderer,
-        task: Task,
-        rollout_id: RolloutId,
-        budget: Budget,
-        sampling: SamplingParams,
-        earlier: Sequence[CallOfAgent] = (),
-    ) -> None:
-        self.engine = Replay(engine, earlier) if earlier else engine
-        self.renderer, self.task, self.rollout_id = renderer, task, rollout_id
-        self.budget, self.sampling = budget, sampling
-        self.branches = Branches(renderer)
-        self.calls: list[CallOfAgent] = []
-        self._placing = asyncio.Lock()
-
-    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
-        """Lay the request onto its branch, sample the turn, and parse it."""
-        messages = session.own_ids(asked.messages)
-        size = sum(len(m.content) for m in messages)
-        async with self._placing:
-            place = self.branches.place, messages, asked.schemas, self.budget.context - 1
-            branch, _ = await asyncio.to_thread(*place) if size > LARGE else place[0](*place[1:])
-        start = len(branch.log)
-        completion = await sample(
-            self.engine,
-            branch.log,
-            min(room, self.budget.context - start),
-            params=self.sampling,
-            stop_token_ids=self.renderer.stop_token_ids,
-            seed=lambda part: self.rollout_id.sampling(self.task, turn, part),
-            name=f"{self.rollout_id.group}-{self.rollout_id.index}-{turn}",
-            retries=self.budget.retries,
-            note=lambda prompt, new: self.calls.append((prompt_hash(prompt), new)),
-        )
-        session.sampled += len(completion.token_ids)
-        names = [schema["function"]["name"] for schema in asked.schemas]
-        said = self.renderer.parse(completion.token_ids, names)
-        # Ids are exchanged at the border: a branch keeps the policy's own, the agent gets ours.
-        kept = returned(said, (call.id for call in said.tool_calls))
-        self.branches.answered(branch, turn, start, completion, kept)
-        return Answered(
-            message=returned(said, session.fresh_ids(said)),
-            finish="stop" if completion.finish == "stop" else "length",
-            prompt_tokens=start,
-            sampled_tokens=len(completion.token_ids),
-            id=secrets.token_hex(12),
-        )
-
-
-def prompt_hash(prompt: Sequence[int]) -> bytes:
-    """Return what stands for a prompt where an attempt is repeated."""
-    return hashlib.sha256(array("i", prompt).tobytes()).digest()
-
-
-class Replay:
-    """An engine that repeats what an earlier attempt was answered, prompt by prompt."""
-
-    def __init__(self, engine: TokenGenerator, earlier: Sequence[CallOfAgent]) -> None:
-        self._engine = engine
-        self._earlier: dict[bytes, deque[Completion]] = {}
-        for prompt, completion in earlier:
-            self._earlier.setdefault(prompt, deque()).append(completion)
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
-        """Repeat the answer to this prompt, or ask the engine."""
-        repeated = self._earlier.get(prompt_hash(token_ids))
-        if repeated:
-            return repeated.popleft()
-        return await self._engine.generate(token_ids, sampling, request_id=request_id)

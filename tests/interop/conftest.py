@@ -21,7 +21,8 @@ from agentrl.envs import Environment, tool
 from agentrl.interop.agents import AgentPlayer, Program
 from agentrl.interop.branches import chosen, segments_of
 from agentrl.interop.gateway import Gateway
-from agentrl.interop.session import Session, TokenPolicy
+from agentrl.interop.policies import TokenPolicy
+from agentrl.interop.session import Session
 from agentrl.recipe import AgentSection
 from agentrl.rollout.player import LocalPlayer, RequestGate
 from agentrl.rollout.render import Renderer

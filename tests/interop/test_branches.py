@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from agentrl.interop import dialects
 from agentrl.interop.answers import write
 from agentrl.interop.branches import chosen, final_branch, segments_of
-from agentrl.interop.session import Session, TokenPolicy
+from agentrl.interop.policies import TokenPolicy
+from agentrl.interop.session import Session
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, RolloutId, SamplingParams
 from agentrl.types import Segment, Task

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.interop.branches import segments_of
-from agentrl.interop.session import TokenPolicy
+from agentrl.interop.policies import TokenPolicy
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"path": "a"}}\n</tool_call>'
