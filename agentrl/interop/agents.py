@@ -34,7 +34,7 @@ from agentrl.recipe import AgentSection, Recipe
 from agentrl.rollout.chat import ChatPlayer
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, play_out
-from agentrl.sandboxes.base import HOME, Sandbox, off_loop
+from agentrl.sandboxes.base import ENVIRONMENT, HOME, Sandbox, off_loop
 from agentrl.types import Message, Task, ToolCall, Trajectory
 from agentrl.verifiers.base import Context
 
@@ -42,6 +42,7 @@ P = TypeVar("P", LocalPlayer, ChatPlayer)
 AgentFunction = Callable[[Task, "AgentClient", Sandbox | None], Awaitable[Any]]
 GRACE_S = 5.0
 """Seconds within which a cancelled agent must end."""
+PATH = ENVIRONMENT["PATH"]
 FOLDER = f"{HOME}/agent"
 """Where `files` lie in the sandbox."""
 MAX_FILES = 200
@@ -183,8 +184,9 @@ def with_agents(recipe: Recipe, player: P, gateway: Gateway) -> AgentPlayer | P:
 def fitted(runtime: EnvRuntime, program: Program) -> EnvRuntime:
     """Return the environment with the sandbox that the agent asks for."""
     section = program.section
-    if section.image is None and section.memory_mb is None:
+    if section.image is None and section.memory_mb is None and section.venv is None:
         return runtime
+    image = section.image if section.venv is None else shown_image(section.venv)
 
     def make() -> Environment:
         environment = runtime.make()
@@ -195,12 +197,27 @@ def fitted(runtime: EnvRuntime, program: Program) -> EnvRuntime:
             if spec is None:
                 return None
             limits = replace(spec.limits, memory_mb=section.memory_mb or spec.limits.memory_mb)
-            return replace(spec, image=section.image or spec.image, limits=limits)
+            if section.venv is not None and spec.image not in ("host", "python"):
+                raise RecipeError(
+                    f"envs[].agent.venv: the environment's sandbox has the image {spec.image!r}, which a virtual "
+                    "environment of this machine does not fit; install the agent in that image instead"
+                )
+            return replace(spec, image=image or spec.image, limits=limits)
 
         environment.prepare = prepared  # type: ignore[method-assign]
         return environment
 
     return replace(runtime, make=make)
+
+
+def shown_image(venv: Path) -> str:
+    """Return the image that shows a virtual environment, with the Python that it is made of."""
+    folder = venv.expanduser().resolve()
+    python = folder / "bin" / "python"
+    if not python.exists():
+        raise RecipeError(f"envs[].agent.venv: {folder} is no virtual environment; make one with `python -m venv`")
+    base = python.resolve().parents[1]
+    return ":".join(["host", str(folder), *([] if str(base) in ("/", "/usr") else [str(base)])])
 
 
 def variables(port: int, key: str, prompt: str) -> dict[str, str]:
@@ -218,8 +235,9 @@ def variables(port: int, key: str, prompt: str) -> dict[str, str]:
     }
 
 
-def copy_files(source: Path, box: Sandbox) -> None:
+def copy_files(given: Path, box: Sandbox) -> None:
     """Copy a file or folder of the user's into the sandbox, outside the workspace that is graded."""
+    source = given.expanduser()
     if not source.exists():
         raise RecipeError(f"envs[].agent.files: {source}: no such file or folder")
     files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
@@ -302,6 +320,7 @@ class AgentTurns:
                 await asyncio.wait({running}, timeout=GRACE_S)
         finally:
             self.gateway.end(session)
+            episode.seconds["engine"] += session.seconds
         if self.crash is not None:
             return Stop(session.ending or "agent_error")
         episode.answer = well_formed(self.answer or "")
@@ -346,10 +365,11 @@ class AgentTurns:
             await relay.start()
             if section.files is not None:
                 await off_loop(copy_files, section.files, box)
+            path = {"PATH": f"{section.venv.expanduser().resolve()}/bin:{PATH}"} if section.venv is not None else {}
             result = await box.aio.exec(
-                [word.replace("{prompt}", prompt) for word in section.command or ()],
+                [word.replace("{files}", FOLDER).replace("{prompt}", prompt) for word in section.command or ()],
                 stdin=prompt.encode(),
-                env={**variables(relay.port, session.key, prompt), **section.env},
+                env={**variables(relay.port, session.key, prompt), **path, **section.env},
                 timeout=self.budget.wall_seconds + GRACE_S,
             )
         finally:

@@ -25,7 +25,7 @@ OVERRIDDEN = frozenset(
     (
         *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"),
         *("parallel_tool_calls", "reasoning", "reasoning_effort", "thinking", "verbosity", "truncation"),
-        *("context_management", "output_config"),
+        *("context_management", "output_config", "tool_choice"),
     )
 )
 """What the run decides: taken, not used, and named in a header of the answer."""
@@ -45,7 +45,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "echo": (False,),
-    "tool_choice": ("auto", {"type": "auto"}),
     "response_format": ({"type": "text"},),
     "functions": ([],),
     "modalities": (["text"],),
@@ -60,7 +59,6 @@ WHY = {
     "logit_bias": "the run samples from the policy as it is",
     "logprobs": "they stay with the run",
     "top_logprobs": "they stay with the run",
-    "tool_choice": "the policy decides whether it calls a tool (auto)",
     "response_format": "the run samples from the policy as it is",
     "functions": "use tools",
 }
@@ -163,8 +161,10 @@ def _parameters(body: Mapping[str, Any]) -> list[str]:
     """Return the parameters that the run overrides; refuse those that it cannot honour, and unknown ones."""
     overridden = []
     for name, value in body.items():
-        if value is None or name in IGNORED:
+        if value is None or name in IGNORED or (name == "tool_choice" and _kind(value) == "auto"):
             continue
+        if name == "tool_choice" and _kind(value) == "none":
+            raise Unsupported("tool_choice none is not supported: the policy decides; leave the tools out")
         if name in OVERRIDDEN:
             overridden.append(name)
         elif name in NEUTRAL:
@@ -176,6 +176,10 @@ def _parameters(body: Mapping[str, Any]) -> list[str]:
     if isinstance(text, dict) and text.get("format") not in (None, {"type": "text"}):
         raise Unsupported("text.format is not supported: the run samples from the policy as it is")
     return overridden
+
+
+def _kind(choice: Any) -> Any:
+    return choice.get("type") if isinstance(choice, dict) else choice
 
 
 def _schemas(tools: Any, dialect: Dialect) -> list[dict[str, Any]]:
@@ -198,7 +202,10 @@ def _schemas(tools: Any, dialect: Dialect) -> list[dict[str, Any]]:
             raise Unsupported(f"a tool's name must be 1 to 64 letters, digits, _ or -, got {str(name)[:70]!r}")
         if parameters is not None and not isinstance(parameters, dict):
             raise Unsupported(f"the parameters of {name} must be a JSON schema")
-        described = {"name": name, "description": _text(function.get("description") or "", "description")}
+        described: dict[str, Any] = {
+            "name": name,
+            "description": _text(function.get("description") or "", "description"),
+        }
         described["parameters"] = parameters or {"type": "object", "properties": {}}
         schemas.append({"type": "function", "function": described})
     return schemas

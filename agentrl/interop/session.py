@@ -13,6 +13,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, Protocol
 
 from agentrl.interop.answers import Answered
@@ -97,6 +98,8 @@ class Session:
         self._next_turn = 0
         self._reserved = self._refusals = 0
         self.sampled = 0
+        self.seconds = 0.0
+        """Wall time of all turns, those side by side counted each."""
         self._freed = asyncio.Condition()
         self._ids: dict[str, tuple[str, str]] = {}
 
@@ -126,7 +129,11 @@ class Session:
         room = 0
         try:
             room = await self._reserve(asked.max_tokens)
-            answer = await self.policy.answer(self, asked, turn, room)
+            began = perf_counter()
+            try:
+                answer = await self.policy.answer(self, asked, turn, room)
+            finally:
+                self.seconds += perf_counter() - began
         except BaseException as error:
             # A turn that was never sampled is no turn; one that was given up on the way is.
             if isinstance(error, ValueError | OverBudget) and self._next_turn == turn + 1:

@@ -15,7 +15,8 @@ class AgentSection(Section):
 
     command: list[str] | None = None
     """Command line that is run inside the sandbox, once per episode. `{prompt}` stands for the task's prompt, which
-    also comes on standard input and as AGENTRL_PROMPT. Its only way out is the gateway."""
+    also comes on standard input and as AGENTRL_PROMPT, and `{files}` for the folder of `files`. Its only way out is the
+    gateway."""
     function: str | None = None
     """A coroutine function `agent(task, client, box)` on this machine, as `file.py:name` or `module:name`. Trusted code
     only: it is not sandboxed."""
@@ -23,6 +24,9 @@ class AgentSection(Section):
     """A file or folder that is copied into the sandbox, to /home/agent/agent, before the command is run."""
     image: str | None = None
     """Image of the sandbox in place of the environment's own: one in which the agent is installed."""
+    venv: Path | None = None
+    """Virtual environment of this machine that the sandbox shows, read-only, and whose programs come first: the agent's
+    own packages. With the sandbox `namespace`."""
     memory_mb: Count | None = None
     """Memory of the sandbox, where the agent needs more than the environment gives."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -43,8 +47,10 @@ class AgentSection(Section):
             raise ValueError("name either `command`, which runs in the sandbox, or `function`, which runs here")
         if self.command is not None and not self.command:
             raise ValueError("`command` must name a program")
-        boxed = [name for name in ("files", "image", "memory_mb") if getattr(self, name) is not None]
+        boxed = [name for name in ("files", "image", "venv", "memory_mb") if getattr(self, name) is not None]
         if self.function is not None and (boxed or self.env or self.answer == "stdout"):
             wrong = [*boxed, *(["env"] if self.env else []), *(["answer"] if self.answer == "stdout" else [])]
             raise ValueError(f"{', '.join(wrong)}: only for a `command`; a `function` runs on this machine")
+        if self.image is not None and self.venv is not None:
+            raise ValueError("`image` has the agent installed, `venv` adds it to the machine's own; keep one")
         return self
