@@ -109,6 +109,10 @@ def program_of(environment: Environment, section: AgentSection | None) -> Progra
     if section is None:
         return Program(section=AgentSection(function="(the environment's)"), function=_checked(own, "agent"))
     if section.function is None:
+        if section.files is not None and not section.files.expanduser().exists():
+            raise RecipeError(f"envs[].agent.files: {section.files}: no such file or folder")
+        if section.venv is not None:
+            shown_image(section.venv)
         return Program(section=section)
     return Program(section=section, function=_checked(load_function(section.function), section.function))
 
@@ -238,8 +242,6 @@ def variables(port: int, key: str, prompt: str) -> dict[str, str]:
 def copy_files(given: Path, box: Sandbox) -> None:
     """Copy a file or folder of the user's into the sandbox, outside the workspace that is graded."""
     source = given.expanduser()
-    if not source.exists():
-        raise RecipeError(f"envs[].agent.files: {source}: no such file or folder")
     files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
     if len(files) > MAX_FILES:
         raise RecipeError(

@@ -90,12 +90,17 @@ def key(message: Message) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def chain(start: bytes, messages: Iterable[Message]) -> bytes:
-    """Return the digest of a conversation that continues one."""
-    digest = start
-    for message in messages:
-        digest = hashlib.sha256(digest + key(message)).digest()
-    return digest
+def digest_of(message: Message) -> bytes:
+    """Return a hash of what must survive."""
+    return hashlib.sha256(key(message)).digest()
+
+
+def chain(start: bytes, digests: Iterable[bytes]) -> bytes:
+    """Return the digest of a conversation that continues one, from those of its messages."""
+    total = start
+    for digest in digests:
+        total = hashlib.sha256(total + digest).digest()
+    return total
 
 
 class Branches:
@@ -111,9 +116,16 @@ class Branches:
         self._asked: set[tuple[str, bytes]] = set()
         self._clock = 0
 
-    def place(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], room: int) -> tuple[Branch, Span]:
+    def place(
+        self,
+        messages: Sequence[Message],
+        schemas: Sequence[dict[str, Any]],
+        room: int,
+        digests: Sequence[bytes] | None = None,
+    ) -> tuple[Branch, Span]:
         """Return the branch that a request continues, or a new one, and the tokens to append; the branch is busy then.
 
+        `digests` are those of the messages, where they are known.
         `room` is the longest prompt. Raises ValueError where the conversation cannot be rendered or is too long.
         """
         size = sum(len(m.content) for m in messages)
@@ -121,9 +133,10 @@ class Branches:
             raise TooLong(f"{size} characters", room)
         tools = canonical(list(schemas))
         known = 1 + max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1)
-        past, new = chain(b"", messages[:known]), messages[known:]
+        digests = [digest_of(m) for m in messages] if digests is None else digests
+        past, new = chain(b"", digests[:known]), messages[known:]
         places = self._answered.get((tools, past), []) if known else []
-        digest = chain(past, new)
+        digest = chain(past, digests[known:])
         self.retries += (tools, digest) in self._asked
         self._asked.add((tools, digest))
         self._clock += 1
@@ -172,7 +185,7 @@ class Branches:
     def answered(self, branch: Branch, number: int, start: int, completion: Completion, said: Message) -> None:
         """Record an answer whose tokens are on the branch's log already; `said` is the message as the agent gets it."""
         branch.messages.append(said)
-        branch.digest = chain(branch.digest, [said])
+        branch.digest = chain(branch.digest, [digest_of(said)])
         aside = (branch.turns[-1].aside if branch.turns else False) or self.renderer.aside(said)
         turn = Turn(
             number,

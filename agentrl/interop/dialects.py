@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -77,12 +78,52 @@ class Unsupported(ValueError):
     """A request that cannot be honoured; the message says why."""
 
 
+@dataclass(slots=True)
+class Parsed:
+    """A message of a request, with what is worked out of it once: the next request of the conversation has it too."""
+
+    message: Message
+    own: Message | None = None
+    """With the policy's own ids, in place of ours."""
+    digest: bytes = b""
+    """Of what must be the same when it comes again."""
+
+
+class Memory:
+    """The last requests of a session: the history that a request repeats is not read again."""
+
+    KEPT = 8
+
+    def __init__(self) -> None:
+        self._requests: deque[tuple[list[Any], list[Parsed]]] = deque(maxlen=self.KEPT)
+
+    def known(self, entries: list[Any]) -> list[Parsed]:
+        """Return the messages of the longest beginning that an earlier request had, entry by entry."""
+        best: list[Parsed] = []
+        for old, parsed in reversed(tuple(self._requests)):
+            count = 0
+            for one, other in zip(old, entries, strict=False):
+                if one != other:
+                    break
+                count += 1
+            if count > len(best):
+                best = parsed[:count]
+            if count == len(old):
+                break  # the conversation's last request, as a rule
+        return best
+
+    def keep(self, entries: list[Any], parsed: list[Parsed]) -> None:
+        """Remember a request."""
+        self._requests.append((entries, parsed))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """One request for a turn."""
 
     dialect: Dialect
-    messages: tuple[Message, ...]
+    parsed: tuple[Parsed, ...]
+    """Its messages."""
     schemas: tuple[dict[str, Any], ...] = ()
     max_tokens: int | None = None
     stream: bool = False
@@ -90,6 +131,10 @@ class Asked:
     """Whether a stream of chat completions ends with the usage."""
     overridden: tuple[str, ...] = ()
     model: str = ""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(parsed.message for parsed in self.parsed)
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -125,20 +170,24 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def read(dialect: Dialect, body: Mapping[str, Any]) -> Asked:
+def read(dialect: Dialect, body: Mapping[str, Any], memory: Memory | None = None) -> Asked:
     """Read a request; raises Unsupported with the reason where it cannot be honoured."""
     overridden = _parameters(body)
     tools = body.get("tools")
     if isinstance(tools, list) and any(isinstance(t, dict) and (t.get("function") or t).get("strict") for t in tools):
         overridden.append("strict")  # the run samples from the policy as it is, not within a grammar
-    parse = {"chat": _chat_messages, "responses": _responses_messages, "messages": _anthropic_messages}[dialect]
-    messages = parse(body)
+    if dialect == "chat":
+        messages = _chat_messages(body, memory or Memory())
+    else:
+        parse = _responses_messages if dialect == "responses" else _anthropic_messages
+        messages = [Parsed(message) for message in parse(body)]
     if not messages:
         raise Unsupported("there are no messages")
     if len(messages) > MAX_MESSAGES:
         raise Unsupported(f"at most {MAX_MESSAGES} messages, got {len(messages)}")
-    if messages[-1].role not in ("user", "tool"):
-        raise Unsupported(f"the last message must be a user's or a tool's, not the {messages[-1].role}'s")
+    last = messages[-1].message.role
+    if last not in ("user", "tool"):
+        raise Unsupported(f"the last message must be a user's or a tool's, not the {last}'s")
     limit = next(
         (body[k] for k in ("max_completion_tokens", "max_output_tokens", "max_tokens") if body.get(k) is not None), None
     )
@@ -147,7 +196,7 @@ def read(dialect: Dialect, body: Mapping[str, Any]) -> Asked:
     options = body.get("stream_options")
     return Asked(
         dialect=dialect,
-        messages=tuple(messages),
+        parsed=tuple(messages),
         schemas=tuple(_schemas(body.get("tools"), dialect)),
         max_tokens=limit,
         stream=bool(body.get("stream")),
@@ -259,28 +308,30 @@ def _call(name: Any, arguments: Any, identifier: Any) -> ToolCall:
     return ToolCall(name=name, arguments=_arguments(arguments), id=_text(identifier or "", "id")[:100])
 
 
-def _chat_messages(body: Mapping[str, Any]) -> list[Message]:
-    messages = []
-    for number, entry in enumerate(_entries(body.get("messages"), "messages")):
-        where = f"messages[{number}]"
-        role = _ROLES.get(str(entry.get("role")))
-        if role is None:
-            raise Unsupported(f"{where}.role must be system, developer, user, assistant or tool")
-        calls = []
-        for call in _entries(entry.get("tool_calls") or [], f"{where}.tool_calls"):
-            function = call.get("function")
-            if role != "assistant" or not isinstance(function, dict):
-                raise Unsupported(f"{where}.tool_calls: only functions, and only in an assistant's message")
-            calls.append(_call(function.get("name"), function.get("arguments"), call.get("id")))
-        messages.append(
-            Message(
-                role=role,
-                content=_parts(entry.get("content"), where),
-                tool_calls=tuple(calls),
-                tool_call_id=_text(entry.get("tool_call_id") or "", where)[:100] if role == "tool" else "",
-            )
-        )
+def _chat_messages(body: Mapping[str, Any], memory: Memory) -> list[Parsed]:
+    entries = _entries(body.get("messages"), "messages")
+    messages = memory.known(entries)
+    messages += [Parsed(_chat_message(entries[n], f"messages[{n}]")) for n in range(len(messages), len(entries))]
+    memory.keep(entries, messages)
     return messages
+
+
+def _chat_message(entry: Mapping[str, Any], where: str) -> Message:
+    role = _ROLES.get(str(entry.get("role")))
+    if role is None:
+        raise Unsupported(f"{where}.role must be system, developer, user, assistant or tool")
+    calls = []
+    for call in _entries(entry.get("tool_calls") or [], f"{where}.tool_calls"):
+        function = call.get("function")
+        if role != "assistant" or not isinstance(function, dict):
+            raise Unsupported(f"{where}.tool_calls: only functions, and only in an assistant's message")
+        calls.append(_call(function.get("name"), function.get("arguments"), call.get("id")))
+    return Message(
+        role=role,
+        content=_parts(entry.get("content"), where),
+        tool_calls=tuple(calls),
+        tool_call_id=_text(entry.get("tool_call_id") or "", where)[:100] if role == "tool" else "",
+    )
 
 
 def _responses_messages(body: Mapping[str, Any]) -> list[Message]:

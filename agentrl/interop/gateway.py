@@ -238,9 +238,9 @@ class Gateway:
         from starlette.responses import JSONResponse, StreamingResponse
 
         if len(body) > LARGE:
-            asked = await asyncio.to_thread(lambda: dialects.read(dialect, dialects.decode(body)))
+            asked = await asyncio.to_thread(lambda: dialects.read(dialect, dialects.decode(body), session.memory))
         else:
-            asked = dialects.read(dialect, dialects.decode(body))
+            asked = dialects.read(dialect, dialects.decode(body), session.memory)
         answer = await session.answer(asked)
         headers = {"agentrl-overridden": ", ".join(asked.overridden)} if asked.overridden else {}
         if not asked.stream:

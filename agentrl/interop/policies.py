@@ -16,7 +16,17 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.openai import Answer, OpenaiEngine, Refused
 from agentrl.errors import EngineError, Halted
 from agentrl.interop.answers import Answered
-from agentrl.interop.branches import Branch, Branches, TooLong, chain, chosen, final_branch, returned, segments_of
+from agentrl.interop.branches import (
+    Branch,
+    Branches,
+    TooLong,
+    chain,
+    chosen,
+    digest_of,
+    final_branch,
+    returned,
+    segments_of,
+)
 from agentrl.interop.dialects import Asked, Unsupported
 from agentrl.interop.session import LARGE, Opening, Session
 from agentrl.recipe import AgentSection
@@ -51,10 +61,13 @@ class TokenPolicy:
 
     async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
         """Lay the request onto its branch, sample the turn, and parse it."""
-        messages = session.own_ids(asked.messages)
+        messages = [session.own(parsed) for parsed in asked.parsed]
+        for parsed, message in zip(asked.parsed, messages, strict=True):
+            parsed.digest = parsed.digest or digest_of(message)
+        digests = [parsed.digest for parsed in asked.parsed]
         size = sum(len(m.content) for m in messages)
         async with self._placing:
-            place = self.branches.place, messages, asked.schemas, self.budget.context - 1
+            place = self.branches.place, messages, asked.schemas, self.budget.context - 1, digests
             branch, _ = await asyncio.to_thread(*place) if size > LARGE else place[0](*place[1:])
         start = len(branch.log)
         completion = await sample(
@@ -66,7 +79,7 @@ class TokenPolicy:
             seed=lambda part: self.rollout_id.sampling(self.task, turn, part),
             name=f"{self.rollout_id.group}-{self.rollout_id.index}-{turn}",
             retries=self.budget.retries,
-            note=lambda prompt, new: self.calls.append((prompt_hash(prompt), new)),
+            note=lambda prompt, new: self.calls.append((branch.log.digest(), new)),
         )
         session.sampled += len(completion.token_ids)
         names = [schema["function"]["name"] for schema in asked.schemas]
@@ -157,7 +170,7 @@ class ChatPolicy:
 
     async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
         """Ask the endpoint for a turn."""
-        name = chain(b"", asked.messages)
+        name = chain(b"", map(digest_of, asked.messages))
         repeated = self._earlier.get(name)
         answer = repeated.popleft() if repeated else await self._ask(asked, turn, room)
         self.calls.append((name, answer))

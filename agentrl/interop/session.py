@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from agentrl.interop.answers import Answered
-from agentrl.interop.dialects import Asked
+from agentrl.interop.dialects import Asked, Memory, Parsed
 from agentrl.recipe import AgentSection
 from agentrl.types import Ending, Message
 
@@ -91,6 +91,7 @@ class Session:
         """Which budget ran out, if one did."""
         self.counts = {"requests": 0, "refused": 0, "turns": 0, "given_up": 0}
         self.overridden: set[str] = set()
+        self.memory = Memory()
         self.waiting = 0
         self.places = asyncio.Semaphore(PARALLEL)
         self.running: set[asyncio.Task[Any]] = set()
@@ -172,16 +173,18 @@ class Session:
             self._ids[ids[-1]] = (call.id, call.name)
         return ids
 
-    def own_ids(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with the policy's own ids and names of tools, as the environment would write them."""
-        restored = []
-        for message in messages:
-            calls = tuple(replace(c, id=self._ids.get(c.id, (c.id, ""))[0]) for c in message.tool_calls)
+    def own(self, parsed: Parsed) -> Message:
+        """Return a message with the policy's own ids and names of tools, as the environment would write them."""
+        if parsed.own is None:
+            message = parsed.message
             if message.role == "tool" and message.tool_call_id in self._ids:
                 identifier, name = self._ids[message.tool_call_id]
                 message = replace(message, tool_call_id=identifier, name=name)
-            restored.append(replace(message, tool_calls=calls) if calls else message)
-        return restored
+            elif message.tool_calls:
+                calls = tuple(replace(c, id=self._ids.get(c.id, (c.id, ""))[0]) for c in message.tool_calls)
+                message = replace(message, tool_calls=calls)
+            parsed.own = message
+        return parsed.own
 
     def end(self) -> None:
         """End the session: whatever is under way is given up, and nothing more is answered."""

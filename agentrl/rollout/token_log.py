@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 
@@ -49,6 +50,10 @@ class TokenLog:
         """Return what the engine must be given now: all tokens of the current segment."""
         self._prompt = tuple(self._ids)
         return self._prompt
+
+    def digest(self) -> bytes:
+        """Return a hash of the tokens of the current segment, as `prompt` returns them."""
+        return hashlib.sha256(self._ids.tobytes()).digest()
 
     def append_sampled(self, prompt: Sequence[int], completion: Completion) -> None:
         """Append what the engine sampled when it was given `prompt`."""
