@@ -14,8 +14,9 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -151,6 +152,8 @@ class AgentPlayer:
     gateway: Gateway
     programs: Mapping[str, Program]
     """By environment."""
+    warned: set[str] = field(default_factory=set)
+    """Environments whose agent was reported to crash."""
 
     async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
         """Play one task to its end and have it graded."""
@@ -170,7 +173,12 @@ class AgentPlayer:
             return AgentTurns(self.gateway, policy, program, inner.budget)
 
         runtime = fitted(inner.runtimes[env], program)
-        return await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=inner.budget)
+        trajectory = await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=inner.budget)
+        fault, asked = trajectory.outcome.fault, trajectory.ledger.get("agent", {}).get("requests")
+        if fault is not None and asked == 0 and env not in self.warned:
+            self.warned.add(env)
+            warnings.warn(f"the agent of {env} ended before it asked anything: {fault.cause}", stacklevel=2)
+        return trajectory
 
     def at(self, temperature: float) -> AgentPlayer:
         """Return the same player with another temperature."""

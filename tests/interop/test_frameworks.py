@@ -26,7 +26,10 @@ from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget
 from agentrl.types import Segment
 
-pytestmark = pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="installs four frameworks; AGENTRL_FULL=1")
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="installs four frameworks; AGENTRL_FULL=1"),
+    pytest.mark.timeout(1200),
+]
 hub: Any = transformers  # its classes are not annotated
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "agents"
 FRAMEWORKS = ("openai_sdk", "openai_agents", "langgraph", "smolagents")

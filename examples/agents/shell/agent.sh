@@ -9,9 +9,11 @@ trap 'rm -r "$folder"' EXIT
 cat >"$folder/ask.py" <<'PYTHON'
 import json, os, sys, urllib.request
 place, entry = sys.argv[1], json.loads(sys.argv[2])
-talk = json.load(open(place)) if os.path.exists(place) else []
+opening = [{"role": "system", "content": "Do the task with the shell, then say done."}]
+talk = json.load(open(place)) if os.path.exists(place) else opening
 talk.append(entry)
-parameters = {"type": "object", "properties": {"command": {"type": "string", "description": "what to run"}}}
+command = {"type": "string", "description": "what to run"}
+parameters = {"type": "object", "properties": {"command": command}, "required": ["command"]}
 function = {"name": "run", "description": "Run a shell command.", "parameters": parameters}
 body = {"model": os.environ.get("AGENTRL_MODEL", "policy"), "messages": talk}
 body["tools"] = [{"type": "function", "function": function}]
@@ -43,5 +45,6 @@ while :; do
         exit 0
     fi
     result=$(sh -c "$rest" 2>&1 | head -c 4000) || true
-    next=$(json role tool tool_call_id "$call" content "$result")
+    # In the frame that the environment's demonstrations show: a tiny model knows nothing else.
+    next=$(json role tool tool_call_id "$call" content "<out>$result</out>")
 done
