@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from pydantic import ValidationError
 
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Played, Stop, drive
 from agentrl.envs.tool_output import well_formed
-from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, RecipeError, UserError, fault_of
+from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, RecipeError, fault_of
 from agentrl.interop.gateway import MODEL, Gateway
 from agentrl.interop.policies import ChatPolicy, TokenPolicy
 from agentrl.interop.relay import SOCKET, Relay
@@ -105,8 +106,9 @@ def program_of(environment: Environment, section: AgentSection | None) -> Progra
     if section is None and isinstance(own, Mapping):
         try:
             section = AgentSection(**own)
-        except ValueError as error:
-            raise AuthoringError(f"{type(environment).__name__}.agent: {error}") from error
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors())
+            raise AuthoringError(f"{type(environment).__name__}.agent: {wrong}") from error
     if section is None:
         return Program(section=AgentSection(function="(the environment's)"), function=_checked(own, "agent"))
     if section.function is None:
@@ -337,29 +339,29 @@ class AgentTurns:
         return Stop(session.ending or "done")
 
     async def _run(self, episode: Episode, session: Session) -> None:
-        """Run the program; what it raises is its crash, unless the sandbox or the system told us otherwise."""
-        try:
-            if self.program.function is not None:
-                self.answer = await self._function(self.program.function, episode, session)
-            else:
-                await self._command(episode, session)
-        except (AgentError, InfraError, UserError):
-            raise
-        except (Exception, SystemExit) as error:
-            self.crash = fault_of(error, "agent", "agent")
-            self.output = well_formed(self.crash.trace[-KEPT:])
+        """Run the program."""
+        if self.program.function is None:
+            await self._command(episode, session)
+        else:
+            await self._function(self.program.function, episode, session)
 
-    async def _function(self, function: AgentFunction, episode: Episode, session: Session) -> str:
+    async def _function(self, function: AgentFunction, episode: Episode, session: Session) -> None:
+        """Run the function; what it raises is its crash, unless the sandbox or the system says otherwise."""
         url = f"{self.gateway.url}/s/{session.id}/v1"
         client = AgentClient(url, session.key, tuple(session.tools))
         box: Any = episode.environment._box
         try:
             result = await function(episode.task.public(), client, box)
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
-            result = None
-        return result if isinstance(result, str) else self._last_message()
+        except (AgentError, InfraError):
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                result = None
+            else:
+                self.crash = fault_of(error, "agent", "agent")
+                self.output = well_formed(self.crash.trace[-KEPT:])
+                return
+        self.answer = result if isinstance(result, str) else self._last_message()
 
     async def _command(self, episode: Episode, session: Session) -> None:
         """Run the command in the sandbox, with a relay as its only way out; its exit code tells how it went."""

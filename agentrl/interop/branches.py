@@ -212,7 +212,7 @@ def final_branch(branches: Sequence[Branch], answer: str | None) -> Branch | Non
     """Return the branch of the final answer: the last one whose answer it is, else the one that spoke last."""
     spoke = sorted((b for b in branches if b.turns), key=lambda b: b.last)
     said = [b for b in spoke if answer is not None and b.messages[-1].content.strip() == answer.strip()]
-    return (said or spoke or [None])[-1]
+    return said[-1] if said else spoke[-1] if spoke else None
 
 
 def chosen(
@@ -286,7 +286,8 @@ def _without(segment: Segment, repeated: Sequence[Turn], end: int) -> Segment:
     """Return a segment up to its last answer, with turns that stand elsewhere as context that is not trained on."""
     if not repeated and end == len(segment):
         return segment
-    sources, logprobs, versions = (a[:end].copy() for a in (segment.sources, segment.logprobs, segment.versions))
+    sources, logprobs = segment.sources[:end].copy(), segment.logprobs[:end].copy()
+    versions = segment.versions[:end].copy()
     for turn in repeated:
         sources[turn.start : turn.end] = Source.TEMPLATE
         logprobs[turn.start : turn.end] = 0.0

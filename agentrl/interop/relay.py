@@ -189,8 +189,8 @@ class Relay:
         """End every connection and the relay inside."""
         for task in tuple(self._tasks):
             task.cancel()
-        if self._writer is not None:
-            self._writer.transport.abort()  # type: ignore[attr-defined]
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.transport.abort()
         running, self._running = self._running, None
         if running is not None:
             with suppress(AgentError, SandboxError, OSError):

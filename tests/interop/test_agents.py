@@ -191,7 +191,8 @@ def test_budgets_hold(opened: Any, says_expert: Callable[[str], str]) -> None:
     short = Budget(context=4096, wall_seconds=0.5)
     assert scored(sleeps, opened, ten, budget=short)[:2] == ("timeout", 0.0)
     boxed = {"command": ["sh", "-c", "echo word0 > answer.txt; sleep 60"]}
-    assert scored(boxed, opened, ten, budget=short)[:2] == ("timeout", 1.0)
+    long_enough = Budget(context=4096, wall_seconds=3.0)
+    assert scored(boxed, opened, ten, budget=long_enough)[:2] == ("timeout", 1.0)
     narrow = Budget(context=60, tokens=2000, turns=3, wall_seconds=30.0)
     scored(forever, opened, ten, budget=narrow)
     assert errors[-1].startswith("400: the conversation has ") and errors[-1].endswith(

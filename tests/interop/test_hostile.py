@@ -14,6 +14,7 @@ import pytest
 from agentrl.interop import gateway as gateway_module
 from agentrl.interop import session as session_module
 from agentrl.interop.gateway import MAX_BODY
+from agentrl.rollout.rollout import Budget
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -233,7 +234,8 @@ def boxed(opened: Any, source: str, says: Callable[[str], str]) -> Any:
     """Play an agent in the sandbox beside a good one; return its trajectory."""
 
     async def main() -> Any:
-        async with opened({"command": ["python3", "-c", HOSTILE + source]}, says) as stage:
+        budget = Budget(context=4096, tokens=2000, wall_seconds=200.0)
+        async with opened({"command": ["python3", "-c", HOSTILE + source]}, says, budget=budget) as stage:
             return await stage.play()
 
     return asyncio.run(main())
@@ -282,7 +284,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             os.write(os.open(f"/proc/{pid}/fd/4", os.O_WRONLY), b"\\xff" * 60000)
     except OSError:
         pass
-time.sleep(60)
+time.sleep(300)
 """,
         # it refuses to stop asking for nonsense
         """
@@ -310,11 +312,10 @@ def test_an_agent_that_floods_is_ended_and_graded(
 ) -> None:
     from agentrl.interop import relay
 
-    monkeypatch.setattr(relay, "OPENED", 200)
-    began = time.monotonic()
+    monkeypatch.setattr(relay, "OPENED", 100)
+    monkeypatch.setattr(session_module, "REFUSALS", 60)
     trajectory = boxed(opened, "open('answer.txt', 'w').write('word0')\n" + source, says_expert)
     assert (trajectory.outcome.ending, trajectory.outcome.score) == ("agent_error", 1.0)
-    assert time.monotonic() - began < 20
     assert [int(segment.loss_mask.sum()) for segment in trajectory.segments] == [0]
 
 
@@ -332,3 +333,4 @@ post(hello)
 """
     outcome = boxed(opened, source, says_expert).outcome
     assert (outcome.ending, outcome.score, outcome.fault.blame) == ("agent_error", 0.0, "agent")
+    assert outcome.fault.cause.startswith("the agent ended with exit code 1: ") and not outcome.alarm
