@@ -26,7 +26,7 @@ OVERRIDDEN = frozenset(
     (
         *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"),
         *("parallel_tool_calls", "reasoning", "reasoning_effort", "thinking", "verbosity", "truncation"),
-        *("context_management", "output_config", "tool_choice"),
+        *("context_management", "output_config", "tool_choice", "stop", "stop_sequences"),
     )
 )
 """What the run decides: taken, not used, and named in a header of the answer."""
@@ -40,8 +40,6 @@ IGNORED = frozenset(
 """What changes no token: read elsewhere, or a wish about transport."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
-    "stop": ([],),
-    "stop_sequences": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -55,8 +53,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """What would change the tokens in a way that the run does not: refused unless it asks for nothing."""
 WHY = {
     "n": "one answer per request; send several requests",
-    "stop": "a turn ends with the model's end of turn",
-    "stop_sequences": "a turn ends with the model's end of turn",
     "logit_bias": "the run samples from the policy as it is",
     "logprobs": "they stay with the run",
     "top_logprobs": "they stay with the run",
