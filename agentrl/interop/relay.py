@@ -146,9 +146,11 @@ class Relay:
             back = asyncio.ensure_future(self._back(number, reader))
             while True:
                 taking = asyncio.ensure_future(queue.get())
-                await asyncio.wait({taking, back}, return_when=asyncio.FIRST_COMPLETED)
-                if not taking.done():
-                    taking.cancel()
+                try:
+                    await asyncio.wait({taking, back}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    ended = not taking.done() and taking.cancel()
+                if ended:
                     break
                 data = taking.result()
                 if not data:
