@@ -391,8 +391,8 @@ async def open_player(
         try:
             await endpoint.start()
             budget, sampling = budget_of(recipe, ANY_CONTEXT), sampling_of(recipe)
-            player = ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
-            yield with_agents(recipe, player, gateway)
+            asking = ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
+            yield with_agents(recipe, asking, gateway)
         finally:
             await gateway.close()
             await endpoint.close()

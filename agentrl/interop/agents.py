@@ -218,7 +218,7 @@ def fitted(runtime: EnvRuntime, program: Program) -> EnvRuntime:
                 )
             return replace(spec, image=image or spec.image, limits=limits)
 
-        environment.prepare = prepared  # type: ignore[method-assign]
+        environment.prepare = prepared  # type: ignore[method-assign,assignment]
         return environment
 
     return replace(runtime, make=make)
@@ -321,7 +321,8 @@ class AgentTurns:
             running = asyncio.ensure_future(self._run(episode, session))
             try:
                 over = asyncio.ensure_future(session.over.wait())
-                await asyncio.wait({running, session.trouble, over}, return_when=asyncio.FIRST_COMPLETED)
+                ends: set[asyncio.Future[Any]] = {running, session.trouble, over}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 over.cancel()
                 if session.trouble.done():
                     session.trouble.result()  # the system failed, not the agent

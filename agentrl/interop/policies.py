@@ -8,6 +8,7 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,8 @@ class TokenPolicy:
         digests = [parsed.digest for parsed in asked.parsed]
         size = sum(len(m.content) for m in messages)
         async with self._placing:
-            place = self.branches.place, messages, asked.schemas, self.budget.context - 1, digests
-            branch, _ = await asyncio.to_thread(*place) if size > LARGE else place[0](*place[1:])
+            place = partial(self.branches.place, messages, asked.schemas, self.budget.context - 1, digests)
+            branch, _ = await asyncio.to_thread(place) if size > LARGE else place()
         start = len(branch.log)
         completion = await sample(
             self.engine,

@@ -141,7 +141,7 @@ def test_the_run_decides_how_turns_are_sampled(serve: Any) -> None:
         session = served.open()
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
         wishes = {"temperature": 0, "top_p": 0.1, "seed": 1, "reasoning_effort": "high", "stop": ["x"]}
-        neutral = {"n": 1, "max_tokens": 3, "top_k": None, "logit_bias": {}, "user": "me"}
+        neutral: dict[str, Any] = {"n": 1, "max_tokens": 3, "top_k": None, "logit_bias": {}, "user": "me"}
         response = await served.post(session, "chat/completions", {**body, **wishes, **neutral})
         assert response.status_code == 200
         assert response.headers["agentrl-overridden"] == ", ".join(wishes)
@@ -201,7 +201,7 @@ def test_a_session_is_reached_by_its_path_or_its_key_alone(serve: Any) -> None:
 
         async def status(path: str, key: str) -> int:
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            return (await served.client.post(f"{path}/chat/completions", json=body, headers=headers)).status_code
+            return int((await served.client.post(f"{path}/chat/completions", json=body, headers=headers)).status_code)
 
         assert await status("/v1", mine.key) == 200
         assert await status(f"/s/{mine.id}/v1", "") == 200

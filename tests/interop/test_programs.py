@@ -73,7 +73,7 @@ def test_sections_that_contradict_themselves_are_refused() -> None:
         ({"command": ["x"], "image": "a", "venv": "b"}, "keep one"),
     ):
         with pytest.raises(ValueError, match=message):
-            AgentSection(**fields)  # type: ignore[arg-type]
+            AgentSection(**fields)
 
 
 def test_agents_are_refused_on_a_cluster() -> None:
