@@ -14,6 +14,8 @@ from agentrl.engines.build import chat
 from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
 from agentrl.initial_policy import PolicyModel, load_policy
+from agentrl.interop.agents import with_agents
+from agentrl.interop.gateway import Gateway
 from agentrl.judges import Judge
 from agentrl.recipe import OpenaiEngine, Recipe
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
@@ -96,7 +98,10 @@ def open_engine(
     engine = make()
     stack.push_async_callback(engine.close)
     gate = RequestGate(engine)
-    return engine, make_player(recipe, gate, policy.renderer, policy.context, environments), gate
+    gateway = Gateway()
+    stack.push_async_callback(gateway.close)
+    player = make_player(recipe, gate, policy.renderer, policy.context, environments)
+    return engine, with_agents(recipe, player, gateway), gate
 
 
 @asynccontextmanager
@@ -108,19 +113,21 @@ async def open_player(
     url: str | None = None,
     folder: Path,
     say: Say,
-) -> AsyncIterator[Player | ChatPlayer]:
+) -> AsyncIterator[Player]:
     """Start an engine that serves a policy without training it, and open its player.
 
     The policy is the model in `model`, else the one the recipe starts from; `url` names a server that has it already.
     A recipe whose engine is a chat endpoint has its policy there, and needs neither torch nor a tokenizer.
     """
     if isinstance(recipe.rollout.engine, OpenaiEngine) and model is None and url is None:
-        endpoint = chat(recipe.rollout.engine)
+        endpoint, gateway = chat(recipe.rollout.engine), Gateway()
         try:
             await endpoint.start()
             budget, sampling = budget_of(recipe, ANY_CONTEXT), sampling_of(recipe)
-            yield ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
+            asking = ChatPlayer(endpoint=endpoint, runtimes=environments, budget=budget, sampling=sampling)
+            yield with_agents(recipe, asking, gateway)
         finally:
+            await gateway.close()
             await endpoint.close()
         return
     from agentrl.learn.weights import hand_over

@@ -7,7 +7,8 @@ import pytest
 
 from agentrl import extras
 from agentrl.catalogue import CHECKOUT
-from agentrl.cli.base import app, main
+from agentrl.cli import main
+from agentrl.cli.base import app
 
 
 def test_every_extra_is_known_by_its_packages() -> None:

@@ -17,7 +17,7 @@ redteam
 doctor
 assembly
 serving
-cluster
+cluster interop
 initial_policy
 alarms
 audit

@@ -44,6 +44,9 @@ class Environment:
     tool_effects: ClassVar[Mapping[str, str]] = {}
     """What parameters of tools do, where the red team's probes cannot find it out: `{"run.script": "shell"}`. The
     effects are shell, python, path, content (of a file that is written) and plain."""
+    agent: ClassVar[Any] = None
+    """A program that plays the episodes in place of the built-in loop: `async def agent(task, client, box)`, or the
+    fields of a recipe's `agent` such as {"command": ["my-agent"]}. See docs/agents.md."""
 
     given: Task
     rng: random.Random

@@ -1,6 +1,7 @@
 """The recipe: the only configuration, one YAML file, checked in every key before anything starts."""
 
 from agentrl.recipe.advice import warnings
+from agentrl.recipe.agents import AgentSection
 from agentrl.recipe.environments import EnvSection
 from agentrl.recipe.learning import (
     AlgorithmSection,
@@ -40,6 +41,7 @@ from agentrl.recipe.sections import (
 )
 
 __all__ = [
+    "AgentSection",
     "AlgorithmSection",
     "AsyncSection",
     "AuditSection",

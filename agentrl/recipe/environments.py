@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentrl import catalogue
+from agentrl.recipe.agents import AgentSection
 from agentrl.recipe.base import Count, Positive, Section
 
 
@@ -33,6 +34,8 @@ class EnvSection(Section):
     """Use only the first this many tasks of each level. By default all of them."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor."""
+    agent: AgentSection | None = None
+    """A program that plays the episodes. By default the environment's own, else the built-in loop."""
 
     @model_validator(mode="before")
     @classmethod

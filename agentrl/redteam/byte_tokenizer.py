@@ -87,6 +87,9 @@ class Backend:
                 place += len(part)
         return Encoding(ids, text, pieces)
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[Encoding]:
+        return [self.encode(text) for text in texts]
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         written = bytearray()
         for token in token_ids:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from agentrl.verifiers.base import Context
 ANY_CONTEXT = 1 << 40
 """The context of an endpoint that does not tell its own."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_FULL = re.compile(r"context.{0,20}(length|window|limit)|too (many tokens|long)|max\w* (context|length|input)", re.I)
+FULL = re.compile(r"context.{0,20}(length|window|limit)|too (many tokens|long)|max\w* (context|length|input)", re.I)
 CallOfChat = tuple[tuple[Message, ...], Answer]
 
 
@@ -108,7 +108,7 @@ class _ChatTurns:
         taken = sum(answer.seconds for _, answer in self.calls) + episode.seconds["tools"]
         if taken >= budget.wall_seconds:
             return Stop("timeout")
-        messages = tuple(_sendable(message) for message in episode.transcript)
+        messages = tuple(sendable(message) for message in episode.transcript)
         episode.stage = "engine"
         answer = await episode.timed("engine", self._ask(messages, episode, room, budget.wall_seconds - taken))
         episode.stage = "environment"
@@ -138,7 +138,7 @@ class _ChatTurns:
                 timeout_s=seconds,
             )
         except Refused as error:
-            if error.status in (400, 413) and _FULL.search(str(error)):
+            if error.status in (400, 413) and FULL.search(str(error)):
                 return Stop("max_tokens")
             await self._blame(error)
             raise AgentError(f"the endpoint answers others, but not this conversation: {error}") from error
@@ -158,25 +158,7 @@ class _ChatTurns:
 
     def _read(self, answer: Answer, tools: Container[str]) -> Message:
         """Return the assistant's message with calls that are safe to carry out, record and send back."""
-        said = answer.message
-        thinking, content = split_thinking(well_formed(said.content))
-        pairs = zip(said.tool_calls, answer.arguments, strict=True)
-        calls = [replace(call_of(c.name, text), id=c.id) if c.name else c for c, text in pairs]
-        if not calls:
-            # A server without a parser for its model's calls sends them as the model wrote them.
-            read = Hermes().read(content)
-            if not read.calls:
-                read = stray_calls(content, tools, Hermes.form) or read
-            if read.calls:
-                broken = any(call.error is not None for call in read.calls)
-                content, calls = content.strip() if broken else read.content, list(read.calls)
-        calls = [replace(call, id=self._fresh(call.id)) for call in bounded(calls, len(calls))]
-        return Message(
-            role="assistant",
-            content=content,
-            tool_calls=tuple(calls),
-            thinking=thinking or well_formed(said.thinking),
-        )
+        return read_answer(answer, tools, self._fresh)
 
     def _fresh(self, identifier: str) -> str:
         """Return a call's id, or one of our own where it names none, one that others have, or one that no API takes."""
@@ -186,8 +168,31 @@ class _ChatTurns:
         return identifier
 
 
-def _sendable(message: Message) -> Message:
+def sendable(message: Message) -> Message:
     """Return a message as any endpoint takes it back: calls of impossible tools under a name that it accepts."""
     calls = tuple(c if _NAME.fullmatch(c.name) else replace(c, name="unreadable") for c in message.tool_calls)
     plain: tuple[ToolCall, ...] = tuple(replace(c, error=None) for c in calls)
     return replace(message, content=well_formed(message.content), tool_calls=plain, thinking="")
+
+
+def read_answer(answer: Answer, tools: Container[str], fresh: Callable[[str], str]) -> Message:
+    """Return an endpoint's message with calls that are safe to carry out; `fresh` gives the ids of its calls."""
+    said = answer.message
+    thinking, content = split_thinking(well_formed(said.content))
+    pairs = zip(said.tool_calls, answer.arguments, strict=True)
+    calls = [replace(call_of(c.name, text), id=c.id) if c.name else c for c, text in pairs]
+    if not calls:
+        # A server without a parser for its model's calls sends them as the model wrote them.
+        read = Hermes().read(content)
+        if not read.calls:
+            read = stray_calls(content, tools, Hermes.form) or read
+        if read.calls:
+            broken = any(call.error is not None for call in read.calls)
+            content, calls = content.strip() if broken else read.content, list(read.calls)
+    calls = [replace(call, id=fresh(call.id)) for call in bounded(calls, len(calls))]
+    return Message(
+        role="assistant",
+        content=content,
+        tool_calls=tuple(calls),
+        thinking=thinking or well_formed(said.thinking),
+    )

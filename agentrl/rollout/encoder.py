@@ -17,6 +17,9 @@ from agentrl.types import Source
 ROUNDS = 8
 """How often text from outside is cut again where a tokenizer still makes a control token of it."""
 
+LONG = 1 << 14
+"""Characters from which on text is tokenised in a way that leaves other threads free."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -95,6 +98,8 @@ class Encoder:
 
     def _encoding(self, text: str) -> Any:
         try:
+            if len(text) > LONG:  # a batch lets other threads run meanwhile, one text alone does not
+                return self._backend.encode_batch([text], add_special_tokens=False)[0]
             return self._backend.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):  # no tokenizer takes a lone surrogate
             return self._backend.encode(well_formed(text), add_special_tokens=False)

@@ -318,44 +318,71 @@ class _Turns:
         return span
 
     async def _sample(self, room: int) -> Completion:
-        """Sample one turn over as many requests as it takes: what an abort left is kept and continued."""
-        sampled: Completion | None = None
-        part = empty = failures = 0
-        while True:
-            prompt = self.log.prompt()
-            sampling = Sampling(
-                max_tokens=room - (len(sampled.token_ids) if sampled else 0),
-                temperature=self.sampling.temperature,
-                top_p=self.sampling.top_p,
-                top_k=self.sampling.top_k,
-                seed=self.rollout_id.sampling(self.task, self._turn, part),
-                stop_token_ids=self.renderer.stop_token_ids,
-            )
-            name = f"{self.rollout_id.group}-{self.rollout_id.index}-{self._turn}-{part}"
-            try:
-                new = await self.engine.generate(prompt, sampling, request_id=name)
-                self._calls.append((len(self.log.segments), len(prompt), new))
-            except EngineError:
-                # The episode is well, and its tokens are all here: only this request is tried again.
-                failures += 1
-                if failures > self.budget.retries:
-                    raise
-                await asyncio.sleep(min(10.0, BACKOFF_S * 2**failures))
-                continue
-            if len(new.token_ids) > sampling.max_tokens or (new.finish == "stop" and not new.token_ids):
-                raise EngineError(f"asked for 1 to {sampling.max_tokens} tokens, the engine gave {len(new.token_ids)}")
-            self.log.append_sampled(prompt, new)
-            sampled = new if sampled is None else _joined(sampled, new)
-            if new.finish != "abort":
-                return sampled
-            if len(sampled.token_ids) >= room:
-                return replace(sampled, finish="length")
-            part += bool(new.token_ids)
-            empty = 0 if new.token_ids else empty + 1
-            if empty:
-                if empty > EMPTY_ABORTS:
-                    raise EngineError(f"the engine aborted a request {empty} times without sampling a token")
-                await asyncio.sleep(min(1.0, 0.01 * 2 ** min(empty, 10)))
+        return await sample(
+            self.engine,
+            self.log,
+            room,
+            params=self.sampling,
+            stop_token_ids=self.renderer.stop_token_ids,
+            seed=lambda part: self.rollout_id.sampling(self.task, self._turn, part),
+            name=f"{self.rollout_id.group}-{self.rollout_id.index}-{self._turn}",
+            retries=self.budget.retries,
+            note=lambda prompt, new: self._calls.append((len(self.log.segments), len(prompt), new)),
+        )
+
+
+async def sample(
+    engine: TokenGenerator,
+    log: TokenLog,
+    room: int,
+    *,
+    params: SamplingParams,
+    stop_token_ids: tuple[int, ...],
+    seed: Callable[[int], int],
+    name: str,
+    retries: int,
+    note: Callable[[tuple[int, ...], Completion], None],
+) -> Completion:
+    """Sample one turn over as many requests as it takes: what an abort left is kept and continued.
+
+    `seed` gives the seed of each part of the turn; `note` is given every prompt with its completion.
+    """
+    sampled: Completion | None = None
+    part = empty = failures = 0
+    while True:
+        prompt = log.prompt()
+        sampling = Sampling(
+            max_tokens=room - (len(sampled.token_ids) if sampled else 0),
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            seed=seed(part),
+            stop_token_ids=stop_token_ids,
+        )
+        try:
+            new = await engine.generate(prompt, sampling, request_id=f"{name}-{part}")
+            note(prompt, new)
+        except EngineError:
+            # The episode is well, and its tokens are all here: only this request is tried again.
+            failures += 1
+            if failures > retries:
+                raise
+            await asyncio.sleep(min(10.0, BACKOFF_S * 2**failures))
+            continue
+        if len(new.token_ids) > sampling.max_tokens or (new.finish == "stop" and not new.token_ids):
+            raise EngineError(f"asked for 1 to {sampling.max_tokens} tokens, the engine gave {len(new.token_ids)}")
+        log.append_sampled(prompt, new)
+        sampled = new if sampled is None else _joined(sampled, new)
+        if new.finish != "abort":
+            return sampled
+        if len(sampled.token_ids) >= room:
+            return replace(sampled, finish="length")
+        part += bool(new.token_ids)
+        empty = 0 if new.token_ids else empty + 1
+        if empty:
+            if empty > EMPTY_ABORTS:
+                raise EngineError(f"the engine aborted a request {empty} times without sampling a token")
+            await asyncio.sleep(min(1.0, 0.01 * 2 ** min(empty, 10)))
 
 
 async def _system_works(infra: bool, verifier: Verifier, context: Context) -> bool:

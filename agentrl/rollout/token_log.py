@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 
@@ -50,6 +51,10 @@ class TokenLog:
         self._prompt = tuple(self._ids)
         return self._prompt
 
+    def digest(self) -> bytes:
+        """Return a hash of the tokens of the current segment, as `prompt` returns them."""
+        return hashlib.sha256(self._ids.tobytes()).digest()
+
     def append_sampled(self, prompt: Sequence[int], completion: Completion) -> None:
         """Append what the engine sampled when it was given `prompt`."""
         # The very tuple that `prompt()` returned cannot have changed; anything else is read again.
@@ -65,6 +70,25 @@ class TokenLog:
         self._logprobs.extend(completion.logprobs)
         self._versions.extend(completion.versions)
         self.sampled_tokens += count
+
+    def fork(self, segment: int, length: int) -> TokenLog:
+        """Return a second log that begins with the first `length` tokens of a segment, and all segments before it."""
+        other = TokenLog()
+        other.segments = self.segments[:segment]
+        if segment < len(self.segments):
+            whole = self.segments[segment]
+            ids, logprobs, versions, sources = whole.token_ids, whole.logprobs, whole.versions, whole.sources
+            other._ids.frombytes(ids[:length].tobytes())
+            other._logprobs.frombytes(logprobs[:length].tobytes())
+            other._versions.frombytes(versions[:length].tobytes())
+            other._sources.extend(sources[:length].tobytes())
+        else:
+            other._ids, other._sources = self._ids[:length], self._sources[:length]
+            other._logprobs, other._versions = self._logprobs[:length], self._versions[:length]
+        other._engine_saw = other._ids.tobytes()
+        sampled = sum(int(s.loss_mask.sum()) for s in other.segments)
+        other.sampled_tokens = sampled + other._sources.count(Source.SAMPLED)
+        return other
 
     def end_segment(self) -> None:
         """End the current segment; what is appended next begins another."""

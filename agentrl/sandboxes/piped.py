@@ -241,6 +241,13 @@ class PipedSandbox(Sandbox):
         os.close(running.take(0))
         return running
 
+    def open_python(self, source: str) -> Running:
+        """Start Python source that stays: it reads descriptor 3 and writes descriptor 4, the host's pipes 3 and 4."""
+        request: dict[str, Any] = {"op": "python", "source": source, "cwd": WORKSPACE}
+        if not self._warm:
+            request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": WORKSPACE}
+        return self._start(request | {"env": self._environment({})}, (None, -1, -1, None, -1))
+
     # files
 
     def _file(self, request: dict[str, Any], content: bytes = b"", limit: int = MAX_READ) -> bytes:

@@ -1,0 +1,224 @@
+"""What answers an agent's requests: an engine of ours, token by token, or somebody else's chat endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from agentrl.engines.base import Sampling
+from agentrl.engines.openai import Answer, OpenaiEngine, Refused
+from agentrl.errors import EngineError, Halted
+from agentrl.interop.answers import Answered
+from agentrl.interop.branches import (
+    Branch,
+    Branches,
+    TooLong,
+    chain,
+    chosen,
+    digest_of,
+    final_branch,
+    returned,
+    segments_of,
+)
+from agentrl.interop.dialects import Asked, Unsupported
+from agentrl.interop.session import LARGE, Opening, Session
+from agentrl.recipe import AgentSection
+from agentrl.rollout.chat import FULL, read_answer, sendable
+from agentrl.rollout.render import Renderer
+from agentrl.rollout.rollout import Budget, RolloutId, SamplingParams, TokenGenerator, sample
+from agentrl.types import Completion, Message, Segment, Task
+
+CallOfAgent = tuple[bytes, Completion]
+"""The hash of a prompt, and what the engine sampled for it."""
+
+
+class TokenPolicy:
+    """The policy as an engine of ours serves it: every token of every branch is kept."""
+
+    def __init__(
+        self,
+        engine: TokenGenerator,
+        renderer: Renderer,
+        task: Task,
+        rollout_id: RolloutId,
+        budget: Budget,
+        sampling: SamplingParams,
+        earlier: Sequence[CallOfAgent] = (),
+    ) -> None:
+        self.engine = Replay(engine, earlier) if earlier else engine
+        self.renderer, self.task, self.rollout_id = renderer, task, rollout_id
+        self.budget, self.sampling = budget, sampling
+        self.branches = Branches(renderer)
+        self.calls: list[CallOfAgent] = []
+        self._placing = asyncio.Lock()
+
+    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
+        """Lay the request onto its branch, sample the turn, and parse it."""
+        messages = [session.own(parsed) for parsed in asked.parsed]
+        for parsed, message in zip(asked.parsed, messages, strict=True):
+            parsed.digest = parsed.digest or digest_of(message)
+        digests = [parsed.digest for parsed in asked.parsed]
+        size = sum(len(m.content) for m in messages)
+        async with self._placing:
+            place = partial(self.branches.place, messages, asked.schemas, self.budget.context - 1, digests)
+            branch, _ = await asyncio.to_thread(place) if size > LARGE else place()
+        start = len(branch.log)
+        completion = await sample(
+            self.engine,
+            branch.log,
+            min(room, self.budget.context - start),
+            params=self.sampling,
+            stop_token_ids=self.renderer.stop_token_ids,
+            seed=lambda part: self.rollout_id.sampling(self.task, turn, part),
+            name=f"{self.rollout_id.group}-{self.rollout_id.index}-{turn}",
+            retries=self.budget.retries,
+            note=lambda prompt, new: self.calls.append((branch.log.digest(), new)),
+        )
+        session.sampled += len(completion.token_ids)
+        names = [schema["function"]["name"] for schema in asked.schemas]
+        said = self.renderer.parse(completion.token_ids, names)
+        # Ids are exchanged at the border: a branch keeps the policy's own, the agent gets ours.
+        kept = returned(said, (call.id for call in said.tool_calls))
+        self.branches.answered(branch, turn, start, completion, kept)
+        return Answered(
+            message=returned(said, session.fresh_ids(said)),
+            finish="stop" if completion.finish == "stop" else "length",
+            prompt_tokens=start,
+            sampled_tokens=len(completion.token_ids),
+            id=secrets.token_hex(12),
+        )
+
+    def conversation(self, answer: str | None) -> tuple[Message, ...]:
+        """Return the conversation that ends with the final answer; empty when nothing was said."""
+        last = final_branch(self.branches.branches, answer)
+        return tuple(last.messages[: last.turns[-1].messages]) if last is not None else ()
+
+    def _chosen(self, rules: AgentSection, answer: str | None) -> list[Branch]:
+        branches, rule = self.branches.branches, rules.train_on
+        return chosen(branches, rule, answer=answer, include=rules.include, exclude=rules.exclude)
+
+    def tokens(self, rules: AgentSection, answer: str | None, opening: Opening) -> dict[str, Any]:
+        """Return the segments that are trained on; the opening alone where the agent left none."""
+        segments = segments_of(self._chosen(rules, answer))
+        return {"segments": segments or (opening_of(self.renderer, *opening),)}
+
+    def report(self, rules: AgentSection, answer: str | None) -> dict[str, Any]:
+        """Return how many conversations there were, and how many of them are trained on."""
+        return {
+            "branches": len(self.branches.branches),
+            "trained_branches": len(self._chosen(rules, answer)),
+            "retries": self.branches.retries,
+        }
+
+
+def opening_of(renderer: Renderer, messages: tuple[Message, ...], schemas: list[dict[str, Any]]) -> Segment:
+    """Return the opening of an episode as a segment in which nothing was sampled."""
+    span = renderer.prompt(messages, schemas)
+    count = len(span.token_ids)
+    ids, versions = np.array(span.token_ids, dtype=np.int32), np.full(count, -1, dtype=np.int32)
+    return Segment(ids, np.zeros(count, dtype=np.float32), versions, np.frombuffer(span.sources, dtype=np.uint8))
+
+
+def prompt_hash(prompt: Sequence[int]) -> bytes:
+    """Return what stands for a prompt where an attempt is repeated."""
+    return hashlib.sha256(array("i", prompt).tobytes()).digest()
+
+
+class Replay:
+    """An engine that repeats what an earlier attempt was answered, prompt by prompt."""
+
+    def __init__(self, engine: TokenGenerator, earlier: Sequence[CallOfAgent]) -> None:
+        self._engine = engine
+        self._earlier: dict[bytes, deque[Completion]] = {}
+        for prompt, completion in earlier:
+            self._earlier.setdefault(prompt, deque()).append(completion)
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = "") -> Completion:
+        """Repeat the answer to this prompt, or ask the engine."""
+        repeated = self._earlier.get(prompt_hash(token_ids))
+        if repeated:
+            return repeated.popleft()
+        return await self._engine.generate(token_ids, sampling, request_id=request_id)
+
+
+class ChatPolicy:
+    """A model behind a chat endpoint, for evaluation: there are no token ids, and nothing can be trained on."""
+
+    def __init__(
+        self,
+        endpoint: OpenaiEngine,
+        task: Task,
+        rollout_id: RolloutId,
+        budget: Budget,
+        sampling: SamplingParams,
+        earlier: Sequence[tuple[bytes, Answer]] = (),
+    ) -> None:
+        self.endpoint, self.task, self.rollout_id = endpoint, task, rollout_id
+        self.budget, self.sampling = budget, sampling
+        self.calls: list[tuple[bytes, Answer]] = []
+        self._talks: list[tuple[Message, ...]] = []
+        self._earlier: dict[bytes, deque[Answer]] = {}
+        for asked, answer in earlier:
+            self._earlier.setdefault(asked, deque()).append(answer)
+
+    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
+        """Ask the endpoint for a turn."""
+        name = chain(b"", map(digest_of, asked.messages))
+        repeated = self._earlier.get(name)
+        answer = repeated.popleft() if repeated else await self._ask(asked, turn, room)
+        self.calls.append((name, answer))
+        session.sampled += answer.completion_tokens
+        names = [schema["function"]["name"] for schema in asked.schemas]
+        said = read_answer(answer, names, lambda identifier: f"call_{secrets.token_hex(12)}")
+        said = returned(said, [call.id for call in said.tool_calls])
+        self._talks.append((*asked.messages, said))
+        return Answered(
+            message=said,
+            finish="length" if answer.finish == "length" or answer.completion_tokens > room else "stop",
+            prompt_tokens=answer.prompt_tokens,
+            sampled_tokens=answer.completion_tokens,
+            id=secrets.token_hex(12),
+        )
+
+    async def _ask(self, asked: Asked, turn: int, room: int) -> Answer:
+        """Ask the endpoint; a request that it refuses is the agent's, and one that it does not answer ends it all."""
+        try:
+            return await self.endpoint.chat(
+                [sendable(message) for message in asked.messages],
+                max_tokens=room,
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                seed=self.rollout_id.sampling(self.task, turn),
+                tools=asked.schemas,
+            )
+        except Refused as error:
+            if error.status in (400, 413) and FULL.search(str(error)):
+                raise TooLong("too many tokens", self.budget.context) from error
+            if error.status in (401, 402, 403, 404, 405) or not await self.endpoint.answers():
+                raise Halted(f"the endpoint refuses the evaluation's requests: {error}") from error
+            raise Unsupported(f"the endpoint does not take this conversation: {error}") from error
+        except EngineError as error:
+            raise Halted(f"{error}; what is finished is kept: run the same command again to resume") from error
+
+    def conversation(self, answer: str | None) -> tuple[Message, ...]:
+        """Return the conversation that ends with the final answer; empty when nothing was said."""
+        ended = [talk for talk in self._talks if answer is not None and talk[-1].content.strip() == answer.strip()]
+        return (ended or self._talks or [()])[-1]
+
+    def tokens(self, rules: AgentSection, answer: str | None, opening: Opening) -> dict[str, Any]:
+        """Return the endpoint's own count, in place of tokens."""
+        prompt = sum(answer.prompt_tokens for _, answer in self.calls)
+        completion = sum(answer.completion_tokens for _, answer in self.calls)
+        return {"segments": (), "usage": {"prompt": prompt, "completion": completion}}
+
+    def report(self, rules: AgentSection, answer: str | None) -> dict[str, Any]:
+        """Return nothing: there are no branches to tell about."""
+        return {}

@@ -1,0 +1,43 @@
+"""The folders of examples/agents: every recipe loads, and the agents do what they are there for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import recipe as recipes
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "agents"
+
+
+def test_every_example_has_a_recipe_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER.parents[1])
+    names = sorted(path.name for path in FOLDER.iterdir())
+    assert names == ["langgraph", "openai_agents", "openai_sdk", "shell", "smolagents"]
+    for name in names:
+        agent = recipes.load(FOLDER / name / "recipe.yaml").envs[0].agent
+        assert agent is not None and agent.command is not None and agent.files is not None
+        program = agent.command[1].replace("{files}", str(agent.files))
+        assert Path(program).is_file()
+
+
+def test_the_shell_script_is_an_agent(opened: Any, says_expert: Callable[[str], str]) -> None:
+    """It calls, sees the result and answers, in one exact segment."""
+
+    def says(prompt: str) -> str:
+        return "done" if "tool_response" in prompt.rsplit("user", 1)[1] else says_expert(prompt)
+
+    async def main() -> None:
+        agent = {"command": ["sh", "{files}/agent.sh", "{prompt}"], "files": FOLDER / "shell"}
+        async with opened(agent, says, answer="stdout") as stage:
+            trajectory = await stage.play(2)
+            assert (trajectory.outcome.ending, trajectory.outcome.score) == ("done", 1.0)
+            assert trajectory.ledger["agent"]["output"] == "done"
+            (segment,) = trajectory.segments
+            assert segment.token_ids.tolist() == [*stage.engine.calls[1][0], *stage.engine.calls[1][2].token_ids]
+
+    asyncio.run(main())
