@@ -66,26 +66,15 @@ async def demonstrate(run: Run) -> list[Trajectory]:
 
 async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) -> None:
     """Train the policy on the experts' episodes, where the recipe asks for it."""
-    from agentrl.learn import sft
-
     recipe, say = run.recipe, run.progress.say
     if recipe.warm_start is None:
         return
     began = time.monotonic()
     solved = sum(t.outcome.score == 1.0 for t in demonstrations)
     say(f"warm start: {solved} of {len(demonstrations)} demonstrations solve their task")
-    loss = await asyncio.to_thread(
-        sft.warm_start,
-        run.policy.model,
-        run.policy.tokenizer,
-        demonstrations,
-        recipe.warm_start,
-        seed=seeds.derive(recipe.run.seed, "warm start"),
-        micro_tokens=recipe.learner.micro_tokens,
-        say=say,
-    )
+    seed = seeds.derive(recipe.run.seed, "warm start")
+    loss = await asyncio.to_thread(run.learner.fine_tune, demonstrations, recipe.warm_start, seed=seed, say=say)
     run.trained.update(seen_hashes(t.task for t in demonstrations if t.outcome.score == 1.0))
-    run.learner.adopt()
     await run.publish(run.learner.version)
     row = {
         "warm_start/demonstrations": len(demonstrations),

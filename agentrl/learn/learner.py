@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import Kind, choose, packed
 from agentrl.learn.compile import CompiledModules
 from agentrl.learn.logprobs import HeadOutput
-from agentrl.learn.model import adapter_state, merged_state
+from agentrl.learn.model import adapter_state, merged_state, save_model
 from agentrl.learn.model_check import check_structure, own_logprobs, probe_sequences, refuse
 from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
 from agentrl.learn.pack import Batch, MicroBatch, pack
 from agentrl.learn.scorer import Scorer
+from agentrl.learn.shard_files import whole_state
 from agentrl.learn.step_report import (
     BOUNDS,
     STALE_BOUND,
@@ -35,8 +37,8 @@ from agentrl.learn.step_report import (
     mismatch,
     quantile,
 )
-from agentrl.recipe import Recipe
-from agentrl.types import TrainingSample
+from agentrl.recipe import Recipe, WarmStartSection
+from agentrl.types import TrainingSample, Trajectory
 
 
 class Learner:
@@ -208,8 +210,34 @@ class Learner:
             "reference": self._reference,
         }
 
+    def fine_tune(
+        self, demonstrations: Sequence[Trajectory], section: WarmStartSection, *, seed: int, say: Callable[[str], None]
+    ) -> float:
+        """Train on the demonstrations that solve their task, then start RL from there; return the last mean loss."""
+        from agentrl.learn.sft import warm_start
+
+        loss = warm_start(
+            self.model,
+            self.tokenizer,
+            demonstrations,
+            section,
+            seed=seed,
+            micro_tokens=self._section.micro_tokens,
+            say=say,
+        )
+        self.adopt()
+        return loss
+
+    def write(self, folder: Path) -> dict[str, tuple[int, str]]:
+        """Write the learner's part of a checkpoint: the model's folder and everything that changes."""
+        save_model(self.model, self.tokenizer, folder / "model")
+        torch.save(self.state_dict(), folder / "learner.pt")
+        return {}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state_dict`."""
+        """Resume from `state_dict`, or from the shards of `learner.ranks`."""
+        if "shards" in state:
+            state = whole_state(state, self.optimizer.state_dict()["adam"]["param_groups"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.version, self.steps, self.skipped = state["version"], state["steps"], state["skipped"]
         if self.algorithm.needs_reference and state["reference"] is not None:

@@ -193,14 +193,15 @@ def _with_lora(model: Any, section: LoraSection, adapter: Path | None) -> Any:
 def merged_state(model: Any) -> dict[str, Tensor]:
     """Return the model's tensors by their plain names, with LoRA merged into copies of the layers it changes.
 
-    Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once.
+    Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once. Parameters
+    of which only a shard is here are left out.
     """
     if not hasattr(model, "get_base_model"):
-        return {name: p.detach() for name, p in model.named_parameters()}
+        return {name: p.detach() for name, p in model.named_parameters() if type(p.data) is Tensor}
     inner = model.get_base_model()
     state: dict[str, Tensor] = {}
     for name, parameter in inner.named_parameters():
-        if ".lora_" in name or ".lora_magnitude" in name:
+        if ".lora_" in name or ".lora_magnitude" in name or type(parameter.data) is not Tensor:
             continue
         if ".base_layer." not in name:
             state[name] = parameter.detach()

@@ -22,15 +22,29 @@ class Scorer(torch.nn.Module):
     def __init__(self, model: Any, *, temperature: float, candidates: int, float32: bool) -> None:
         super().__init__()
         self.model = model
-        self._options = {"temperature": temperature, "candidates": candidates, "float32": float32}
+        self.options: dict[str, Any] = {"temperature": temperature, "candidates": candidates, "float32": float32}
+        self.smoothing = 0.0
+        """Label smoothing of the logprobs, for supervised training at temperature 1."""
 
     def forward(self, micro: MicroBatch, kind: Kind) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Return the fields of `HeadOutput`, as a tuple because FSDP looks for tensors there."""
         inputs = model_inputs(micro.token_ids, micro.positions, micro.layout, kind)
         hidden = self.model.get_decoder()(**inputs)[0]
         weight = self.model.get_output_embeddings().weight
-        output = head(_rows(hidden[0], micro.predictors), weight, micro.targets, **self._options)
-        return output.logprobs, output.entropy, output.candidates, output.likeliest
+        rows = _rows(hidden[0], micro.predictors)
+        output = head(rows, weight, micro.targets, **self.options)
+        logprobs = output.logprobs
+        if self.smoothing:
+            logprobs = (1 - self.smoothing) * logprobs + self.smoothing * _mean_logprobs(rows, weight, micro, logprobs)
+        return logprobs, output.entropy, output.candidates, output.likeliest
+
+
+def _mean_logprobs(rows: Tensor, weight: Tensor, micro: MicroBatch, logprobs: Tensor) -> Tensor:
+    """Return the mean logprob over the vocabulary: the mean logit less the normaliser, which the target's give."""
+    wide = logprobs.dtype
+    mean_logit = rows.to(wide) @ weight.to(wide).mean(0)
+    target_logit = (rows.to(wide) * weight[micro.targets].to(wide)).sum(-1)
+    return mean_logit - (target_logit - logprobs)
 
 
 def _rows(hidden: Tensor, places: Tensor) -> Tensor:
