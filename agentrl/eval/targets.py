@@ -49,7 +49,9 @@ class Target:
         if isinstance(engine, OpenaiEngine):
             return f"{engine.model}@{engine.url}"
         if self.recipe.model.type == "pretrained":
-            return eval_folder.identity(self.recipe.model.path)
+            from agentrl.learn.hub import model_folder
+
+            return eval_folder.identity(model_folder(self.recipe.model.path, self.recipe.model.revision))
         return short([self.recipe.model.model_dump(mode="json"), self.recipe.run.seed])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agentrl import seeds
 from agentrl.errors import RecipeError, UserError
+from agentrl.learn.hub import model_folder
 from agentrl.recipe import LoraSection, PretrainedModel, ScratchModel
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -79,7 +80,7 @@ def load_model(
         if folder is not None and adapter is None:
             model, tokenizer = _pretrained(folder, dtype)
         elif isinstance(section, PretrainedModel):
-            model, tokenizer = _pretrained(section.path, dtype)
+            model, tokenizer = _pretrained(model_folder(section.path, section.revision), dtype)
         else:
             tokenizer = scratch_tokenizer(texts, section.vocabulary)
             model = scratch_model(section, tokenizer)

@@ -54,9 +54,8 @@ class RankProcess:
         self._count += 1
         PULSE.pack_into(self._pulse_map, self.number * PULSE.size, time.monotonic(), self._count)
 
-    def watch(self) -> None:
+    def watch(self, driver: int) -> None:
         """Show a sign of life every second, and end when the driver is gone; runs in a thread."""
-        driver = os.getppid()
         while os.getppid() == driver:
             PULSE.pack_into(self._pulse_map, self.number * PULSE.size, time.monotonic(), self._count)
             time.sleep(1.0)
@@ -215,9 +214,9 @@ def _printed() -> Iterator[None]:
 def main(arguments: list[str]) -> None:
     """Run a rank; the arguments are those of `RankPool`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder, (number, ranks, connection, pulses, *slots) = Path(arguments[0]), map(int, arguments[1:])
+    folder, (driver, number, ranks, connection, pulses, *slots) = Path(arguments[0]), map(int, arguments[1:])
     process = RankProcess(folder, number, ranks, Connection(connection), pulses, slots)
-    threading.Thread(target=process.watch, daemon=True).start()
+    threading.Thread(target=process.watch, args=(driver,), daemon=True).start()
     with _printed():
         process.serve()
     os._exit(0)  # no farewell to a process group whose other ranks may be gone

@@ -185,7 +185,7 @@ class RankLearner(Learner):
     def _reference_logprobs(self, minibatches: Sequence[Sequence[MicroBatch]]) -> list[list[Tensor | None]]:
         if self._reference is None:
             return [[None for _ in minibatch] for minibatch in minibatches]
-        with self.exchanged(self._reference):
+        with self._exchanged(self._reference):
             return [[self._fixed_logprobs(micro) for micro in minibatch] for minibatch in minibatches]
 
     @contextmanager

@@ -80,11 +80,12 @@ class RankPool:
         log = self.folder / f"rank-{number}.log"
         package = str(Path(__file__).resolve().parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-        numbers = [number, ranks, theirs.fileno(), self._pulses, *self.slots]
+        handles = [theirs.fileno(), self._pulses, *self.slots]
+        numbers = [os.getpid(), number, ranks]
         with log.open("wb") as output, theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl.learn.rank", str(self.folder), *map(str, numbers)],
-                pass_fds=numbers[2:],
+                [sys.executable, "-m", "agentrl.learn.rank", str(self.folder), *map(str, numbers + handles)],
+                pass_fds=handles,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -102,6 +102,7 @@ class ShardedLearner:
 
     def stream(self, use: Callable[[Bucket], None]) -> None:
         """Call `use` with the policy's whole tensors, a bucket at a time; they are gone when it returns."""
+
         def on_bucket(slot: int, layout: list[tuple[str, torch.dtype, tuple[int, ...], int]]) -> None:
             size = os.fstat(self.pool.slots[slot]).st_size
             memory = mmap.mmap(self.pool.slots[slot], size)
