@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agentrl.errors import RecipeError
+from agentrl.errors import RecipeError, UserError
 
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -21,37 +21,41 @@ def is_hub_id(path: Path) -> bool:
 
 
 def model_folder(path: Path, revision: str | None = None) -> Path:
-    """Return the folder of a model; one that is named by a Hugging Face id is downloaded where it is not cached."""
+    """Return the folder of a recipe's model; one that is named by a Hugging Face id is downloaded first."""
     if not is_hub_id(path):
         if revision is not None:
             raise RecipeError(f"model.revision is for models of the Hugging Face hub; {path} is a folder, leave it out")
         return path
+    try:
+        return download(str(path), revision)
+    except UserError as error:
+        raise RecipeError(f"model.path: {error}") from error
+
+
+def download(name: str, revision: str | None = None) -> Path:
+    """Return the folder in the hub's cache that holds a model, after fetching what is missing."""
     from huggingface_hub import constants, errors, snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    name = f"{path}@{revision}" if revision else str(path)
-    hint = f"or name a folder: hf download {path} --local-dir DIR on a machine that can"
+    hub = constants.ENDPOINT
     try:
-        folder = Path(snapshot_download(str(path), revision=revision, allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
     except errors.GatedRepoError as error:
-        raise RecipeError(
-            f"model.path: {name} is gated: accept its terms on {constants.ENDPOINT}/{path} and set HF_TOKEN"
+        raise UserError(
+            f"{name}: the hub asks for an accepted licence: accept it on {hub}/{name}, then set HF_TOKEN"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise RecipeError(f"model.revision: {path} has no revision {revision!r}") from error
+        raise UserError(f"{name}: the hub has no revision {revision!r} of it") from error
     except errors.RepositoryNotFoundError as error:
-        raise RecipeError(
-            f"model.path: there is no folder {path} here and no model {path} on {constants.ENDPOINT}; is it spelled "
-            "right? A private one needs HF_TOKEN"
+        raise UserError(
+            f"{name}: no such folder here and no such model on the hub (a private one needs HF_TOKEN)"
         ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise RecipeError(
-            f"model.path: there is no folder {path} here, {name} is not in the hub's cache, and {constants.ENDPOINT} "
-            f"cannot be reached; go online once, set HF_ENDPOINT, {hint}"
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+        raise UserError(
+            f"{name}: no such folder here, the hub cannot be reached, and its cache does not hold the model; name a "
+            f"folder, or fetch it where there is a network: `hf download {name}` (the hub is {hub})"
         ) from error
-    except (OSError, ValueError) as error:  # httpx's errors and those of a full disk are OSErrors here
-        raise RecipeError(f"model.path: {name} could not be downloaded: {error}; try again, {hint}") from error
     if not any(folder.glob("*.safetensors")):
-        raise RecipeError(f"model.path: {name} has no weights in safetensors; convert it, and name the folder")
+        raise UserError(f"{name}: it has no weights in safetensors; convert it, and name the folder")
     return folder

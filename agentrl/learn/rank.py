@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl import seeds
+from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import RecipeError
 from agentrl.learn import shard_files
 from agentrl.learn.model import load_model
@@ -113,7 +114,7 @@ class RankProcess:
                 layout.append((name, tensor.dtype, tuple(tensor.shape), start))
                 start += _room(tensor)
         self._unanswered.append(slot)
-        self.connection.send_bytes(pickle.dumps(("bucket", (slot, layout))))
+        self.connection.send_bytes(pickle.dumps(("bucket", (slot, layout, checksum(bucket)))))
 
     def _taken(self) -> None:
         assert self.connection.recv_bytes() == b"taken"

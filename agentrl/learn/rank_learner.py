@@ -74,11 +74,11 @@ class SharedStatistics(TokenStatistics):
         """Add the numbers of a micro-batch, unless it only fills up."""
         for name, value in values.items():
             if value is not None and place >= 0:
-                self._parts.setdefault(name, []).append((self._update, place, value.detach().flatten().cpu()))
+                self._parts.setdefault(name, []).append((self._update, place, value.detach().flatten()))
 
     def all(self, name: str) -> Tensor:
         """Return all numbers of a name, of all ranks; every rank calls this."""
-        own = [(update, place, value.numpy()) for update, place, value in self._parts.get(name, [])]
+        own = [(update, place, value.cpu().numpy()) for update, place, value in self._parts.get(name, [])]
         parts = sorted((part for parts in self.exchange.gather(own) for part in parts), key=lambda part: part[:2])
         return torch.cat([torch.from_numpy(part[2]) for part in parts]) if parts else torch.zeros(0)
 

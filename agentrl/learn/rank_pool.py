@@ -102,7 +102,7 @@ class RankPool:
         arguments: Sequence[tuple[Any, ...]] | tuple[Any, ...] = (),
         *,
         each: bool = False,
-        on_bucket: Callable[[int, Any], None] = lambda slot, layout: None,
+        on_bucket: Callable[[int, Any, str], None] = lambda slot, layout, digest: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> list[Any]:
         """Run a command on every rank and return their results.
@@ -126,8 +126,7 @@ class RankPool:
             for rank in self._ready(waiting, 1.0):
                 kind, value = self._receive(rank)
                 if kind == "bucket":
-                    on_bucket(*value)
-                    rank.connection.send_bytes(b"taken")
+                    self._hand_on(rank, lambda bucket=value: on_bucket(*bucket))
                     moved = time.monotonic()
                 elif kind == "say":
                     say(value)
@@ -143,6 +142,17 @@ class RankPool:
         if errors:
             self._fail(errors)
         return [results[rank.number] for rank in self.ranks]
+
+    def _hand_on(self, rank: Rank, use: Callable[[], None]) -> None:
+        """Use a bucket, and tell rank 0 that its memory is free; ranks in the middle of it are of no use any more."""
+        try:
+            use()
+            rank.connection.send_bytes(b"taken")
+        except BrokenPipeError:
+            return  # its death is seen at the next look
+        except BaseException:
+            self.close()
+            raise
 
     def _ready(self, ranks: Sequence[Rank], timeout_s: float) -> list[Rank]:
         ready = wait([rank.connection for rank in ranks], timeout_s)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -49,11 +49,17 @@ def write(folder: Path, learner: RankLearner, number: int, ranks: int) -> dict[s
     """Write this rank's files of a checkpoint; return size and hash of each. All ranks call this."""
     own = folder / FOLDER / f"rank-{number:05d}-of-{ranks:05d}.safetensors"
     tensors, rows = _shards(learner, number, ranks)
-    save_file(tensors, own, metadata={"agentrl": json.dumps(rows | {"rank": number, "ranks": ranks})})
-    paths = [own]
-    if not hasattr(learner.model, "peft_config"):  # an adapter is small: the driver writes it
-        paths += _write_model(folder / "model", learner, number)
-    return {str(path.relative_to(folder)): _seal(path) for path in paths}
+    try:
+        save_file(tensors, own, metadata={"agentrl": json.dumps(rows | {"rank": number, "ranks": ranks})})
+        paths = [own]
+        if not hasattr(learner.model, "peft_config"):  # an adapter is small: the driver writes it
+            paths += _write_model(folder / "model", learner, number)
+        return {str(path.relative_to(folder)): _seal(path) for path in paths}
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"rank {number} of the learner could not write its part of {folder.name}: {error}; is the disk full? Older "
+            "checkpoints are untouched"
+        ) from error
 
 
 def _shards(learner: RankLearner, number: int, ranks: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

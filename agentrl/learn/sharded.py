@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.engines.transformers.decoding import checksum
+from agentrl.errors import LearnerError
 from agentrl.learn import shard_files
 from agentrl.learn.learner import Learner, pack_samples
 from agentrl.learn.model import merged_state, save_model
@@ -103,13 +105,15 @@ class ShardedLearner:
     def stream(self, use: Callable[[Bucket], None]) -> None:
         """Call `use` with the policy's whole tensors, a bucket at a time; they are gone when it returns."""
 
-        def on_bucket(slot: int, layout: list[tuple[str, torch.dtype, tuple[int, ...], int]]) -> None:
+        def on_bucket(slot: int, layout: list[tuple[str, torch.dtype, tuple[int, ...], int]], digest: str) -> None:
             size = os.fstat(self.pool.slots[slot]).st_size
             memory = mmap.mmap(self.pool.slots[slot], size)
             bucket = {}
             for name, dtype, shape, start in layout:
                 count = torch.Size(shape).numel()
                 bucket[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).reshape(shape)
+            if checksum(bucket) != digest:
+                raise LearnerError("weights changed on their way from rank 0 of the learner; is the memory sound?")
             use(bucket)
 
         for handle in self.pool.slots:

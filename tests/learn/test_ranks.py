@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from agentrl.learn.pack import Batch, MicroBatch, divide
 
@@ -36,16 +35,15 @@ def recipe(**sections: dict[str, Any]) -> dict[str, Any]:
 
 
 JOBS: dict[str, dict[str, Any]] = {
-    "double": {"do": "gradients", "ranks": [0, 1, 2, 3], "double": True, "recipe": recipe()},
-    "recomputed": {
-        "do": "gradients", "ranks": [0, 2], "double": True, "recipe": recipe(learner={"checkpointing": True}),
+    "double": {
+        "do": "gradients", "ranks": [0, 1, 2, 3], "double": True, "recipe": recipe(learner={"checkpointing": True}),
     },
     "float": {
         "do": "gradients", "ranks": [0, 2, 3], "recipe": recipe(learner={"minibatches": 2, "epochs": 2}),
     },
     "lora": {"do": "gradients", "ranks": [0, 2], "double": True, "lora": True, "recipe": recipe()},
     "experts": {
-        "do": "gradients", "ranks": [0, 3], "double": True, "kind": "qwen3_moe", "shape": SHAPE | EXPERTS,
+        "do": "gradients", "ranks": [0, 2], "double": True, "kind": "qwen3_moe", "shape": SHAPE | EXPERTS,
         "recipe": recipe(),
     },
     "bfloat16": {"do": "gradients", "ranks": [0, 2], "recipe": recipe(model={"dtype": "bfloat16"})},
@@ -53,7 +51,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "mismatch": {"do": "mismatch", "ranks": [0, 2], "recipe": recipe(learner={"max_mismatch": 1e-6})},
     "wrong": {"do": "wrong", "ranks": [2], "recipe": recipe()},
     "save": {"do": "save", "ranks": [2], "recipe": recipe()},
-    "load": {"do": "load", "ranks": [0, 1, 2, 3], "recipe": recipe()},
+    "load": {"do": "load", "ranks": [0, 2, 3], "recipe": recipe()},
 }  # fmt: skip
 
 
@@ -84,7 +82,7 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 @pytest.mark.parametrize(
     ("job", "bound"),
-    [("double", 1e-14), ("recomputed", 1e-14), ("lora", 1e-14), ("experts", 1e-14), ("float", 1e-6)],
+    [("double", 1e-14), ("lora", 1e-14), ("experts", 1e-14), ("float", 1e-6)],
 )
 def test_gradients_and_figures_are_those_of_one_process(
     results: dict[str, dict[int, Any]], job: str, bound: float
@@ -138,7 +136,7 @@ def test_a_checkpoint_of_two_ranks_loads_on_any_number(results: dict[str, dict[i
     assert saved["sealed"] == [
         "model/model.safetensors", "shards/rank-00000-of-00002.safetensors"
     ]  # fmt: skip
-    for ranks in (0, 1, 2, 3):
+    for ranks in JOBS["load"]["ranks"]:
         loaded = results["load"][ranks]
         for name, tensor in saved["saved"].items():
             assert torch.equal(tensor, loaded["saved"][name]), (ranks, name)
@@ -151,9 +149,9 @@ def test_a_checkpoint_of_two_ranks_loads_on_any_number(results: dict[str, dict[i
 def test_the_model_of_a_sharded_checkpoint_is_an_ordinary_folder(results: dict[str, dict[int, Any]]) -> None:
     from safetensors.torch import load_file
 
-    folder = Path(JOBS["save"]["folder"]) / "model"
-    assert load_file(folder / "model.safetensors").keys() == results["save"][2]["saved"].keys()
-    assert AutoModelForCausalLM is not None
+    written = load_file(Path(JOBS["save"]["folder"]) / "model" / "model.safetensors")
+    saved = results["save"][2]["saved"]
+    assert written.keys() == saved.keys() and all(torch.equal(written[name], saved[name]) for name in saved)
 
 
 def micro(tokens: int) -> MicroBatch:
