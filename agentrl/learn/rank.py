@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -60,6 +61,7 @@ class RankProcess:
         while os.getppid() == driver:
             PULSE.pack_into(self._pulse_map, self.number * PULSE.size, time.monotonic(), self._count)
             time.sleep(1.0)
+        shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(1)
 
     # Commands -------------------------------------------------------------------------------------------------------

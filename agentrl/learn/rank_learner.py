@@ -128,6 +128,8 @@ class RankLearner(Learner):
         super()._check()
         _, probe = probe_sequences(self._head.weight.shape[0])
         self._expected = self._fixed_logprobs(probe)
+        if any(not torch.allclose(other, self._expected) for other in self.exchange.gather(self._expected)):
+            raise refuse(self._inner, "the ranks loaded different weights; did the folder change meanwhile?")
         tied = self._inner.get_input_embeddings().weight is self._head.weight
         mesh = init_device_mesh(self._target.type, (dist.get_world_size(),))
         shard(self._scorer, mesh, self._dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from torch import Tensor
 from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import LearnerError
 from agentrl.learn import shard_files
+from agentrl.learn.hub import model_folder
 from agentrl.learn.learner import Learner, pack_samples
 from agentrl.learn.model import merged_state, save_model
 from agentrl.learn.pack import Batch, divide
@@ -47,13 +49,18 @@ class ShardedLearner:
         self.pool = RankPool(section.ranks, timeout_s=section.rank_timeout_s)
         try:
             threads = recipe.run.threads or max(1, torch.get_num_threads() // section.ranks)
-            with tempfile.TemporaryDirectory(prefix="agentrl-model-") as folder:
-                source = None
-                if not isinstance(recipe.model, PretrainedModel):
-                    source = folder
-                    save_model(model, tokenizer, Path(folder))
-                options = (recipe.model_dump(mode="json", by_alias=True), source, threads, section.rank_timeout_s)
-                self._largest = self.pool.call("start", options)[0]
+            data = recipe.model_dump(mode="json", by_alias=True)
+            source: Path | None = None
+            if isinstance(recipe.model, PretrainedModel):  # one folder for all: a branch of the hub may move meanwhile
+                folder = model_folder(recipe.model.path, recipe.model.revision)
+                data["model"] |= {"path": str(folder.absolute()), "revision": None}
+            else:
+                source = self.pool.folder / "model"
+                save_model(model, tokenizer, source)
+            options = (data, source and str(source), threads, section.rank_timeout_s)
+            self._largest = self.pool.call("start", options)[0]
+            if source is not None:
+                shutil.rmtree(source)
             self._refresh()
         except BaseException:
             self.close()
