@@ -51,11 +51,14 @@ def download(name: str, revision: str | None = None) -> Path:
         raise UserError(
             f"{name}: no such folder here and no such model on the hub (a private one needs HF_TOKEN)"
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError) as error:
         raise UserError(
             f"{name}: no such folder here, the hub cannot be reached, and its cache does not hold the model; name a "
             f"folder, or fetch it where there is a network: `hf download {name}` (the hub is {hub})"
         ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{name}: it could not be fetched from the hub ({hub}): {reason}") from error
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{name}: it has no weights in safetensors; convert it, and name the folder")
     return folder

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, Any
     paths = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "rank_script.py"), str(jobs), str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    with (out / "errors").open("w") as errors:
+        script = subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)
+        try:
+            code = script.wait(timeout=900)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(script.pid, signal.SIGKILL)
+            script.wait()
+    assert code == 0, (out / "errors").read_text()[-4000:]
     return {
         name: {ranks: torch.load(out / f"{name}-{ranks}.pt") for ranks in job["ranks"]} for name, job in JOBS.items()
     }
