@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.engines.transformers.decoding import checksum
-from agentrl.learn import memory, shard_files
+from agentrl.learn import memory, rank_checkpoint
 from agentrl.learn.learner import Learner
 from agentrl.learn.pack import divide
 from agentrl.learn.rank_learner import Exchange, RankLearner
@@ -274,11 +274,11 @@ def save_and_load(case: dict[str, Any]) -> Row:
             (folder / name).mkdir()
         before = checksum({n: t.clone() for bucket in learner.buckets() for n, t in bucket.items()})
         began = time.perf_counter()
-        sealed = shard_files.write(folder, learner, 0, 1)
+        sealed = rank_checkpoint.write(folder, learner, 0, 1)
         written = time.perf_counter()
         train(learner, case, 1)
         loading = time.perf_counter()
-        shard_files.load(folder / "shards", learner, 0, 1)
+        rank_checkpoint.load(folder / "shards", learner, 0, 1)
         loaded = time.perf_counter()
         after = checksum({n: t.clone() for bucket in learner.buckets() for n, t in bucket.items()})
     return {

@@ -24,7 +24,7 @@ from torch import Tensor
 from agentrl import seeds
 from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import RecipeError
-from agentrl.learn import shard_files
+from agentrl.learn import rank_checkpoint
 from agentrl.learn.model import load_model
 from agentrl.learn.pack import Batch
 from agentrl.learn.rank_learner import Exchange, RankLearner
@@ -132,11 +132,11 @@ class RankProcess:
 
     def write(self, folder: str) -> dict[str, tuple[int, str]]:
         """Write this rank's part of a checkpoint; return sizes and hashes of its files."""
-        return shard_files.write(Path(folder), self.learner, self.number, self.ranks)
+        return rank_checkpoint.write(Path(folder), self.learner, self.number, self.ranks)
 
     def load(self, folder: str, counters: dict[str, int]) -> None:
         """Resume from the shards in a folder, whatever number of ranks wrote them."""
-        shard_files.load(Path(folder), self.learner, self.number, self.ranks)
+        rank_checkpoint.load(Path(folder), self.learner, self.number, self.ranks)
         learner = self.learner
         learner.version, learner.steps, learner.skipped = (counters[n] for n in ("version", "steps", "skipped"))
 

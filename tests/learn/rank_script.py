@@ -17,7 +17,7 @@ from conftest import make_samples
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import EngineError, RecipeError
-from agentrl.learn import rank_learner, shard_files
+from agentrl.learn import rank_checkpoint, rank_learner
 from agentrl.learn.attention import packed
 from agentrl.learn.learner import Learner
 from agentrl.learn.model import _with_lora, load_model
@@ -125,7 +125,7 @@ def save(side: Side) -> dict[str, Any]:
             (folder / name).mkdir(parents=True)
     dist.barrier()
     saved = side.weights()
-    sealed = shard_files.write(folder, side.learner, side.number, side.ranks)
+    sealed = rank_checkpoint.write(folder, side.learner, side.number, side.ranks)
     return {"saved": saved, "report": side.step(2), "weights": side.weights(), "sealed": sorted(sealed)}
 
 
@@ -133,7 +133,7 @@ def load(side: Side) -> dict[str, Any]:
     """Resume from that checkpoint on another number of ranks."""
     folder = Path(side.job["folder"]) / "shards"
     if isinstance(side.learner, RankLearner):
-        shard_files.load(folder, side.learner, side.number, side.ranks)
+        rank_checkpoint.load(folder, side.learner, side.number, side.ranks)
         side.learner.version = side.learner.steps = 1
     else:
         side.learner.load_state_dict({"version": 1, "steps": 1, "skipped": 0, "shards": str(folder)})
