@@ -120,7 +120,8 @@ class RankLearner(Learner):
         if device.type == self._target.type:
             super()._place(device)
         else:
-            self.device, self._attention = device, "sdpa"
+            self.device = device
+            self._attention = "sdpa"
             self._compiled = CompiledModules(torch.nn.Module(), device)
 
     def _make_optimizer(self) -> Optimizer:

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ class RankPool:
             for rank in self._ready(waiting, 1.0):
                 kind, value = self._receive(rank)
                 if kind == "bucket":
-                    self._hand_on(rank, lambda bucket=value: on_bucket(*bucket))
+                    self._hand_on(rank, partial(on_bucket, *value))
                     moved = time.monotonic()
                 elif kind == "say":
                     say(value)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from conftest import make_samples
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import EngineError, RecipeError
@@ -72,7 +73,7 @@ class Side:
     def weights(self) -> dict[str, torch.Tensor]:
         if isinstance(self.learner, RankLearner):
             return {n: t.clone() for bucket in self.learner.buckets() for n, t in bucket.items()}
-        return {n: t.clone() for n, t in self.learner.weights().items()}
+        return {n: t.detach().clone() for n, t in self.learner.weights().items()}
 
 
 def gradients(side: Side) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def gradients(side: Side) -> dict[str, Any]:
             total = learner._accumulate(minibatch, old, reference, learner._new_statistics(), first=True)
         found = {"loss": learner._whole_loss(total), "norm": float(learner.optimizer.norm())}
         own = {n: learner.optimizer.gradient(n) for n in learner.optimizer.parameters}
-        found["gradients"] = {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in own.items()}
+        found["gradients"] = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in own.items()}
         found["places"] = [micro.place for micro in minibatch]
     learner.optimizer.zero()
     return found | {"reports": [side.step(), side.step(2)], "weights": side.weights()}
@@ -159,12 +160,12 @@ def wrong(side: Side) -> dict[str, Any]:
 
     right: Callable[..., None] = rank_learner.shard
     for way in (below_the_root, untied, changed):
-        rank_learner.shard = way
+        vars(rank_learner)["shard"] = way
         try:
             side.build()
         except RecipeError as error:
             messages.append(str(error))
-    rank_learner.shard = right
+    vars(rank_learner)["shard"] = right
     return {"messages": messages}
 
 
