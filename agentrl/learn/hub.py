@@ -27,9 +27,12 @@ def model_folder(path: Path, revision: str | None = None) -> Path:
             raise RecipeError(f"model.revision is for models of the Hugging Face hub; {path} is a folder, leave it out")
         return path
     try:
-        return download(str(path), revision)
+        folder = download(str(path), revision)
     except UserError as error:
         raise RecipeError(f"model.path: {error}") from error
+    if not any(folder.glob("*.safetensors")):
+        raise RecipeError(f"model.path: {path} has no weights in safetensors; convert it, and name the folder")
+    return folder
 
 
 def download(name: str, revision: str | None = None) -> Path:
@@ -40,7 +43,7 @@ def download(name: str, revision: str | None = None) -> Path:
     disable_progress_bars()
     hub = constants.ENDPOINT
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
     except errors.GatedRepoError as error:
         raise UserError(
             f"{name}: the hub asks for an accepted licence: accept it on {hub}/{name}, then set HF_TOKEN"
@@ -59,6 +62,3 @@ def download(name: str, revision: str | None = None) -> Path:
     except (errors.HfHubHTTPError, OSError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{name}: it could not be fetched from the hub ({hub}): {reason}") from error
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(f"{name}: it has no weights in safetensors; convert it, and name the folder")
-    return folder

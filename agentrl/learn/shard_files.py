@@ -58,7 +58,7 @@ class ShardReader:
     """Reads rows of the tensors in a folder of shards."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = [safe_open(path, framework="pt") for path in sorted(folder.glob("rank-*.safetensors"))]
+        self._files: list[Any] = [safe_open(path, framework="pt") for path in sorted(folder.glob("rank-*.safetensors"))]
         self._rows = [json.loads(file.metadata()["agentrl"]) for file in self._files]
         if not self._files or any(rows["ranks"] != len(self._files) for rows in self._rows):
             raise StorageError(f"{folder}: the files of some ranks are missing")
@@ -92,11 +92,13 @@ class ShardReader:
     def step(self, name: str) -> Tensor | None:
         """Return how many updates a parameter has had."""
         key = f"step:{name}"
-        return self._files[0].get_tensor(key)[0] if key in self._keys[0] else None
+        stored: Tensor | None = self._files[0].get_tensor(key)[0] if key in self._keys[0] else None
+        return stored
 
     def generator(self, number: int) -> Tensor | None:
         """Return the state of a rank's random generator."""
-        return self._files[number].get_tensor("rng") if "rng" in self._keys[number] else None
+        stored: Tensor | None = self._files[number].get_tensor("rng") if "rng" in self._keys[number] else None
+        return stored
 
 
 def whole_state(state: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
