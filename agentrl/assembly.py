@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
     from agentrl.learn.learner import Learner
     from agentrl.learn.pack import Batch
+    from agentrl.learn.sharded import ShardedLearner
     from agentrl.learn.step_report import StepReport
     from agentrl.learn.weights import Publisher
 
@@ -59,7 +60,7 @@ class Run:
     player: Player
     group_filter: GroupFilter
     scheduler: Scheduler
-    learner: Learner
+    learner: Learner | ShardedLearner
     publish: Callable[[int], Awaitable[None]]
     """Brings the learner's weights into the engine under a version, as `async.in_flight` says."""
     metrics: Metrics
@@ -130,7 +131,7 @@ class Run:
 async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
     from agentrl.learn import checkpoint
-    from agentrl.learn.learner import Learner
+    from agentrl.learn.sharded import open_learner
     from agentrl.learn.weights import Publisher
 
     check_judge(recipe)  # what is wrong with environments or trackers shows before a folder is made
@@ -148,9 +149,9 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             judges.open_judge(recipe, environments, path=folder.judge, say=progress.say)
         )
         saved = checkpoint.latest(folder.checkpoints)
-        _tell(saved, folder, progress.say)
+        _tell(saved, folder, recipe.learner.ranks, progress.say)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
-        learner = Learner(policy.model, policy.tokenizer, recipe)
+        learner = open_learner(policy.model, policy.tokenizer, recipe, stack)
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
         progress.recall(metrics.rows)
@@ -242,9 +243,11 @@ def _store(recipe: Recipe, folder: RunFolder, saved: Checkpoint | None, resume: 
     return store
 
 
-def _tell(saved: Checkpoint | None, folder: RunFolder, say: Say) -> None:
+def _tell(saved: Checkpoint | None, folder: RunFolder, ranks: int, say: Say) -> None:
     for warning in saved.warnings if saved else ():
         say(f"passed over: {warning}")
+    if saved and (before := saved.learner.get("ranks", 1)) != ranks:
+        say(f"learner.ranks was {before} and is {ranks}: the same weights, but later steps differ in the last bits")
     if saved:
         say(f"resuming after step {saved.step}")
     elif begun(folder.path):

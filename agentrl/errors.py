@@ -8,7 +8,7 @@ AgentRLError
 ├── AgentError                     the policy's own doing: graded, usually with score 0
 │   └── SandboxDied                its sandbox died of something inside it (memory, processes, kill)
 ├── InfraError                     a cause seen outside the agent's sandbox: retried, never scored
-│   ├── SandboxError  EngineError  StorageError
+│   ├── SandboxError  EngineError  LearnerError  StorageError
 │   └── Outage                     seen without anything of the policy's: no submission can have caused it
 ├── VerifierError                  grading itself broke: retried in fresh sandboxes, never a silent 0
 │   └── BudgetSpent                the judge may not be asked any more
@@ -61,6 +61,10 @@ class SandboxError(InfraError):
 
 class EngineError(InfraError):
     """The inference engine did not answer, or answered with something that cannot be used."""
+
+
+class LearnerError(InfraError):
+    """A process of the learner died, hangs or failed."""
 
 
 class StorageError(InfraError):

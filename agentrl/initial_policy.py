@@ -38,15 +38,17 @@ def load_policy(
     """Load the model a recipe starts from, or the one in `folder`."""
     import torch
 
+    from agentrl.learn.hub import model_folder
     from agentrl.learn.model import load_model, slow_bfloat16
 
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     torch.manual_seed(seeds.derive(recipe.run.seed, "torch"))
     texts = list(_texts(recipe, environments)) if recipe.model.type == "scratch" and folder is None else []
-    model, tokenizer = load_model(
-        recipe.model, texts=texts, seed=recipe.run.seed, folder=folder, device=recipe.learner.device
-    )
+    # With ranks and servers of their own, this process only keeps a copy of what it sends.
+    apart = recipe.learner.ranks > 1 and recipe.rollout.engine.type != "transformers"
+    device = "cpu" if apart else recipe.learner.device
+    model, tokenizer = load_model(recipe.model, texts=texts, seed=recipe.run.seed, folder=folder, device=device)
     model.eval()
     weight = next(model.parameters())
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and slow_bfloat16():
@@ -55,7 +57,9 @@ def load_policy(
     say(str(renderer.report))
     context = int(model.config.get_text_config().max_position_embeddings)
     adapted = recipe.model.type == "pretrained" and recipe.model.lora is not None
-    source = folder or (recipe.model.path if recipe.model.type == "pretrained" else None)
+    source = folder
+    if source is None and recipe.model.type == "pretrained":
+        source = model_folder(recipe.model.path, recipe.model.revision)
     served = None if adapted else source
     return PolicyModel(model, tokenizer, renderer, min(context, recipe.rollout.max_context or context), served)
 

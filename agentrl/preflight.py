@@ -17,9 +17,6 @@ from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Trajectory
 
-OPTIMIZER_BYTES = 12
-"""What a trained parameter costs beside itself and its gradient: float32 master, two moments of AdamW."""
-
 
 def preflight(recipe: Recipe, say: Callable[[str], None] = print) -> int:
     """Check each part in the order in which a run meets it; return 0 when all are well, 1 at the first that is not."""
@@ -114,28 +111,37 @@ def _judge(recipe: Recipe, runtimes: Mapping[str, EnvRuntime]) -> str:
 
 
 def _memory(recipe: Recipe, model: Any) -> str:
-    """Compare what weights, gradients and optimizer will take with what the device has."""
+    """Compare what each part of the learner will take with what the device has."""
     import torch
+
+    from agentrl.learn import memory
+    from agentrl.learn.model import device_of
 
     parameters = list(model.parameters())
     weights = sum(p.numel() * p.element_size() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
-    config = model.config.get_text_config()
-    layers, width = config.num_hidden_layers, config.hidden_size
-    activations = recipe.learner.micro_tokens * width * layers * (4 if recipe.learner.checkpointing else 36) * 2
-    judge = weights if recipe.judge is not None and isinstance(recipe.judge.engine, PolicyJudge) else 0
-    need = (weights + judge + trained * (OPTIMIZER_BYTES + 4) + activations) / 2**30
-    device = parameters[0].device
+    ranks = recipe.learner.ranks
+    device = device_of(recipe.learner.device) if ranks > 1 else parameters[0].device
+    sizes = memory.parts(model, recipe, device)
+    if recipe.judge is not None and isinstance(recipe.judge.engine, PolicyJudge):
+        sizes["judge"] = weights
+    need = sum(sizes.values()) / 2**30
     if device.type == "cuda":
-        have = torch.cuda.mem_get_info(device)[0] / 2**30 + weights / 2**30
+        have = torch.cuda.mem_get_info(device)[0] / 2**30 + (weights / 2**30 if parameters[0].is_cuda else 0.0)
         if isinstance(recipe.rollout.engine, SglangEngine):
             have *= 1 - recipe.rollout.engine.memory_fraction
     else:
         have = _available_memory()
-    text = f"about {need:.1f} GiB of {have:.1f} GiB ({trained / 1e6:.1f} M trained parameters, {device})"
+        need *= ranks  # on the CPU they share one memory
+    listed = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sizes.items())
+    each = f", each of {ranks} ranks" if ranks > 1 else ""
+    text = (
+        f"about {need:.1f} GiB of {have:.1f} GiB ({trained / 1e6:.1f} M trained parameters, {device}{each}: {listed})"
+    )
     if need > have:
         raise AgentRLError(
-            f"memory: {text}; lower learner.micro_tokens, set learner.checkpointing: true, or add model.lora"
+            f"memory: {text}; lower learner.micro_tokens, set learner.checkpointing: true, add model.lora, or divide "
+            "it over learner.ranks"
         )
     return text
 

@@ -71,8 +71,6 @@ async def demonstrate(run: Run) -> list[Trajectory]:
 
 async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) -> None:
     """Train the policy on the experts' episodes, where the recipe asks for it."""
-    from agentrl.learn import sft
-
     recipe, say = run.recipe, run.progress.say
     if recipe.warm_start is None:
         return
@@ -81,18 +79,14 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
     solved = sum(t.outcome.score == 1.0 for t in demonstrations)
     say(f"warm start: {solved} of {len(demonstrations)} demonstrations solve their task")
     loss = await asyncio.to_thread(
-        sft.warm_start,
-        run.policy.model,
-        run.policy.tokenizer,
+        run.learner.fine_tune,
         demonstrations,
         recipe.warm_start,
         seed=seeds.derive(recipe.run.seed, "warm start"),
-        micro_tokens=recipe.learner.micro_tokens,
         say=run.progress.detail,
         progress=lambda done, total: run.progress.phase("warm start", done, total),
     )
     run.trained.update(seen_hashes(t.task for t in demonstrations if t.outcome.score == 1.0))
-    run.learner.adopt()
     await run.publish(run.learner.version)
     row = {
         "warm_start/demonstrations": len(demonstrations),

@@ -12,10 +12,10 @@ from agentrl import recipe as recipes
 from agentrl.errors import UserError
 from agentrl.eval import folder as eval_folder
 from agentrl.hashing import short
+from agentrl.learn import hub
 from agentrl.recipe import OpenaiEngine, Recipe, TransformersEngine
 from agentrl.runfolder import check_format
 
-_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ENDPOINT = re.compile(r"(?P<model>.+)@(?P<url>https?://.+)")
 KINDS = (
     "a recipe, a run folder, a checkpoint, a transformers folder, a hub id (ORG/NAME), an SGLang server's URL "
@@ -49,7 +49,7 @@ class Target:
         if isinstance(engine, OpenaiEngine):
             return f"{engine.model}@{engine.url}"
         if self.recipe.model.type == "pretrained":
-            return eval_folder.identity(self.recipe.model.path)
+            return eval_folder.identity(hub.model_folder(self.recipe.model.path, self.recipe.model.revision))
         return short([self.recipe.model.model_dump(mode="json"), self.recipe.run.seed])
 
 
@@ -80,8 +80,8 @@ def find(
         return _stored(path.parent, int(path.name))
     if (path / "config.json").is_file():
         return Target(text, _weights(_needed(text, recipe)), path)
-    if _HUB.fullmatch(text) and not path.exists():
-        return Target(text, _weights(_needed(text, recipe)), _from_hub(text))
+    if hub.is_hub_id(path):
+        return Target(text, _weights(_needed(text, recipe)), hub.download(str(path)))
     raise UserError(f"{text}: neither {KINDS}")
 
 
@@ -141,24 +141,3 @@ def _stored(path: Path, number: int) -> Target:
     recipe = recipes.build(record["recipe"])
     name = record["policies"][number - 1]["name"]
     return replace(Target(f"{name} ({path.name})", recipe, None), stored=path / str(number))
-
-
-def _from_hub(name: str) -> Path:
-    """Fetch a model from the hub, or find it in the hub's cache."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
-    except errors.GatedRepoError as error:
-        raise UserError(f"{name}: the hub asks for an accepted licence: accept it there, then set HF_TOKEN") from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(
-            f"{name}: no such folder here and no such model on the hub (a private one needs HF_TOKEN)"
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
-        raise UserError(
-            f"{name}: no such folder here, the hub cannot be reached, and its cache does not hold the model; name a "
-            "folder, or fetch it where there is a network: `hf download " + name + "`"
-        ) from error

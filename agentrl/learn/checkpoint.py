@@ -2,7 +2,7 @@
 
     .writing-000040/ ── every file written and synced ── COMPLETE (sizes and hashes) ── rename ──> step-000040/
         model/       a transformers folder, or a LoRA adapter: what `eval`, `model export` and an engine load
-        learner.pt   float32 masters, AdamW's moments, reference, counters
+        learner.pt   float32 masters, AdamW's moments, reference, counters; with `learner.ranks` shards/ instead
         state.pt     curriculum, queue, metrics, recipe, random generators
         COMPLETE     JSON: format, step, and for each file its size and SHA-256
 
@@ -29,10 +29,11 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import StorageError
-from agentrl.learn.model import save_model
+from agentrl.learn.shard_files import FOLDER, read_counters
 
 if TYPE_CHECKING:
     from agentrl.learn.learner import Learner
+    from agentrl.learn.sharded import ShardedLearner
 
 MARKER = "COMPLETE"
 FORMAT = 2
@@ -66,7 +67,7 @@ class Checkpoint:
 
 def save(
     folder: Path,
-    learner: Learner,
+    learner: Learner | ShardedLearner,
     sampler_state: Any = None,
     scheduler_state: Any = None,
     metrics_state: Any = None,
@@ -92,16 +93,16 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         _tidy(folder)
         writing.mkdir()
-        save_model(learner.model, learner.tokenizer, writing / "model")
-        torch.save(learner.state_dict(), writing / "learner.pt")
+        sealed = learner.write(writing)
         torch.save(state, writing / "state.pt")
         _read(writing / "state.pt")  # what cannot be read must fail now, not on resume
-        files = {str(p.relative_to(writing)): _seal(p) for p in sorted(writing.rglob("*")) if p.is_file()}
+        written = {str(p.relative_to(writing)): p for p in sorted(writing.rglob("*")) if p.is_file()}
+        files = {name: sealed.get(name) or _seal(path) for name, path in written.items()}
         marker = {"format": FORMAT, "step": learner.steps, "files": files}
         (writing / MARKER).write_text(json.dumps(marker, indent=1), encoding="utf-8")
         _seal(writing / MARKER)
-        _sync_folder(writing / "model")
-        _sync_folder(writing)
+        for inner in (*(p for p in writing.rglob("*") if p.is_dir()), writing):
+            _sync_folder(inner)
         if final.exists():  # the same step again: keep the old one aside until the new one has its name
             final.rename(folder / f".aside-{final.name}")
         writing.rename(final)
@@ -176,7 +177,7 @@ def load(folder: Path, *, warnings: tuple[str, ...] = ()) -> Checkpoint:
         return Checkpoint(
             folder=folder,
             step=marker["step"],
-            learner=_read(folder / "learner.pt"),
+            learner=read_counters(folder) if (folder / FOLDER).is_dir() else _read(folder / "learner.pt"),
             recipe=state["recipe"],
             generators=state["generators"],
             warnings=warnings,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,14 +18,16 @@ from torch import Tensor
 
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.algorithms import resolve
-from agentrl.learn.attention import Kind, choose, model_inputs, packed
+from agentrl.learn.attention import Kind, choose, packed
 from agentrl.learn.compile import CompiledModules
-from agentrl.learn.logprobs import HeadOutput, head
-from agentrl.learn.model import adapter_state, merged_state
+from agentrl.learn.logprobs import HeadOutput
+from agentrl.learn.model import adapter_state, merged_state, save_model
 from agentrl.learn.model_check import check_structure, own_logprobs, probe_sequences, refuse
 from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
 from agentrl.learn.pack import Batch, MicroBatch, pack
+from agentrl.learn.scorer import Scorer
+from agentrl.learn.shard_files import whole_state
 from agentrl.learn.step_report import (
     BOUNDS,
     STALE_BOUND,
@@ -34,8 +37,8 @@ from agentrl.learn.step_report import (
     mismatch,
     quantile,
 )
-from agentrl.recipe import Recipe
-from agentrl.types import TrainingSample
+from agentrl.recipe import Recipe, WarmStartSection
+from agentrl.types import TrainingSample, Trajectory
 
 
 class Learner:
@@ -63,12 +66,16 @@ class Learner:
         self._head: Any = self._inner.get_output_embeddings()
         if type(self._head) is not torch.nn.Linear or self._head.bias is not None:
             raise RecipeError("the model's output head must be a plain linear layer without bias, and no LoRA target")
-        self.device: torch.device = self._head.weight.device
-        self._attention: Kind = choose(recipe.model.attention, self.device, self._head.weight.dtype)
-        modules = self._inner if self._section.fuse else torch.nn.Module()
-        self._compiled: CompiledModules = CompiledModules(modules, self.device)
-        trainable = {n: p for n, p in self._inner.named_parameters() if p.requires_grad}
-        self.optimizer: Optimizer = Optimizer(trainable, self._section)
+        self._dtype: torch.dtype = self._head.weight.dtype
+        """Precision of the forward pass."""
+        self._scorer: Scorer = Scorer(
+            self._inner,
+            temperature=recipe.rollout.temperature,
+            candidates=self.algorithm.simko.candidates if self.algorithm.simko else 0,
+            float32=recipe.model.float32_head,
+        )
+        self._place(self._head.weight.device)
+        self.optimizer: Optimizer = self._make_optimizer()
         self._largest: int = 0
         """Tokens of the largest micro-batch so far."""
         self._reference: dict[str, Tensor] | None = None
@@ -78,18 +85,21 @@ class Learner:
             self._inner.gradient_checkpointing_enable({"use_reentrant": False})
         self._check()
 
+    def _place(self, device: torch.device) -> None:
+        """Choose attention and kernels for a device."""
+        self.device: torch.device = device
+        self._attention: Kind = choose(self.recipe.model.attention, device, self._dtype)
+        modules = self._inner if self._section.fuse else torch.nn.Module()
+        self._compiled: CompiledModules = CompiledModules(modules, device)
+
+    def _make_optimizer(self) -> Optimizer:
+        return Optimizer({n: p for n, p in self._inner.named_parameters() if p.requires_grad}, self._section)
+
     # What the loop calls --------------------------------------------------------------------------------------------
 
     def pack(self, samples: Sequence[TrainingSample]) -> Batch:
         """Pack samples as this learner's recipe says."""
-        return pack(
-            samples,
-            self.algorithm.aggregation,
-            micro_tokens=self._section.micro_tokens,
-            minibatches=self._section.minibatches,
-            max_tokens=self.recipe.rollout.max_tokens,
-            dtype=self._loss_dtype,
-        )
+        return pack_samples(samples, self.recipe, self._loss_dtype)
 
     def step(self, batch: Batch) -> StepReport:
         """Train on a batch. Raise EngineError when engine and learner disagree beyond the recipe's bound."""
@@ -104,9 +114,9 @@ class Learner:
         self._make_room(batch)
         minibatches = [[micro.to(self.device) for micro in minibatch] for minibatch in batch.minibatches]
         updates = self._section.epochs * len(minibatches)
-        reference = [[self._reference_logprobs(micro) for micro in minibatch] for minibatch in minibatches]
+        reference = self._reference_logprobs(minibatches)
         old = [[self._old_logprobs(micro, updates) for micro in minibatch] for minibatch in minibatches]
-        statistics = TokenStatistics()
+        statistics = self._new_statistics()
         losses: list[float] = []
         norms: list[float] = []
         applied = skipped = 0
@@ -120,7 +130,7 @@ class Learner:
                 if epoch == index == 0:
                     first_mismatch = self._mismatch(statistics)
                 norm = self.optimizer.norm()
-                losses.append(float(loss))
+                losses.append(self._whole_loss(loss))
                 norms.append(float(norm))
                 if not (math.isfinite(norms[-1]) and math.isfinite(losses[-1])):
                     self.optimizer.zero()
@@ -200,8 +210,41 @@ class Learner:
             "reference": self._reference,
         }
 
+    def fine_tune(
+        self,
+        demonstrations: Sequence[Trajectory],
+        section: WarmStartSection,
+        *,
+        seed: int,
+        say: Callable[[str], None],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> float:
+        """Train on the demonstrations that solve their task, then start RL from there; return the last mean loss."""
+        from agentrl.learn.sft import warm_start
+
+        loss = warm_start(
+            self.model,
+            self.tokenizer,
+            demonstrations,
+            section,
+            seed=seed,
+            micro_tokens=self._section.micro_tokens,
+            say=say,
+            progress=progress,
+        )
+        self.adopt()
+        return loss
+
+    def write(self, folder: Path) -> dict[str, tuple[int, str]]:
+        """Write the learner's part of a checkpoint: the model's folder and everything that changes."""
+        save_model(self.model, self.tokenizer, folder / "model")
+        torch.save(self.state_dict(), folder / "learner.pt")
+        return {}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state_dict`."""
+        """Resume from `state_dict`, or from the shards of `learner.ranks`."""
+        if "shards" in state:
+            state = whole_state(state, self.optimizer.state_dict()["adam"]["param_groups"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.version, self.steps, self.skipped = state["version"], state["steps"], state["skipped"]
         if self.algorithm.needs_reference and state["reference"] is not None:
@@ -211,32 +254,17 @@ class Learner:
 
     @property
     def _loss_dtype(self) -> torch.dtype:
-        return torch.float64 if self._head.weight.dtype == torch.float64 else torch.float32
+        return torch.float64 if self._dtype == torch.float64 else torch.float32
 
     def logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> HeadOutput:
         """Evaluate the policy on a micro-batch's sampled tokens, with `parameters` in place of its own."""
-        decoder = self._inner.get_decoder()
-        inputs = model_inputs(micro.token_ids, micro.positions, micro.layout, self._attention)
-        weight = self._head.weight
         with packed(self._inner):
             if parameters is None:
-                hidden = decoder(**inputs)[0]
-            else:
-                names = {id(p): n for n, p in self._inner.named_parameters()}
-                weight = parameters.get(names[id(weight)], weight)
-                inside = {
-                    n: parameters[names[id(p)]] for n, p in decoder.named_parameters() if names[id(p)] in parameters
-                }
-                with self._compiled.use(False):  # compiled calls hold their own weights
-                    hidden = torch.func.functional_call(decoder, inside, (), inputs)[0]
-        return head(
-            _rows(hidden[0], micro.predictors),
-            weight,
-            micro.targets,
-            temperature=self.recipe.rollout.temperature,
-            candidates=self.algorithm.simko.candidates if self.algorithm.simko else 0,
-            float32=self.recipe.model.float32_head,
-        )
+                return HeadOutput.of(self._scorer(micro, self._attention))
+            inside = {f"model.{name}": tensor for name, tensor in parameters.items()}
+            with self._compiled.use(False):  # compiled calls hold their own weights
+                outputs = torch.func.functional_call(self._scorer, inside, (micro, self._attention))
+        return HeadOutput.of(outputs)
 
     def _accumulate(
         self,
@@ -249,6 +277,7 @@ class Learner:
     ) -> Tensor:
         """Accumulate the gradient of one optimizer step; return its loss."""
         self.model.train()
+        statistics.begin()
         total = torch.zeros((), dtype=self._loss_dtype, device=self.device)
         for micro, old_logprobs, reference_logprobs in zip(minibatch, old, reference, strict=True):
             output = self.logprobs(micro)
@@ -270,6 +299,7 @@ class Learner:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             statistics.add(
+                micro.place,
                 entropy=output.entropy,
                 ratio=losses.ratio,
                 clipped=losses.clipped.float(),
@@ -279,6 +309,7 @@ class Learner:
             )
             if first:
                 statistics.add(
+                    micro.place,
                     learner=output.logprobs,
                     engine=micro.engine_logprobs,
                     current=(micro.versions == self.version).float(),
@@ -291,8 +322,17 @@ class Learner:
             return micro.engine_logprobs
         return None if updates == 1 else self._fixed_logprobs(micro)
 
-    def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        return None if self._reference is None else self._fixed_logprobs(micro, self._reference)
+    def _reference_logprobs(self, minibatches: Sequence[Sequence[MicroBatch]]) -> list[list[Tensor | None]]:
+        if self._reference is None:
+            return [[None for _ in minibatch] for minibatch in minibatches]
+        return [[self._fixed_logprobs(micro, self._reference) for micro in minibatch] for minibatch in minibatches]
+
+    def _new_statistics(self) -> TokenStatistics:
+        return TokenStatistics()
+
+    def _whole_loss(self, loss: Tensor) -> float:
+        """Return the loss of the whole minibatch."""
+        return float(loss)
 
     def _fixed_logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return logprobs without a gradient."""
@@ -305,7 +345,7 @@ class Learner:
         result = mismatch(statistics.all("learner"), statistics.all("engine"), statistics.all("current"))
         bound = self._section.max_mismatch
         if bound is None:
-            bound = STALE_BOUND if result.stale else BOUNDS[self._head.weight.dtype]
+            bound = STALE_BOUND if result.stale else BOUNDS[self._dtype]
         if not result.judged <= bound:
             raise EngineError(
                 f"engine and learner disagree by {result.judged:.3g} nats per token on average (learner.max_mismatch "
@@ -328,7 +368,7 @@ class Learner:
         own = own_logprobs(self._inner, sequences, self.recipe.rollout.temperature)
         # In 16 bits single unlikely tokens differ by half a nat. There the mean is compared: a coarse test of kernels;
         # `check_structure` has judged the model.
-        exact = self._head.weight.dtype in (torch.float32, torch.float64)
+        exact = self._dtype in (torch.float32, torch.float64)
         differences = (ours - own).abs()
         difference = float(differences.max() if exact else differences.mean())
         if not difference < (1e-3 if exact else 0.3):
@@ -339,10 +379,13 @@ class Learner:
             )
 
 
-def _rows(hidden: Tensor, places: Tensor) -> Tensor:
-    """Return rows of the hidden states, some of them several times.
-
-    On the CPU the gradient of `hidden[places]` adds up what comes back to one row in an order that depends on which
-    thread is first, hence on the machine's load; that of `index_select` always adds in the order of `places`.
-    """
-    return hidden.index_select(0, places) if hidden.device.type == "cpu" else hidden[places]
+def pack_samples(samples: Sequence[TrainingSample], recipe: Recipe, dtype: torch.dtype) -> Batch:
+    """Pack samples as a recipe says, with numbers of the loss's precision."""
+    return pack(
+        samples,
+        resolve(recipe.algorithm).aggregation,
+        micro_tokens=recipe.learner.micro_tokens,
+        minibatches=recipe.learner.minibatches,
+        max_tokens=recipe.rollout.max_tokens,
+        dtype=dtype,
+    )

@@ -43,6 +43,11 @@ class HeadOutput:
     likeliest: Tensor | None
     """Whether the target is the likeliest token, where `candidates` > 0."""
 
+    @classmethod
+    def of(cls, values: tuple[Tensor, Tensor, Tensor | None, Tensor | None]) -> HeadOutput:
+        """Make one from its values as a tuple."""
+        return cls(logprobs=values[0], entropy=values[1], candidates=values[2], likeliest=values[3])
+
 
 def head(
     hidden: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agentrl import seeds
 from agentrl.errors import RecipeError, UserError
+from agentrl.learn.hub import model_folder
 from agentrl.recipe import LoraSection, PretrainedModel, ScratchModel
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -79,7 +80,7 @@ def load_model(
         if folder is not None and adapter is None:
             model, tokenizer = _pretrained(folder, dtype)
         elif isinstance(section, PretrainedModel):
-            model, tokenizer = _pretrained(section.path, dtype)
+            model, tokenizer = _pretrained(model_folder(section.path, section.revision), dtype)
         else:
             tokenizer = scratch_tokenizer(texts, section.vocabulary)
             model = scratch_model(section, tokenizer)
@@ -193,14 +194,15 @@ def _with_lora(model: Any, section: LoraSection, adapter: Path | None) -> Any:
 def merged_state(model: Any) -> dict[str, Tensor]:
     """Return the model's tensors by their plain names, with LoRA merged into copies of the layers it changes.
 
-    Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once.
+    Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once. Parameters
+    of which only a shard is here are left out.
     """
     if not hasattr(model, "get_base_model"):
-        return {name: p.detach() for name, p in model.named_parameters()}
+        return {name: p.detach() for name, p in model.named_parameters() if type(p.data) is Tensor}
     inner = model.get_base_model()
     state: dict[str, Tensor] = {}
     for name, parameter in inner.named_parameters():
-        if ".lora_" in name or ".lora_magnitude" in name:
+        if ".lora_" in name or ".lora_magnitude" in name or type(parameter.data) is not Tensor:
             continue
         if ".base_layer." not in name:
             state[name] = parameter.detach()

@@ -84,6 +84,20 @@ class Optimizer:
         self.zero()
         self._adam = self._adamw()
 
+    def moments(self, name: str) -> dict[str, Tensor]:
+        """Return AdamW's state of a parameter; empty before its first update."""
+        return dict(self._adam.state.get(self.masters[name], {}))
+
+    def forget(self) -> None:
+        """Forget AdamW's state of all parameters."""
+        self._adam.state.clear()
+
+    def remember(self, name: str, step: Tensor, moments: Mapping[str, Tensor]) -> None:
+        """Restore AdamW's state of a parameter."""
+        fused = self._adam.defaults.get("fused")
+        place = self.masters[name].device if fused else torch.device("cpu")
+        self._adam.state[self.masters[name]] = {"step": step.to(place), **moments}
+
     def zero(self) -> None:
         """Clear all gradients."""
         self._gradients.clear()

@@ -51,6 +51,8 @@ class MicroBatch:
     """(N,) int64: the policy version that sampled each token."""
     sequence: Tensor
     """(N,) int64: which sequence each belongs to."""
+    place: int = 0
+    """Its place among the micro-batches of a minibatch that ranks share; -1 marks a copy that counts for nothing."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the same on another device."""
@@ -98,6 +100,28 @@ def pack(
         computed=sum(len(micro.token_ids) for minibatch in packed for micro in minibatch),
         sampled=int(sum(s.segment.loss_mask.sum() for s in counting)),
     )
+
+
+def divide(batch: Batch, ranks: int) -> list[Batch]:
+    """Divide the micro-batches of each minibatch over ranks, about as many tokens for each.
+
+    All ranks get as many micro-batches, because they compute each layer together: the missing ones are copies of the
+    shortest one that count for nothing.
+    """
+    parts: list[list[tuple[MicroBatch, ...]]] = [[] for _ in range(ranks)]
+    for minibatch in batch.minibatches:
+        shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+        loads = [0] * ranks
+        for place in sorted(range(len(minibatch)), key=lambda i: (-len(minibatch[i].token_ids), i)):
+            rank = loads.index(min(loads))
+            shares[rank].append(replace(minibatch[place], place=place))
+            loads[rank] += len(minibatch[place].token_ids)
+        shortest = min(minibatch, key=lambda micro: len(micro.token_ids))
+        filler = replace(shortest, coefficients=torch.zeros_like(shortest.coefficients), place=-1)
+        for part, share in zip(parts, shares, strict=True):
+            missing = max(map(len, shares)) - len(share)
+            part.append((*sorted(share, key=lambda micro: micro.place), *[filler] * missing))
+    return [replace(batch, minibatches=tuple(part)) for part in parts]
 
 
 def token_coefficients(samples: Sequence[TrainingSample], aggregation: Aggregation, max_tokens: int) -> list[float]:

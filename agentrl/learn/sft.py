@@ -37,6 +37,16 @@ def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, list[int]]]:
     return result
 
 
+def solved(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the demonstrations that solve their task; UserError where none does."""
+    right = [t for t in trajectories if t.outcome.score == 1.0]
+    if not right:
+        raise UserError(
+            "no demonstration solved its task; does the environment's expert() work? Try `agentrl env check`"
+        )
+    return right
+
+
 def warm_start(
     model: Any,
     tokenizer: Any,
@@ -55,13 +65,8 @@ def warm_start(
     """
     from datasets import Dataset, disable_progress_bars
 
-    solved = [t for t in trajectories if t.outcome.score == 1.0]
-    if not solved:
-        raise UserError(
-            "no demonstration solved its task; does the environment's expert() work? Try `agentrl env check`"
-        )
+    dataset = rows(solved(trajectories))
     disable_progress_bars()
-    dataset = rows(solved)
     losses: list[float] = []
     student = copy.deepcopy(model).float()
     with tempfile.TemporaryDirectory() as temporary:

@@ -123,8 +123,11 @@ class TokenStatistics:
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = {}
 
-    def add(self, **values: Tensor | None) -> None:
-        """Add one micro-batch's numbers."""
+    def begin(self) -> None:
+        """Begin the next update."""
+
+    def add(self, place: int, **values: Tensor | None) -> None:
+        """Add the numbers of the micro-batch at a place of its minibatch."""
         for name, value in values.items():
             if value is not None:
                 self._values.setdefault(name, []).append(value.detach())

@@ -66,12 +66,15 @@ class LoraSection(Section):
 
 
 class PretrainedModel(Section):
-    """A model in a transformers folder."""
+    """A model in a transformers folder, or on the Hugging Face hub."""
 
     type: Literal["pretrained"] = "pretrained"
     """Selects a pretrained model; the default."""
     path: Path
-    """The transformers folder (config.json, weights, tokenizer). `agentrl model get` makes one."""
+    """The transformers folder (config.json, weights, tokenizer), which `agentrl model get` makes; or a Hugging Face id
+    such as Qwen/Qwen3-4B, downloaded once by huggingface_hub (HF_HOME, HF_TOKEN, HF_ENDPOINT)."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id. By default its main branch, which may change between runs."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of the forward pass. Master weights stay float32. Use float32 on a CPU."""
     attention: Literal["auto", "sdpa", "varlen"] = "auto"

@@ -37,7 +37,7 @@ def gradient(learner: Learner, samples: list[TrainingSample], micro_tokens: int)
     with packed(learner.model):
         for minibatch in batch.minibatches:
             old = [m.engine_logprobs for m in minibatch]
-            reference = [learner._reference_logprobs(m) for m in minibatch]
+            (reference,) = learner._reference_logprobs([minibatch])
             loss = float(learner._accumulate(minibatch, old, reference, TokenStatistics(), first=True))
     found = [torch.zeros_like(m) if m.grad is None else m.grad for m in learner.optimizer.masters.values()]
     return loss, torch.cat([g.flatten() for g in found]).clone()

@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from agentrl.errors import RecipeError
 from agentrl.learn import attention
 from agentrl.learn.learner import Learner
+from agentrl.learn.model_check import own_logprobs, probe_sequences
 from agentrl.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
@@ -34,6 +35,7 @@ FIT: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS,
     "mistral": {"sliding_window": 5},
     "smollm3": {},
+    "phi3": {},
     "olmo3": {"sliding_window": 4096},
     "gemma3_text": {"sliding_window": 4096},
 }
@@ -57,6 +59,7 @@ UNFIT: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 8.0},
     "gemma3_text": {"final_logit_softcapping": 30.0},
     "bloom": {"n_head": 4, "n_layer": 2},
+    "phi": {},
 }  # fmt: skip
 EAGER = ("mamba", "bloom")
 """Models without scaled_dot_product_attention."""
@@ -81,11 +84,39 @@ def test_plain_attention_is_accepted(make_recipe: MakeRecipe, kind: str, dtype: 
     Learner(model_of(kind, dtype, **FIT[kind]), None, make_recipe(model={"dtype": dtype}))
 
 
+@pytest.mark.parametrize("kind", sorted(FIT))
+def test_packed_logprobs_and_gradients_are_transformers_own(make_recipe: MakeRecipe, kind: str) -> None:
+    """Long sequences with shared beginnings, windows shorter than they are, weights large enough to tell."""
+    more = FIT[kind] | ({"sliding_window": 5} if "sliding_window" in FIT[kind] else {})
+    model = model_of(kind, "float32", **more)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(4.0)
+    learner = Learner(model, None, make_recipe())
+    sequences, micro = probe_sequences(64)
+    assert micro.layout.keys is not None  # something is shared
+    ours = learner.logprobs(micro).logprobs
+    assert float((ours.detach() - own_logprobs(model, sequences)).abs().max()) < 1e-4
+    ours.sum().backward()  # type: ignore[no-untyped-call]
+    packed_gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    for sequence in sequences:
+        ids = torch.tensor(sequence, dtype=torch.int64)
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        logits.log_softmax(-1).gather(-1, ids[1:, None]).sum().backward()
+    largest = max(float(g.abs().max()) for g in packed_gradients.values())
+    for name, parameter in model.named_parameters():
+        difference = (packed_gradients[name] - parameter.grad).abs().max()
+        assert float(difference) < 1e-5 * largest, name
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", sorted(UNFIT))
 def test_state_and_changed_logits_are_refused(make_recipe: MakeRecipe, kind: str, dtype: str) -> None:
     """Freshly drawn weights are small, so that only the structure tells: values hardly differ, least in bfloat16."""
-    with pytest.raises(RecipeError, match="Train a Llama, Qwen, SmolLM or Mistral model"):
+    with pytest.raises(
+        RecipeError, match="Train a Llama, Qwen, SmolLM or Mistral model|must be a plain linear layer without bias"
+    ):
         Learner(model_of(kind, dtype, **UNFIT[kind]), None, make_recipe(model={"dtype": dtype}))
 
 

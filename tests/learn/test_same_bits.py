@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from agentrl.learn.learner import _rows
+from agentrl.learn.scorer import _rows
 
 
 def test_gradients_do_not_depend_on_which_thread_is_first() -> None:
