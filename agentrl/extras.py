@@ -12,6 +12,8 @@ NOT_FOR_USERS = ("dev", "docs")
 """Extras that a command of ours never needs."""
 OTHER_NAMES = {"mkdocs_material": "material", "nvidia_ml_py": "pynvml"}
 """Distributions whose import name is another."""
+PREFERRED = dict.fromkeys(("starlette", "uvicorn"), "view")
+"""Packages of several extras, and the one to name."""
 BROUGHT_ALONG = {"datasets": "train", "huggingface_hub": "train", "requests": "docker"}
 """Packages that we import and that others of the extra bring along."""
 
@@ -32,7 +34,7 @@ def by_module() -> dict[str, str]:
             if name:
                 word = re.sub(r"[-.]", "_", name[0]).lower()
                 modules.setdefault(OTHER_NAMES.get(word, word), extra)
-    return {**BROUGHT_ALONG, **modules}
+    return {**BROUGHT_ALONG, **modules, **PREFERRED}
 
 
 def optional() -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from agentrl.sdk import resolve
 
 TINY: dict[str, Any] = {
     "run": {"name": "tiny", "steps": 1, "seed": 3},
-    "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 256},
+    "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 512},
     "envs": [{"name": "countdown", "levels": [1]}],
     "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 16},
     "learner": {"groups_per_step": 2, "lr": 1.0e-3},

@@ -20,7 +20,9 @@ PAGES = sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/**/*.md"), *CHECKOU
                 *CHECKOUT.glob("envs/*/README.md")])  # fmt: skip
 COMMANDS = typer.main.get_command(app)
 RUN_ELSEWHERE = {"docs/api.md", "docs/authoring.md", "docs/verifiers.md", "docs/sandbox_api.md", "docs/extending.md"}
-"""Their code needs more than itself: tests/envs/test_authoring_doc.py and tests/verifiers/test_docs.py run it; api.md
+RUN_ELSEWHERE |= {"docs/agents.md", "docs/trackers.md"}
+"""Their code needs more than itself: tests/envs/test_authoring_doc.py, tests/verifiers/test_docs.py,
+tests/interop and tests/test_sdk.py run it; api.md
 shows signatures."""
 
 
@@ -41,7 +43,7 @@ def test_the_site_has_no_dead_link(tmp_path: Path) -> None:
     code, said = build(CHECKOUT, tmp_path / "site")
     assert code == 0, said
     home = (tmp_path / "site" / "index.html").read_text()
-    assert 'href="install.html"' in home and 'src="images/board.svg"' in home
+    assert 'href="install.html"' in home and 'src="images/viewer-run.png"' in home
     assert "fonts.googleapis" not in home  # it can be read without a network
     assert (tmp_path / "site" / "examples" / "own-environment" / "index.html").is_file()
 

@@ -33,7 +33,7 @@ def runs(
 
     rows = run_list.collect(folders or [])
     typer.echo(
-        run_list.as_json(rows) if as_json else run_list.as_text(rows, ", ".join(map(str, folders or [Path("runs")])))
+        run_list.as_json(rows) if as_json else run_list.as_text(rows, ", ".join(map(str, folders or ())) or "./runs")
     )
 
 

@@ -109,6 +109,7 @@ def test_a_server_too_old_to_say_versions(opened: Any, model: Any, forward: Forw
     asyncio.run(main())
 
 
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="starts SGLang twice more; set AGENTRL_FULL")
 def test_a_server_that_dies_is_diagnosed_and_started_again(
     kept: Any, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def run(name: str, tmp_path: Path, **variables: str) -> str:
 
 def test_every_folder_is_listed_and_has_a_page() -> None:
     folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
-    assert folders == QUICK | LONG | {"kuberay"}
+    assert folders == QUICK | LONG | {"agents", "kuberay", "notebook"}
     page = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"\]\(([\w-]+)/", page)) == folders
     assert all((EXAMPLES / name / file).is_file() for name in QUICK | LONG for file in ("README.md", "run.sh"))

@@ -17,6 +17,7 @@ import torch
 from agentrl.learn.pack import Batch, MicroBatch, divide
 
 HERE = Path(__file__).resolve().parent
+FULL = bool(os.environ.get("AGENTRL_FULL"))
 RECIPE: dict[str, Any] = {
     "run": {"name": "test", "steps": 10},
     "envs": [{"name": "none"}],
@@ -38,10 +39,10 @@ def recipe(**sections: dict[str, Any]) -> dict[str, Any]:
 
 JOBS: dict[str, dict[str, Any]] = {
     "double": {
-        "do": "gradients", "ranks": [0, 1, 2, 3], "double": True,
+        "do": "gradients", "ranks": [0, 1, 2, 3] if FULL else [0, 3], "double": True,
         "recipe": recipe(learner={"checkpointing": True, "minibatches": 2, "epochs": 2}),
     },
-    "float": {"do": "gradients", "ranks": [0, 2, 3], "recipe": recipe()},
+    "float": {"do": "gradients", "ranks": [0, 2, 3] if FULL else [0, 3], "recipe": recipe()},
     "lora": {"do": "gradients", "ranks": [0, 2], "double": True, "lora": True, "recipe": recipe()},
     "experts": {
         "do": "gradients", "ranks": [0, 2], "kind": "qwen3_moe", "shape": SHAPE | EXPERTS, "recipe": recipe(),
