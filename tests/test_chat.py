@@ -147,16 +147,17 @@ def test_ctrl_c_ends_it_at_the_prompt(recipe: Path) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "agentrl", "chat", str(recipe)])
     shown = b""
     end = time.monotonic() + 120
-    sent = False
+    sent = 0.0
     while time.monotonic() < end:
         ready, _, _ = select.select([terminal], [], [], 1.0)
         try:
             shown += os.read(terminal, 4096) if ready else b""
         except OSError:  # the other side is closed
             break
-        if not sent and shown.rstrip(b" ").endswith(b">"):
+        # Sent again where nothing came of it: readline misses a signal that arrives while it prepares the terminal.
+        if shown.rstrip(b" ").endswith(b">") and time.monotonic() - sent > 20:
             os.write(terminal, b"\x03")
-            sent = True
+            sent = time.monotonic()
     else:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)

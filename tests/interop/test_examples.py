@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "agents"
 
 def test_every_example_has_a_recipe_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER.parents[1])
-    names = sorted(path.name for path in FOLDER.iterdir())
+    names = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
     assert names == ["langgraph", "openai_agents", "openai_sdk", "shell", "smolagents"]
     for name in names:
         agent = recipes.load(FOLDER / name / "recipe.yaml").envs[0].agent
