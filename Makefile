@@ -58,17 +58,17 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-# Two branches side by side: what needs SGLang waits for it to be installed, and has its server for itself; what needs
-# Ray has one cluster for all of its tests.
+# Two branches side by side, about equally long: what needs SGLang waits for it to be installed, and has its server for
+# itself; what needs Ray has one cluster for all of its tests.
 test: system-test $(VENV)/.test
 	@$(MAKE) --no-print-directory -j2 --output-sync=line test-others test-engines
 
 .PHONY: test-others test-engines
-test-others: check
+test-others:
 	$(BIN)/python -m pytest -q tests/sandboxes
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/sandboxes --ignore tests/cluster --ignore tests/engines
 
-test-engines:
+test-engines: check
 	$(BIN)/agentrl engine install sglang --cpu
 	$(BIN)/python -m pytest -q tests/engines
 	$(BIN)/python -m pytest -q tests/cluster
