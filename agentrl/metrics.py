@@ -109,8 +109,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("audit/score", "score", "Mean score of the audit verifier."),
     Metric("audit/gap", "score", "Reward minus audit score, mean over the episodes that have both."),
     Metric("audit/levels", "episodes", "Passed and graded episodes of the round, by environment and level."),
-    Metric("audit/heldout_gap", "share", "Passes of the last ten steps' episodes minus those of the newest evaluation, "
-           "on the same levels. A curriculum that prefers easier tasks raises it; its growth tells more."),
+    Metric("audit/heldout_gap", "share", "Passes of the ten steps before the newest evaluation minus its own, on "
+           "the same levels. A curriculum that prefers easier tasks raises it; its growth tells more."),
     Metric("learn/version", "versions", "Policy version after the step."),
     Metric("learn/updates", "updates", "Optimizer steps applied."),
     Metric("learn/skipped", "updates", "Optimizer steps left out because loss or gradient was not finite."),

@@ -183,11 +183,12 @@ def watch_rows() -> list[dict[str, Any]]:
     audited = replace(episode(0, 0, 1.0), audit=Verdict(score=0.0))
     seen = Round(number=1, kept=(group(0, audited, episode(0, 1, 0.0)),))
     level = str(audited.task.level)
-    evals = [{"kind": "eval", "step": 0, "eval/files/levels": {level: 0.5}}]
+    evals = [{"kind": "eval", "step": 1, "eval/files/levels": {level: 0.5}}]
+    before = [{"kind": "step", "step": 1, "audit/levels": {f"files/{level}": [1, 2]}}]
     kept = [replace(one, env="files") for one in seen.kept]
     seen = replace(seen, kept=tuple(kept))
     watch = Watch(AuditSection(), {}, 0)
-    return [watch.look(1, seen, [], evals), watch.look(1, None)]  # type: ignore[arg-type]
+    return [watch.look(2, seen, before, evals), watch.look(1, None)]  # type: ignore[arg-type]
 
 
 def test_every_key_is_declared_and_every_declared_key_is_written() -> None:

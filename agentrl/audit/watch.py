@@ -3,7 +3,7 @@
     round ──┬─ best rewarded half ─┬─ signals ──────────────> audit/suspicious, audit/signals, audit/worst
             └─ drawn half ─────────┘
     every episode that the audit verifier graded too ───────> audit/gap, audit/refuted
-    passes by level, against the newest evaluation's ───────> audit/heldout_gap
+    passes by level before the newest evaluation, and its ──> audit/heldout_gap
 alarms.py reads these rows, and nothing else, so that a resumed run goes by the same figures.
 """
 
@@ -72,7 +72,7 @@ class Watch:
         episodes = [(group.env, trajectory) for group in groups for trajectory in group.trajectories]
         top, drawn = self._sample(step, episodes)
         row = {**self._signals(top, drawn), **_second_grades(episodes), "audit/levels": _levels(episodes)}
-        gap = heldout_gap([*steps[-WINDOW + 1 :], row], evals)
+        gap = heldout_gap(steps, evals)
         return row if gap is None else {**row, "audit/heldout_gap": gap}
 
     def _sample(self, step: int, episodes: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
@@ -153,9 +153,14 @@ def _levels(episodes: Sequence[Episode]) -> dict[str, list[int]]:
 
 
 def heldout_gap(steps: Sequence[Row], evals: Sequence[Row]) -> float | None:
-    """Return by how much training passes more often than the newest evaluation did, on the levels that both have."""
+    """Return by how much training passed more often than the newest evaluation, on the levels that both have.
+
+    Only the last ten steps before that evaluation count: a policy that learns passes more often than it did long ago.
+    """
     if not evals:
         return None
+    evaluated = evals[-1]["step"]
+    steps = [row for row in steps if evaluated - WINDOW < row["step"] <= evaluated]
     heldout = {
         f"{env}/{level}": share
         for env, part in by_environment(evals[-1]).items()

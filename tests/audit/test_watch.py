@@ -155,8 +155,10 @@ KNOWN = {"weak": reference.of(Weak(), [1])}
 
 
 def test_a_round_gives_its_figures() -> None:
-    evals = [{"kind": "eval", "step": 0, "eval/weak/levels": {"1": 0.25}}]
-    seen = Watch(AuditSection(), KNOWN, 0).look(1, round_of("right", "trick", "no", "no", audits=True), [], evals)
+    evals = [{"kind": "eval", "step": 20, "eval/weak/levels": {"1": 0.25}}]
+    before = [{"kind": "step", "step": step, "audit/levels": {"weak/1": [step // 10, 2]}} for step in range(5, 25)]
+    round_ = round_of("right", "trick", "no", "no", audits=True)
+    seen = Watch(AuditSection(), KNOWN, 0).look(25, round_, before, evals)
     assert seen == {
         "audit/looked": 4,
         "audit/rewarded": 2,
@@ -170,9 +172,10 @@ def test_a_round_gives_its_figures() -> None:
         "audit/score": 0.25,
         "audit/gap": 0.25,
         "audit/levels": {"weak/1": [2, 4]},
-        "audit/heldout_gap": 0.25,
+        "audit/heldout_gap": 0.3,  # 11 of 20 in the steps 11 to 20
     }
-    assert heldout_gap([{"audit/levels": {"weak/2": [1, 1]}}], evals) is None
+    assert heldout_gap([{"step": 20, "audit/levels": {"weak/2": [1, 1]}}], evals) is None
+    assert heldout_gap([{"step": 21, "audit/levels": {"weak/1": [1, 1]}}], evals) is None  # learnt since
 
 
 def test_a_fault_of_the_watch_does_not_stop_a_run() -> None:
