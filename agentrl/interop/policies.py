@@ -33,7 +33,8 @@ from agentrl.interop.session import LARGE, Opening, Session
 from agentrl.recipe import AgentSection
 from agentrl.rollout.chat import FULL, read_answer, sendable
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, RolloutId, SamplingParams, TokenGenerator, sample
+from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
 from agentrl.types import Completion, Message, Segment, Task
 
 CallOfAgent = tuple[bytes, Completion]

@@ -11,7 +11,8 @@ from typing import Protocol
 from agentrl.engines.base import Sampling
 from agentrl.recipe import Recipe
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, TokenGenerator, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.sampling import SamplingParams, TokenGenerator
 from agentrl.types import Completion, Task, Trajectory
 
 

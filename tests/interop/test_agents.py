@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from agentrl.errors import EngineError
-from agentrl.rollout import rollout as rollout_module
+from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.rollout import Budget, RolloutId
 from agentrl.types import Source, Task
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_module, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(turn_sampling, "BACKOFF_S", 0.0)
 
 
 async def loop(task: Task, client: Any, box: Any) -> str:

@@ -15,10 +15,11 @@ from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.envs.play import uninterrupted
 from agentrl.errors import AuthoringError, EngineError, SandboxDied, SandboxError
-from agentrl.rollout import rollout as module
+from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, SamplingParams, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.sampling import SamplingParams
 from agentrl.rollout.token_log import TokenLog
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.types import Completion, Message, Task, ToolCall, Trajectory
@@ -31,7 +32,7 @@ BUDGET = Budget(context=4000, tokens=1000)
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(turn_sampling, "BACKOFF_S", 0.0)
 
 
 @pytest.fixture
@@ -232,7 +233,7 @@ def test_an_engine_that_stays_away_is_nobodys_score(chat: Renderer, echo: EnvRun
 def test_an_engine_that_only_aborts_is_found_out(
     chat: Renderer, echo: EnvRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "EMPTY_ABORTS", 3)
+    monkeypatch.setattr(turn_sampling, "EMPTY_ABORTS", 3)
     made = play(Stumbling((1, 2, 3), pace=0), chat, echo, replace(BUDGET, retries=0))
     assert made.outcome.fault is not None
     assert made.outcome.fault.cause == "EngineError: the engine aborted a request 4 times without sampling a token"

@@ -16,7 +16,7 @@ from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.tasks import Source
 from agentrl.errors import AuthoringError, EngineError
 from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum, UniformCurriculum
-from agentrl.rollout import rollout as rollout_module
+from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.player import LocalPlayer, RequestGate
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
@@ -213,7 +213,7 @@ def test_what_half_a_group_settles_the_other_half_never_begins(setting: Setting,
 
 
 def test_infra_failures_leave_their_group_and_are_counted(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_module, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(turn_sampling, "BACKOFF_S", 0.0)
     engine = setting.engine(lambda g, i: i == 1)
     speak = engine.says
 
