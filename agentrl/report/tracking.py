@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from agentrl import codec, records
 from agentrl.errors import UserError
 from agentrl.metrics import Metrics, Row, by_environment
-from agentrl.report.trackers import TensorBoard, scalars
+from agentrl.report.tensorboard import TensorBoard, scalars
 
 Say = Callable[[str], None]
 OVERVIEW = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.metrics import Metrics
-from agentrl.report.trackers import TensorBoard
+from agentrl.report.tensorboard import TensorBoard
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
