@@ -6,6 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 APT    := env DEBIAN_FRONTEND=noninteractive apt-get
 RUN    ?= quickstart
+comma  := ,
 
 .PHONY: help train test test-full check docs bench clean
 help:
@@ -17,39 +18,43 @@ help:
 	@echo "make bench      the benchmarks, into docs/evidence/"
 	@echo "make clean      remove the virtual environment and caches (runs/ stays)"
 
-# One virtual environment, made again only when what it holds changes.
-$(VENV)/.train: pyproject.toml constraints.txt
+# One virtual environment, made again only when what it holds changes. Compiling takes longer than the rest of an
+# installation, so it is done on all cores, and without other people's tests.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "agentrl needs Python 3.11 or later: make PYTHON=python3.11"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
-	  { echo "no venv module; on Debian: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@$(PYTHON) -m venv $(VENV) || { echo "no venv module; on Debian: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[train]'
+	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docker,sglang,ray,view,docs,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt verl
-	@touch $@
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[train,docker,sglang,ray,view,docs,dev]'
+	$(INSTALL) --no-deps verl
+	@$(COMPILE)
+	@touch $@ $(VENV)/.train
 
-# What must come from the system. As root on Debian it is installed; otherwise we say what is missing.
+# What must come from the system: PROGRAM=PACKAGES. As root on Debian it is installed, else we say what is missing.
 define need
-	@test -x $(1) || { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
-	  then $(APT) update -qq && $(APT) install -y -qq $(2) >/dev/null; \
-	  else echo "missing: $(1); ask an administrator for: apt-get install $(2)"; exit 1; fi; }
+	@missing=; for pair in $(1); do test -x $${pair%%=*} || missing="$$missing $${pair#*=}"; done; \
+	missing=$$(echo $$missing | tr , ' '); test -z "$$missing" || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then $(APT) update -qq && $(APT) install -y -qq $$missing >/dev/null; \
+	else echo "ask an administrator for: apt-get install $$missing"; exit 1; fi
 endef
 
-.PHONY: system-train system-test
-system-train:
-	$(call need,/usr/bin/python3,python3)
-system-test: system-train
-	$(call need,/usr/sbin/dockerd,docker.io)
-	$(call need,/usr/sbin/debootstrap,debootstrap)
-	$(call need,/usr/bin/git,git)
-	$(call need,/usr/sbin/ip,iproute2)
-	$(call need,/usr/bin/cc,build-essential python3-dev)
-	$(call need,/usr/bin/chromium,chromium)
+.PHONY: system-build system-test
+system-build:
+	$(call need,/usr/bin/git=git /usr/bin/cc=build-essential$(comma)python3-dev)
+system-test: system-build
+	$(call need,/usr/sbin/dockerd=docker.io /usr/sbin/debootstrap=debootstrap /usr/sbin/ip=iproute2 /usr/bin/chromium=chromium)
 
-train: system-train $(VENV)/.train
+train: $(VENV)/.train
 	@if [ -e runs/$(RUN)/recipe.yaml ]; then resume=--resume; fi; \
 	$(BIN)/agentrl train recipes/quickstart.yaml --set run.name=$(RUN) $$resume
 
@@ -60,7 +65,8 @@ check: $(VENV)/.test
 
 # Two branches side by side, about equally long: what needs SGLang waits for it to be installed, and has its server for
 # itself; what needs Ray has one cluster for all of its tests.
-test: system-test $(VENV)/.test
+test: system-build
+	@$(MAKE) --no-print-directory -j2 --output-sync=line system-test $(VENV)/.test
 	@$(MAKE) --no-print-directory -j2 --output-sync=line test-others test-engines
 
 .PHONY: test-others test-engines
