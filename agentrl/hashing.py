@@ -8,6 +8,7 @@ import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.types import Task
@@ -82,3 +83,10 @@ def _code(code: types.CodeType) -> str:
         return inspect.getsource(code)
     except (OSError, TypeError):
         return code.co_code.hex() + repr([c for c in code.co_consts if not isinstance(c, types.CodeType)])
+
+
+def folder_identity(folder: Path) -> str:
+    """Return what a model's folder is recognised by: names, sizes and times of its files."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    seen = [[str(file.relative_to(folder)), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return digest([str(folder.resolve()), seen])[:16]

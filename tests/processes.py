@@ -1,6 +1,37 @@
-"""What tests ask of the process table."""
+"""What tests ask of processes and terminals."""
 
+import os
+import pty
+import select
+import signal
+import sys
+import time
 from pathlib import Path
+
+
+def interrupted_at_its_prompt(*arguments: str) -> tuple[int, str]:
+    """Start `agentrl ...` in a real terminal, press Ctrl-C at its prompt; return the exit status and what was shown."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "agentrl", *arguments])
+    shown = b""
+    end = time.monotonic() + 120
+    sent = 0.0
+    while time.monotonic() < end:
+        ready, _, _ = select.select([terminal], [], [], 1.0)
+        try:
+            shown += os.read(terminal, 4096) if ready else b""
+        except OSError:  # the other side is closed
+            break
+        # Sent again where nothing came of it: readline misses a signal that arrives while it prepares the terminal.
+        if shown.rstrip(b" ").endswith(b">") and time.monotonic() - sent > 20:
+            os.write(terminal, b"\x03")
+            sent = time.monotonic()
+    else:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), shown.decode(errors="replace")
 
 
 def process_family(pid: int) -> set[int]:

@@ -2,12 +2,7 @@
 
 import asyncio
 import io
-import os
-import pty
-import select
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +22,7 @@ from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.sandboxes import load as load_sandbox
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import ToolCall
+from tests.processes import interrupted_at_its_prompt
 
 RECIPE = {
     "run": {"name": "c", "threads": 1},
@@ -142,25 +138,6 @@ def test_what_a_policy_writes_cannot_command_the_terminal() -> None:
 
 def test_ctrl_c_ends_it_at_the_prompt(recipe: Path) -> None:
     """In a real terminal; nothing of it stays behind."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "agentrl", "chat", str(recipe)])
-    shown = b""
-    end = time.monotonic() + 120
-    sent = 0.0
-    while time.monotonic() < end:
-        ready, _, _ = select.select([terminal], [], [], 1.0)
-        try:
-            shown += os.read(terminal, 4096) if ready else b""
-        except OSError:  # the other side is closed
-            break
-        # Sent again where nothing came of it: readline misses a signal that arrives while it prepares the terminal.
-        if shown.rstrip(b" ").endswith(b">") and time.monotonic() - sent > 20:
-            os.write(terminal, b"\x03")
-            sent = time.monotonic()
-    else:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    os.close(terminal)
-    assert sent and os.waitstatus_to_exitcode(status) == 0, shown.decode(errors="replace")
-    assert b"Traceback" not in shown
+    status, shown = interrupted_at_its_prompt("chat", str(recipe))
+    assert status == 0, shown
+    assert "Traceback" not in shown

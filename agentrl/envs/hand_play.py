@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Action, Played, Stage, Stop, play
 from agentrl.envs.tools import Tool, tools_of
-from agentrl.sandboxes.base import off_loop
 from agentrl.types import Task, ToolCall
 
 Say = Callable[[str], None]
@@ -35,7 +37,7 @@ async def play_by_hand(
         shown = len(episode.transcript)
         while True:
             try:
-                line = await off_loop(ask, "> ")
+                line = await _read(ask)
             except EOFError:
                 return Stop()
             if line.strip() in ("/quit", "/q"):
@@ -57,6 +59,32 @@ async def play_by_hand(
     for line in played.verdict.evidence if played.verdict else ():
         say(f"  {line}")
     return played
+
+
+async def _read(ask: Ask) -> str:
+    """Wait for a line in a thread that nobody waits for at the end: Ctrl-C at the prompt ends the program."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def tell(answer: str | None, error: BaseException | None) -> None:
+        if line.done():
+            return
+        if error is not None:
+            line.set_exception(error)
+        else:
+            line.set_result(answer or "")
+
+    def read() -> None:
+        answer, trouble = None, None
+        try:
+            answer = ask("> ")
+        except BaseException as error:
+            trouble = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for the line any more
+            loop.call_soon_threadsafe(tell, answer, trouble)
+
+    threading.Thread(target=read, name="agentrl-line", daemon=True).start()
+    return await line
 
 
 def parse(line: str, tools: Mapping[str, Tool]) -> Action:

@@ -226,10 +226,3 @@ def _write(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
-
-
-def identity(folder: Path) -> str:
-    """Return what a model's folder is recognised by: names, sizes and times of its files."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    seen = [[str(file.relative_to(folder)), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    return digest([str(folder.resolve()), seen])[:16]

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl import recipe as recipes
 from agentrl.errors import UserError
 from agentrl.eval import folder as eval_folder
-from agentrl.hashing import short
+from agentrl.hashing import folder_identity, short
 from agentrl.learn import hub
 from agentrl.recipe import OpenaiEngine, Recipe, TransformersEngine
 from agentrl.runfolder import check_format
@@ -44,12 +44,12 @@ class Target:
         if self.url is not None:
             return self.url
         if self.model is not None:
-            return eval_folder.identity(self.model)
+            return folder_identity(self.model)
         engine = self.recipe.rollout.engine
         if isinstance(engine, OpenaiEngine):
             return f"{engine.model}@{engine.url}"
         if self.recipe.model.type == "pretrained":
-            return eval_folder.identity(hub.model_folder(self.recipe.model.path, self.recipe.model.revision))
+            return folder_identity(hub.model_folder(self.recipe.model.path, self.recipe.model.revision))
         return short([self.recipe.model.model_dump(mode="json"), self.recipe.run.seed])
 
 

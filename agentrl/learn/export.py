@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StorageError, UserError
+from agentrl.hashing import folder_identity
 from agentrl.learn import checkpoint
 from agentrl.learn.model import load_model, merged_state, save_model
 from agentrl.recipe import PretrainedModel, Recipe
@@ -31,7 +32,9 @@ def export(run: Path, to: Path, *, merge: bool = True, step: int | None = None) 
         else:
             shutil.copytree(saved.model, writing)
         adapter = (writing / "adapter_config.json").is_file()
-        (writing / "README.md").write_text(model_card.write(run, saved.step, adapter=adapter), encoding="utf-8")
+        (writing / "README.md").write_text(
+            model_card.write(run, saved.step, identity=folder_identity(saved.model), adapter=adapter), encoding="utf-8"
+        )
         if to.exists():
             to.rmdir()
         writing.rename(to)

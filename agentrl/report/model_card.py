@@ -24,17 +24,22 @@ or with the tools it was trained with: `agentrl chat THIS-FOLDER --env ENV`. To 
 `agentrl eval THIS-FOLDER --on RECIPE --k 1,8`."""
 
 
-def write(run: Path, step: int, *, adapter: bool = False) -> str:
-    """Return the card of the policy after `step` of a run. Only what was measured of that policy is claimed of it."""
+def write(run: Path, step: int, *, identity: str = "", adapter: bool = False) -> str:
+    """Return the card of the policy after `step` of a run. Only what was measured of that policy is claimed of it.
+
+    `identity` is what its evaluations know its folder by (`hashing.folder_identity`).
+    """
     recipe = _yaml(run / "recipe.yaml")
     rows = [row for row in metrics.read(run / "metrics.jsonl") if row.get("step", 0) <= step]
     evals = [row for row in rows if row.get("kind") == "eval"]
+    later = _evaluations(run, identity)
     name = (recipe.get("run") or {}).get("name", run.name)
     parts = [
         _front(recipe),
         f"# {name}",
         _what(recipe, step, adapter),
         "## Held-out success\n\n" + _success(evals, step),
+        *(["## Measured afterwards\n\n" + "\n\n".join(later)] if later else []),
         "## Training\n\n" + _training(recipe, rows, step),
         "## Use\n\n" + USE.replace("ENV", _envs(recipe)[0].get("name", "ENV") if _envs(recipe) else "ENV"),
         "## Limits\n\n" + _limits(recipe, rows),
@@ -107,6 +112,34 @@ def _success(evals: Sequence[metrics.Row], step: int) -> str:
     return "\n".join(lines)
 
 
+def _evaluations(run: Path, identity: str) -> list[str]:
+    """Return a table for each finished `agentrl eval` of this very policy, oldest first."""
+    tables = []
+    for path in sorted((run / "evaluations").glob("*/report.json"), key=lambda file: file.stat().st_mtime):
+        record, report = _json(path.with_name("evaluation.json")), _json(path)
+        named = [policy.get("identity") for policy in record.get("policies") or []]
+        if identity not in named:
+            continue
+        rules = report.get("protocol") or {}
+        sampling = rules.get("sampling") or {}
+        lines = [
+            f"`agentrl eval`, {rules.get('task_count')} tasks of the split `{rules.get('split')}`, temperature "
+            f"{sampling.get('temperature')}, protocol `{rules.get('hash')}`:",
+            "",
+            "| environment | figure | value | 95 % interval | tasks | ungraded |",
+            "|---|---|---|---|---|---|",
+        ]
+        for env, part in report["policies"][named.index(identity)]["environments"].items():
+            lines += [
+                f"| {env} | {figure} | {part[figure]['value']:.3f} | {part[figure]['low']:.3f} to "
+                f"{part[figure]['high']:.3f} | {part['tasks']} | {part.get('ungraded', 0)} |"
+                for figure in part
+                if figure.startswith("pass@")
+            ]
+        tables.append("\n".join(lines))
+    return tables
+
+
 def _training(recipe: Mapping[str, Any], rows: Sequence[metrics.Row], step: int) -> str:
     steps = [row for row in rows if row.get("kind") == "step"]
     rollout, learner = recipe.get("rollout") or {}, recipe.get("learner") or {}
@@ -142,20 +175,13 @@ def _limits(recipe: Mapping[str, Any], rows: Sequence[metrics.Row]) -> str:
 
 
 def _origin(run: Path) -> str:
-    try:
-        made = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        made = {}
+    made = _json(run / "environment.json")
     packages = ", ".join(f"{name} {version}" for name, version in (made.get("packages") or {}).items())
     lines = [
         f"- agentrl {made.get('agentrl', 'unknown')}" + (f" ({made['commit']})" if made.get("commit") else ""),
         f"- Python {made.get('python', 'unknown')}; {packages}" if packages else "",
     ]
-    try:
-        sources = json.loads((run / "sources.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        sources = {}
-    lines += [f"- {name}: source `{version}`" for name, version in sources.items()]
+    lines += [f"- {name}: source `{version}`" for name, version in _json(run / "sources.json").items()]
     return "\n".join(line for line in lines if line)
 
 
@@ -172,6 +198,14 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(("/", "~/")):
         return Path(value).name
     return value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def _yaml(path: Path) -> dict[str, Any]:

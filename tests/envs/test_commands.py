@@ -20,6 +20,7 @@ from agentrl.envs.replay import to_row
 from agentrl.envs.testing import ScriptedPolicy, scripted_policy  # noqa: F401 (a fixture)
 from agentrl.errors import UserError
 from agentrl.types import ToolCall
+from tests.processes import interrupted_at_its_prompt
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -139,3 +140,11 @@ def test_options_and_numbers() -> None:
 def test_the_fixture_plays_the_expert_and_any_script(scripted_policy: ScriptedPolicy) -> None:  # noqa: F811
     assert scripted_policy("countdown", level=2).score == 1.0
     assert scripted_policy(load("countdown"), ["0"], index=3).score == 0.0
+
+
+def test_ctrl_c_at_the_prompt_ends_a_play() -> None:
+    """At the first press, although a thread waits for the line."""
+    status, shown = interrupted_at_its_prompt("env", "play", "files")
+    assert status == 130, shown
+    assert shown.count("^C") == 1
+    assert "Traceback" not in shown

@@ -100,3 +100,34 @@ def test_a_run_that_measured_nothing_says_so(run: Path) -> None:
     assert "Not measured: the run made no evaluation." in card
     assert "- It was never measured on held-out tasks." in card
     assert "A LoRA adapter for `smol`" in card
+
+
+def test_a_card_has_the_evaluations_of_the_very_policy(run: Path) -> None:
+    """Those of other weights, and those that are not finished, are left out."""
+
+    def evaluated(name: str, *identities: str, finished: bool = True) -> None:
+        folder = run / "evaluations" / name
+        folder.mkdir(parents=True)
+        policies = [{"name": "p", "identity": identity} for identity in identities]
+        (folder / "evaluation.json").write_text(json.dumps({"policies": policies, "key": "secret"}))
+        rate = {"value": 0.5, "low": 0.4, "high": 0.6}
+        figures = {"pass@1": rate, "pass@8": rate | {"value": 0.75, "high": 0.9}, "all@8": rate, "tasks": 40}
+        report = {
+            "protocol": {"hash": name, "task_count": 40, "split": "heldout", "sampling": {"temperature": 1.0}},
+            "policies": [{"environments": {"files": figures}} for _ in identities],
+        }
+        if finished:
+            (folder / "report.json").write_text(json.dumps(report))
+
+    evaluated("base-and-it", "base", "it")
+    evaluated("another", "another")
+    evaluated("unfinished", "it", finished=False)
+    section = model_card.write(run, 4, identity="it").split("## Measured afterwards\n\n")[1].split("\n\n## ")[0]
+    assert section == (
+        "`agentrl eval`, 40 tasks of the split `heldout`, temperature 1.0, protocol `base-and-it`:\n\n"
+        "| environment | figure | value | 95 % interval | tasks | ungraded |\n"
+        "|---|---|---|---|---|---|\n"
+        "| files | pass@1 | 0.500 | 0.400 to 0.600 | 40 | 0 |\n"
+        "| files | pass@8 | 0.750 | 0.400 to 0.900 | 40 | 0 |"
+    )
+    assert "Measured afterwards" not in model_card.write(run, 4)
