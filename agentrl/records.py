@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ COLUMNS = (
     "tool_errors", "created", "changed", "deleted", "seconds", "tools", "note",
 )  # fmt: skip
 """Of an index. `offset` and `length` are those of the gzip member, `line` is the row's place in it."""
+BATCH = 2 << 20
+"""Bytes of an index that are parsed at once."""
 NOTE = 160
 """Characters of the first line of evidence, or of the fault, that an index holds."""
 
@@ -179,11 +181,12 @@ def values(part: Path, offset: int = 0, index_end: int = 0) -> Iterator[tuple[li
     the file itself.
     """
     if index_of(part).exists():
-        rows, index_end = _indexed(part, index_end)
-        rows = [row for row in rows if row[0] >= offset]  # others were read before the index reached them
-        if rows:
-            offset = rows[-1][0] + rows[-1][1]
-            yield rows, offset, index_end
+        for batch, place in _indexed(part, index_end):
+            index_end = place
+            rows = [row for row in batch if row[0] >= offset]  # others were read before the index reached them
+            if rows:
+                offset = rows[-1][0] + rows[-1][1]
+                yield rows, offset, index_end
     for content, end in scan(part, offset):
         lines = content.split(b"\n")[:-1]
         columns = (entry(parse(text), offset, end - offset, n) for n, text in enumerate(lines))
@@ -191,13 +194,42 @@ def values(part: Path, offset: int = 0, index_end: int = 0) -> Iterator[tuple[li
         offset = end
 
 
-def _indexed(part: Path, index_end: int) -> tuple[list[list[Any]], int]:
-    """Return the whole lines of an index from a place on, and where they end; stop where it is torn or ahead."""
+def _indexed(part: Path, index_end: int) -> Iterator[tuple[list[list[Any]], int]]:
+    """Yield the whole lines of an index from a place on, in batches, each with where it ends; stop where it is torn or
+    ahead."""
     size = part.stat().st_size
-    with index_of(part).open("rb") as file:
-        file.seek(index_end)
-        data = file.read()
-    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    data = index_of(part).read_bytes()
+    end = data.rfind(b"\n") + 1
+    header = data.rfind(b"\n{", 0, max(0, index_end - 1)) + 1  # the line that names the columns of what follows
+    order = _order(_parsed(data[header : data.find(b"\n", header) + 1].splitlines())) if index_end else None
+    while index_end < end:
+        cut = data.find(b"\n", min(index_end + BATCH, end - 1)) + 1
+        lines = data[index_end:cut].splitlines(keepends=True)
+        rows: list[list[Any]] = []
+        for line, row in zip(lines, _parsed(lines), strict=False):
+            if isinstance(row, dict):
+                order = _order([row])
+            elif row[0] + row[1] > size:
+                break
+            else:
+                rows.append(row if order is None else [row[place] if place >= 0 else None for place in order])
+            index_end += len(line)
+        yield rows, index_end
+        if index_end < cut:
+            return
+
+
+def _order(rows: Sequence[Any]) -> list[int] | None:
+    """Return where a row of an index has each column, as the line above it says; None where it has today's order."""
+    if not rows or not isinstance(rows[0], dict) or tuple(rows[0]["columns"]) == COLUMNS:
+        return None
+    columns = {name: place for place, name in enumerate(rows[0]["columns"])}
+    return [columns.get(name, -1) for name in COLUMNS]
+
+
+def _parsed(lines: Sequence[bytes]) -> list[Any]:
+    """Return what the lines say, up to the first that says nothing."""
+    parsed: list[Any]
     try:
         parsed = json.loads(b"[%s]" % b",".join(lines))  # at once: four times as fast as one by one
     except ValueError:
@@ -207,19 +239,7 @@ def _indexed(part: Path, index_end: int) -> tuple[list[list[Any]], int]:
                 parsed.append(json.loads(line))
             except ValueError:
                 break
-    rows: list[list[Any]] = []
-    order: list[int] | None = None
-    for line, row in zip(lines, parsed, strict=False):
-        if isinstance(row, dict):
-            columns = {name: place for place, name in enumerate(row["columns"])}
-            same = tuple(row["columns"]) == COLUMNS
-            order = None if same else [columns.get(name, -1) for name in COLUMNS]
-        elif row[0] + row[1] > size:
-            break
-        else:
-            rows.append(row if order is None else [row[place] if place >= 0 else None for place in order])
-        index_end += len(line)
-    return rows, index_end
+    return parsed
 
 
 def read(folder: Path) -> Iterator[Stored]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agentrl import records
 from agentrl.codec import Decision, Note
-from agentrl.records import Rounds, entries, index_of, parts, read
+from agentrl.records import COLUMNS, Rounds, entries, index_of, parts, read
 from agentrl.rollout.store import Store
 from agentrl.types import Group, Message, Outcome, Round, Segment, Task, ToolCall, TrainingSample, Trajectory, Verdict
 
@@ -212,3 +213,27 @@ def test_rows_of_earlier_versions_are_read_without_the_new_columns(tmp_path: Pat
     columns = records.entry(old, 0, 1, 0)
     assert (columns["kind"], columns["attempt"], columns["predicted"], columns["time"]) == ("train", 0, None, None)
     assert codec.from_row(codec.to_row(trajectory(4), "echo", replace(Note(), predicted=0.5))).note.predicted == 0.5
+
+
+def test_an_index_is_read_in_batches_whose_columns_are_those_of_the_line_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from the middle on, and where a resumed run wrote with other columns than the first."""
+    part = tmp_path / "trajectories-000000.jsonl.gz"
+    part.write_bytes(b"\0" * 100)
+    short = [name for name in COLUMNS if name not in ("note", "tools")]
+    lines = [{"format": 1, "columns": short}]
+    lines += [[n, 1, *(f"{name} {n}" for name in short[2:])] for n in range(4)]
+    lines += [{"format": 1, "columns": list(COLUMNS)}]
+    lines += [[n, 1, *(f"{name} {n}" for name in COLUMNS[2:])] for n in range(4, 8)]
+    index_of(part).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole = [[n, 1, *(None if n < 4 and c not in short else f"{c} {n}" for c in COLUMNS[2:])] for n in range(8)]
+    batches = list(records.values(part))
+    assert [row for rows, _, _ in batches for row in rows] == whole
+    monkeypatch.setattr(records, "BATCH", 10)
+    small = [batch for batch in records.values(part) if batch[0]]
+    assert [len(rows) for rows, _, _ in small] == [1] * 8
+    assert [row for rows, _, _ in small for row in rows] == whole
+    for number, (_, end, index_end) in enumerate(small):
+        rest = [row for rows, _, _ in records.values(part, end, index_end) for row in rows]
+        assert rest == whole[number + 1 :]

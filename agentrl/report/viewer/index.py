@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import sqlite3
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -60,6 +62,8 @@ class Index:
         self.db = self._open(run, cache or cache_folder())
         self.changes = 0
         """Raised whenever a row came, went or changed."""
+        self.behind = False
+        """Whether there was more to take in when the time was up."""
 
     def close(self) -> None:
         """Close the table."""
@@ -69,14 +73,19 @@ class Index:
                 os.close(self._held)
                 self._held = None
 
-    def grow(self) -> int:
-        """Take in what was written since; return how many trajectories came."""
+    def grow(self, seconds: float = math.inf) -> int:
+        """Take in what was written since, for about so long; return how many trajectories came."""
+        end = time.monotonic() + seconds
         with self.lock:
             self._forget_deleted()
             resumes, decided = self.rounds.grow()
             for resume in resumes:
                 self._take_back(resume)
-            count = sum(self._grow_part(path) for path in records.parts(self.folder))
+            self.behind, count = False, 0
+            for path in records.parts(self.folder):
+                count += self._grow_part(path, end)
+                if self.behind:
+                    break
             self.db.executescript(INDEXES)
             self._decide()
             self.db.commit()
@@ -115,7 +124,7 @@ class Index:
 
     # Growing ---------------------------------------------------------------------------------------------------
 
-    def _grow_part(self, path: Path) -> int:
+    def _grow_part(self, path: Path, until: float) -> int:
         part = records.number_of(path)
         at, index_at = self.db.execute("select at, index_at from done where part=?", (part,)).fetchone() or (0, 0)
         count = 0
@@ -127,6 +136,9 @@ class Index:
                 values = (part, end, index_end, _seen(path, end))
                 self.db.execute("insert or replace into done values(?,?,?,?)", values)
                 count += len(rows)
+                if time.monotonic() > until:
+                    self.behind = True
+                    break
         except FileNotFoundError:  # deleted to stay within the disk's budget
             pass
         return count

@@ -89,6 +89,7 @@ def browse(index: Index, filters: Mapping[str, str], *, sort: str = "", page: in
         "columns": SHOWN,
         "rows": rows,
         "text_share": share,
+        "behind": index.behind,
     }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import sqlite3
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,10 @@ STAGES = ("rollout/round_seconds", "learn/seconds", "learn/publish_seconds")
 class RunView:
     """One run's folder, opened for reading."""
 
-    def __init__(self, path: Path, name: str, *, cache: Path | None = None) -> None:
+    def __init__(self, path: Path, name: str, *, cache: Path | None = None, patience: float = math.inf) -> None:
+        """`patience`: seconds that opening takes at most; the rest of a long run comes in afterwards."""
         self.path, self.name = path, name
-        self._cache = cache
+        self._cache, self._patience = cache, patience
         self._index: Index | None = None
         self._lock = threading.RLock()
         self._rows: list[metrics.Row] = []
@@ -54,7 +58,9 @@ class RunView:
         with self._lock:
             if self._index is None:
                 self._index = Index(self.path, cache=self._cache)
-                self._index.grow()
+                self._index.grow(self._patience)
+                if self._index.behind:
+                    threading.Thread(target=_finish, args=(self._index,), daemon=True, name="index").start()
             return self._index
 
     def close(self) -> None:
@@ -91,13 +97,14 @@ class RunView:
             self._read = (status.st_ino, end)
             return list(self._rows)
 
-    def stamp(self) -> tuple[int, int, int]:
-        """Return a value that changes whenever the run has written something."""
+    def stamp(self) -> tuple[int, int, int, int]:
+        """Return a value that changes whenever the run has written something, or more of it was taken in."""
         files = [self.path / "metrics.jsonl", self.path / "trajectories" / "rounds.index"]
         sizes = [path.stat().st_size if path.exists() else 0 for path in files]
         parts = sorted((self.path / "trajectories").glob("trajectories-*.jsonl.gz"))
         size = parts[-1].stat().st_size if parts else 0
-        return (sizes[0], sizes[1], size + len(parts) * (1 << 40))
+        taken_in = self._index.changes if self._index is not None else 0
+        return (sizes[0], sizes[1], size + len(parts) * (1 << 40), taken_in)
 
     def recipe(self) -> dict[str, Any]:
         """Return the recipe as plain data."""
@@ -197,6 +204,14 @@ class RunView:
     def _text(self, name: str) -> str:
         path = self.path / name
         return path.read_text(encoding="utf-8", errors="replace")[:200_000] if path.is_file() else ""
+
+
+def _finish(index: Index) -> None:
+    """Take in the rest of a long run, a little at a time, so that questions are answered in between."""
+    with suppress(sqlite3.ProgrammingError):  # closed meanwhile
+        while index.behind:
+            index.grow(0.2)
+            time.sleep(0.02)
 
 
 def gain(rows: Sequence[metrics.Row]) -> str:

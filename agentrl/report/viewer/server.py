@@ -54,6 +54,8 @@ HEADERS = {
 }
 BEAT_S = 1.0
 """Seconds between two looks at a run's files."""
+PATIENCE_S = 0.8
+"""How long opening a run may take before its page is shown; the rest of a long one comes in afterwards."""
 
 
 class Runs:
@@ -67,7 +69,7 @@ class Runs:
         """Return the runs that are there now; new ones appear by themselves."""
         for name, path in find(self.paths).items():
             if path not in self._views:
-                self._views[path] = RunView(path, name, cache=self._cache)
+                self._views[path] = RunView(path, name, cache=self._cache, patience=PATIENCE_S)
         return [view for view in self._views.values() if view.path.is_dir()]
 
     def get(self, name: str) -> RunView:
@@ -201,8 +203,8 @@ async def _changes(view: RunView, request: Request) -> AsyncIterator[bytes]:
         stamp = await run_in_threadpool(view.stamp)
         if stamp != before:
             if before is not None:
-                await run_in_threadpool(view.index.grow)
-            before, quiet = stamp, 0
+                await run_in_threadpool(view.index.grow, PATIENCE_S)
+            before, quiet = await run_in_threadpool(view.stamp), 0
             yield f"data: {json.dumps(stamp)}\n\n".encode()
         else:
             quiet += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -226,3 +227,23 @@ def test_runs_are_found(run: Path, tmp_path: Path) -> None:
     assert find([tmp_path / "more", run, run]) == {"small": other.resolve(), "small~2": run.resolve()}
     with pytest.raises(UserError, match="no such folder"):
         find([tmp_path / "nothing"])
+
+
+def test_a_long_run_opens_before_it_is_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no patience one batch is taken in; the rest comes by itself, and the page is told."""
+    monkeypatch.setattr(records, "BATCH", 10)
+    whole = Index(run, cache=tmp_path / "whole")
+    count = whole.grow()
+    whole.close()
+    view = RunView(run, "run", cache=tmp_path / "cache", patience=0.0)
+    grow = Index.grow
+    monkeypatch.setattr(Index, "grow", lambda index, seconds: grow(index, 0.0))
+    before = view.stamp()
+    index = view.index
+    assert index.query("select count(*) from t")[0][0] < count
+    end = time.monotonic() + 60
+    while index.behind and time.monotonic() < end:
+        time.sleep(0.01)
+    assert index.query("select count(*) from t") == [(count,)]
+    assert view.stamp() != before
+    view.close()
