@@ -31,6 +31,7 @@ from agentrl.cluster.judge import Waits
 from agentrl.cluster.kit import Kit, facts, written
 from agentrl.cluster.remote import (
     Call,
+    Key,
     Losses,
     PlayerLost,
     Remote,
@@ -39,6 +40,7 @@ from agentrl.cluster.remote import (
     differences,
     direct,
     given_up,
+    key_of,
     owned,
 )
 from agentrl.cluster.roster import Roster
@@ -65,7 +67,6 @@ CLOSE_S = 20.0
 """How long closing waits for players to close their sandboxes."""
 
 Say = Callable[[str], None]
-Key = tuple[int, int]
 
 
 class RayPlayers:
@@ -259,7 +260,7 @@ class RayPlayers:
         self, env: str, task: Task, rollout_id: RolloutId, *, temperature: float | None = None
     ) -> Trajectory:
         """Have one task played to its end and graded, on whatever player; return its one trajectory."""
-        key = (rollout_id.group, rollout_id.index)
+        key = key_of(rollout_id)
         assert key not in self._table, f"rollout {key} is under way already"
         running = self._table[key] = []
         try:
@@ -274,7 +275,7 @@ class RayPlayers:
         self, env: str, task: Task, rollout_id: RolloutId, temperature: float | None, running: list[Call]
     ) -> Trajectory:
         """Play a rollout on one player after the other until one answers; the first answer counts."""
-        losses, key = Losses(), (rollout_id.group, rollout_id.index)
+        losses, key = Losses(), key_of(rollout_id)
         errors: dict[Remote, Exception] = {}
         while True:
             again, alone = bool(losses.reasons or errors), losses.suspect
@@ -289,7 +290,8 @@ class RayPlayers:
                 self.counts["rollouts_repeated"] += 1
                 self.repeated_at = time.monotonic()
             ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
-            newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task, alone)), alone)
+            played = self._played(player, ref, env, task, rollout_id, alone)
+            newest = Call(player, ref, asyncio.create_task(played), alone)
             running.append(newest)
             began = self.waits.clock(key)
             while newest in running:
@@ -350,7 +352,9 @@ class RayPlayers:
         for player, error in errors.items():
             self._lose(player, f"{error} (where {by.name} had no such trouble)", replace=False)
 
-    async def _played(self, player: Remote, ref: Any, env: str, task: Task, alone: bool) -> Trajectory:
+    async def _played(
+        self, player: Remote, ref: Any, env: str, task: Task, rollout_id: RolloutId, alone: bool
+    ) -> Trajectory:
         """Wait for one player's answer, and check that it played what it was asked to."""
         try:
             trajectory: Trajectory = await answer(player, ref, self._late)
@@ -358,13 +362,14 @@ class RayPlayers:
             player.load -= 1
             player.reserved = player.reserved and not alone
             self._roster.pulse()
-        player.finished += 1
-        self.finished += 1
-        built = trajectory.task
-        if (built.id, built.prompt) != (task.id, task.prompt):
+        if (trajectory.group, trajectory.index, trajectory.seed) != (*key_of(rollout_id), rollout_id.reset(task)):
+            raise PlayerUnfit(f"it was asked for rollout {key_of(rollout_id)} and answered for another one")
+        if (trajectory.task.id, trajectory.task.prompt) != (task.id, task.prompt):
             raise PlayerUnfit(
                 f"it builds task {task.id} of {env} differently: its environment has another version, or is not pure"
             )
+        player.finished += 1
+        self.finished += 1
         return trajectory
 
     def _forget(self, running: list[Call]) -> None:
@@ -374,8 +379,7 @@ class RayPlayers:
         running.clear()
 
     async def _end(self, call: Call) -> None:
-        """Have an episode ended; count one that is played to its end all the same. A player that cannot end it is
-        lost: the episode holds what others need."""
+        """Have an episode ended, and count one that ends by itself. A player that cannot end it is lost."""
         with suppress(RayError, ValueError):
             ray.cancel(call.ref)
         try:

@@ -22,6 +22,9 @@ SUSPECT = 2
 ALONE = 2
 """Players that are lost while they play a rollout alone before it is to blame: one may be chance."""
 
+Key = tuple[int, int]
+"""A rollout's group and index: what the table of rollouts is kept by."""
+
 
 class PlayerLost(InfraError):
     """The process or the node that played a rollout is gone, stands still, or did not answer in time."""
@@ -141,6 +144,11 @@ async def _result(player: Remote, ref: Any) -> Any:
         lines = str(error).strip().splitlines()
         why = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
         raise PlayerLost(why) from None
+
+
+def key_of(rollout_id: RolloutId) -> Key:
+    """Return what names a rollout within its run."""
+    return rollout_id.group, rollout_id.index
 
 
 def given_up(task: Task, rollout_id: RolloutId, losses: Losses, *, guilty: bool) -> Trajectory:
