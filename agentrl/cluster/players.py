@@ -25,7 +25,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from agentrl.catalogue import for_children
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.judge import Waits
 from agentrl.cluster.kit import Kit, facts, written
@@ -36,11 +35,13 @@ from agentrl.cluster.remote import (
     PlayerLost,
     Remote,
     TemperedPlayers,
+    actor_options,
     answer,
     differences,
     direct,
     given_up,
     key_of,
+    no_room,
     owned,
 )
 from agentrl.cluster.roster import Roster
@@ -65,6 +66,7 @@ END_S = 60.0
 """How long a player may take to end an episode that is not wanted any more."""
 CLOSE_S = 20.0
 """How long closing waits for players to close their sandboxes."""
+REPLACEMENT = "replacement"
 
 Say = Callable[[str], None]
 
@@ -101,13 +103,9 @@ class RayPlayers:
         """The rollouts under way, each with its calls: more than one where the first is believed lost."""
         self._background: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
-        self._closing = False
+        self._closing, self._hopeless = False, ""  # the second: why no player can play any more
         self._retired: dict[str, float] = {}
-        options: dict[str, Any] = {"num_cpus": self.section.cpus, "scheduling_strategy": "SPREAD"}
-        options |= {"max_concurrency": 100_000, "max_restarts": 0, "max_task_retries": 0}
-        if variables := for_children():  # where the user's own environments are, on every node
-            options["runtime_env"] = {"env_vars": variables}
-        self._kind = ray.remote(**options)(PlayerActor)
+        self._kind = ray.remote(**actor_options(self.section.cpus))(PlayerActor)
 
     # Their lives ------------------------------------------------------------------------------------------------
 
@@ -119,15 +117,14 @@ class RayPlayers:
             *(self._bring_up(slot) for slot in range(self.section.players)), return_exceptions=True
         )
         errors = [error for error in results if isinstance(error, BaseException)]
-        for error in errors:
-            if not isinstance(error, PlayerLost | PlayerUnfit):
-                raise error
+        if other := [error for error in errors if not isinstance(error, PlayerLost | PlayerUnfit)]:
+            raise other[0]
         if not self.ready:
             raise errors[0] if errors else InfraError("no player started")
         for error in errors:
             self._say(str(error))
-        where = sorted({player.node for player in self.ready})
-        self._say(f"{len(self.ready)} players on {len(where)} nodes: {', '.join(where)}")
+        nodes = sorted({player.node for player in self.ready})
+        self._say(f"{len(self.ready)} players on {len(nodes)} nodes: {', '.join(nodes)}")
 
     async def _bring_up(self, slot: int) -> None:
         """Start one player and give it the current weights."""
@@ -148,18 +145,13 @@ class RayPlayers:
                     await answer(player, player.actor.hold.remote())
                 while player.urls != self._urls:
                     await direct(player, self._urls)
-                if self._closing:
-                    raise PlayerLost("the players are being closed")
+                if self._closing or self._hopeless:
+                    raise PlayerUnfit(self._hopeless or "the players are being closed")
                 self.ready.append(player)
         except BaseException as error:
             ray.kill(player.actor)
             if isinstance(error, TimeoutError):
-                untyped: Any = ray
-                cpus = f"{untyped.cluster_resources().get('CPU', 0.0):g} CPU cores in all"
-                raise PlayerLost(
-                    f"player {slot} did not start within {START_S:.0f} s; it needs {self.section.cpus:g} CPU cores of "
-                    f"a node, and the cluster has {cpus}: lower cluster.players or cluster.cpus, or add nodes"
-                ) from None
+                raise PlayerLost(no_room(slot, START_S, self.section.cpus)) from None
             raise
         finally:
             self._roster.starting -= 1
@@ -202,7 +194,7 @@ class RayPlayers:
         ray.kill(player.actor)
         if again:
             self._roster.starting += 1
-            self._spawn(self._replace(player.slot))
+            self._spawn(self._replace(player.slot), REPLACEMENT)
         self._roster.pulse()
 
     async def _replace(self, slot: int) -> None:
@@ -222,14 +214,20 @@ class RayPlayers:
         self._roster.starting -= 1
         self._roster.pulse()
 
+    def give_up(self, why: str) -> None:
+        """Use no player any more: what is under way, and so the run, ends with this reason."""
+        self._hopeless = why
+        for player in list(self.ready):
+            self._lose(player, why, replace=False)
+
     async def close(self) -> None:
         """Cancel what is under way, have every player close its sandboxes, and end it."""
         if self._closing:
             return
         self._closing = True
-        for player in self.ready:
-            if player.watch is not None:
-                player.watch.cancel()
+        watches = [player.watch for player in self.ready if player.watch is not None]
+        for task in (*watches, *(task for task in self._background if task.get_name() == REPLACEMENT)):
+            task.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 closing = [answer(player, player.actor.close.remote()) for player in self.ready]
@@ -395,8 +393,8 @@ class RayPlayers:
     def _late(self) -> None:
         self.counts["rollouts_late"] += 1
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Any, name: str | None = None) -> None:
+        task: asyncio.Task[Any] = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -435,8 +433,10 @@ class RayPlayers:
         await self._everywhere("release")
 
     async def use_servers(self, urls: tuple[str, ...]) -> None:
-        """Have every player ask these SGLang servers. It takes no lock: `hold` may be waiting for their requests."""
+        """Have every player ask these SGLang servers; while there is none, no rollout's time runs. It takes no lock:
+        `hold` may be waiting for their requests."""
         self._urls = urls
+        self.waits.stand_still(not urls)
         await asyncio.gather(*(direct(player, urls) for player in self.ready))
 
     async def _everywhere(self, what: str) -> None:

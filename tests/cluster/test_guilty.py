@@ -204,6 +204,23 @@ def test_an_answer_for_another_rollout_is_not_taken(monkeypatch: pytest.MonkeyPa
     assert said[0].startswith("lost player 0 on a: it was asked for rollout (7, 0) and answered for another one; ")
 
 
+def test_closing_waits_for_no_player_that_finds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is gone, and what should replace its player waits for room: the run's end does not."""
+    players = RayPlayers(small_recipe(cluster={"players": 1}), sources={}, say=lambda text: None)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+
+    async def main() -> float:
+        monkeypatch.setattr(players, "_bring_up", lambda slot: asyncio.sleep(300.0))
+        players.ready.append(Remote(0, None, node="a"))
+        players._lose(players.ready[0], "its node is gone")
+        await asyncio.sleep(0)
+        began = asyncio.get_running_loop().time()
+        await players.close()
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(main()) < 5.0
+
+
 async def _done(value: Trajectory) -> Trajectory:
     return value
 
