@@ -16,6 +16,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from agentrl import initial_policy, serving
+from agentrl.cluster import server_actor
 from agentrl.cluster.engine import PlayersEngine
 from agentrl.cluster.players import RayPlayers
 from agentrl.cluster.remote import Remote
@@ -221,6 +222,41 @@ def test_servers_that_cannot_be_started_again_end_the_run(monkeypatch: pytest.Mo
     asyncio.run(main())
     assert [line for line in ended if line.startswith("ended: ")] == ended[-1:]
     assert ended[-1] == "ended: no SGLang server is left, and none of them could be started again"
+
+
+def test_a_server_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its process lives and its port takes connections; whatever it answers shows that it works."""
+    monkeypatch.setattr(server_actor, "ASK_S", 0.1)
+    monkeypatch.setattr(server_actor, "SILENT_S", 0.3)
+    plan = server_actor.Plan(
+        model=str(tmp_path), mark="", python="", device="cpu", flags=(), memory_fraction=0.1, timeout_s=1.0
+    )
+    talks = True
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if talks:
+            writer.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            await asyncio.sleep(60.0)
+        writer.close()
+
+    async def main() -> list[str]:
+        nonlocal talks
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        actor: Any = server_actor.ServerActor(plan)
+        actor._server = SimpleNamespace(alive=True, url=url, stop=AsyncMock())
+        states = [await actor.state(), await actor.state()]
+        talks = False
+        states.append(await actor.state())
+        await asyncio.sleep(0.3)
+        states.append(await actor.state())
+        await actor.stop()
+        listening.close()
+        return states
+
+    assert asyncio.run(main()) == ["", "", "", "its process runs and did not answer for 0 s"]
 
 
 def test_a_lost_server_is_told_to_remove_its_files_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
