@@ -180,7 +180,8 @@ class IntakeActor(ExpertActor):
         tokens = rollout_id.task_index
         if tokens not in self._answers:
             self._answers[tokens] = trajectory_of(tokens)
-        return replace(self._answers[tokens], group=rollout_id.group, index=rollout_id.index)
+        seed = rollout_id.reset(intake_task(tokens))
+        return replace(self._answers[tokens], group=rollout_id.group, index=rollout_id.index, seed=seed)
 
 
 def intake_task(tokens: int) -> Task:

@@ -45,7 +45,7 @@ def open_players(
     servers: Any = None if section.type == "transformers" else make_engine()
     if section.type == "sglang" and section.launch:
         servers = RayServers(servers.servers[0], section, version=version, say=say)
-        servers.changed = players.use_servers
+        servers.changed, servers.gave_up = players.use_servers, players.give_up
     engine = PlayersEngine(
         players,
         lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),

@@ -114,6 +114,8 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": START_S,
         "RAY_prestart_worker_first_driver": "0",  # players have workers of their own
+        # Ray runs workers below everything else on a machine, where they wait for processors that others use
+        "RAY_worker_niceness": os.environ.get("RAY_worker_niceness", "0"),  # noqa: SIM112
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # for a node of its own: its address is 127.0.0.1, on any system
     }
     try:

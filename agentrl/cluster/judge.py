@@ -55,9 +55,11 @@ def _signature(address: Address, body: bytes) -> str:
 
 
 class Waits:
-    """How long each rollout has waited for the judge, which is not its doing."""
+    """How long each rollout has waited for the judge, and all of them for a server, which is not their doing."""
 
     def __init__(self) -> None:
+        self._stopped: float | None = None
+        self._stood = 0.0
         self._numbers = itertools.count()
         self._under_way: dict[int, tuple[Key, float]] = {}
         self._over: dict[Key, float] = {}
@@ -73,11 +75,18 @@ class Waits:
             del self._under_way[number]
             self._over[rollout] = self._over.get(rollout, 0.0) + time.monotonic() - began
 
+    def stand_still(self, still: bool) -> None:
+        """Stop everybody's clock, or let them run again."""
+        now = time.monotonic()
+        if self._stopped is not None:
+            self._stood += now - self._stopped
+        self._stopped = now if still else None
+
     def clock(self, rollout: Key) -> float:
         """Return a time that stands still while the rollout waits."""
-        now = time.monotonic()
+        now = time.monotonic() if self._stopped is None else self._stopped
         under_way = sum(now - began for key, began in self._under_way.values() if key == rollout)
-        return now - self._over.get(rollout, 0.0) - under_way
+        return now - self._stood - self._over.get(rollout, 0.0) - under_way
 
     def forget(self, rollout: Key) -> None:
         """Drop the count of a rollout that is over."""

@@ -6,6 +6,7 @@ of the run's folder, so that nodes share no disk.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import platform
@@ -13,11 +14,12 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agentrl import __version__
+from agentrl import __version__, catalogue
 from agentrl.cluster.judge import Address
 from agentrl.engines.base import Engine, Weights
 from agentrl.engines.build import make as make_engine
@@ -130,12 +132,26 @@ def facts(threads: int | None = None) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "agentrl": __version__,
+        "agentrl": f"{__version__} ({source_hash()})",
         "python": platform.python_version(),
         **versions,
         "processor": processor(),
         "threads": threads,
     }
+
+
+@cache
+def source_hash(package: Path = Path(__file__).parents[1]) -> str:
+    """Return a hash over the source of agentrl and of its sandboxes: two checkouts of one version need not be alike.
+    Environments and verifiers have hashes of their own."""
+    digest = hashlib.sha256()
+    folders = {name: Path(member.where) for name, member in catalogue.members("sandboxes").items()}
+    for top, folder in {"": package, **folders}.items():
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else ():
+            inside = path.relative_to(folder).parts
+            if top or len(inside) < 3 or inside[0] not in catalogue.KINDS:  # in a wheel, members lie inside
+                digest.update(repr((top, inside)).encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def processor() -> str:

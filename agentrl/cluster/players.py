@@ -25,20 +25,23 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from agentrl.catalogue import for_children
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.judge import Waits
 from agentrl.cluster.kit import Kit, facts, written
 from agentrl.cluster.remote import (
     Call,
+    Key,
     Losses,
     PlayerLost,
     Remote,
     TemperedPlayers,
+    actor_options,
     answer,
     differences,
     direct,
     given_up,
+    key_of,
+    no_room,
     owned,
 )
 from agentrl.cluster.roster import Roster
@@ -63,9 +66,9 @@ END_S = 60.0
 """How long a player may take to end an episode that is not wanted any more."""
 CLOSE_S = 20.0
 """How long closing waits for players to close their sandboxes."""
+REPLACEMENT = "replacement"
 
 Say = Callable[[str], None]
-Key = tuple[int, int]
 
 
 class RayPlayers:
@@ -100,13 +103,9 @@ class RayPlayers:
         """The rollouts under way, each with its calls: more than one where the first is believed lost."""
         self._background: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
-        self._closing = False
+        self._closing, self._hopeless = False, ""  # the second: why no player can play any more
         self._retired: dict[str, float] = {}
-        options: dict[str, Any] = {"num_cpus": self.section.cpus, "scheduling_strategy": "SPREAD"}
-        options |= {"max_concurrency": 100_000, "max_restarts": 0, "max_task_retries": 0}
-        if variables := for_children():  # where the user's own environments are, on every node
-            options["runtime_env"] = {"env_vars": variables}
-        self._kind = ray.remote(**options)(PlayerActor)
+        self._kind = ray.remote(**actor_options(self.section.cpus))(PlayerActor)
 
     # Their lives ------------------------------------------------------------------------------------------------
 
@@ -118,15 +117,14 @@ class RayPlayers:
             *(self._bring_up(slot) for slot in range(self.section.players)), return_exceptions=True
         )
         errors = [error for error in results if isinstance(error, BaseException)]
-        for error in errors:
-            if not isinstance(error, PlayerLost | PlayerUnfit):
-                raise error
+        if other := [error for error in errors if not isinstance(error, PlayerLost | PlayerUnfit)]:
+            raise other[0]
         if not self.ready:
             raise errors[0] if errors else InfraError("no player started")
         for error in errors:
             self._say(str(error))
-        where = sorted({player.node for player in self.ready})
-        self._say(f"{len(self.ready)} players on {len(where)} nodes: {', '.join(where)}")
+        nodes = sorted({player.node for player in self.ready})
+        self._say(f"{len(self.ready)} players on {len(nodes)} nodes: {', '.join(nodes)}")
 
     async def _bring_up(self, slot: int) -> None:
         """Start one player and give it the current weights."""
@@ -147,18 +145,13 @@ class RayPlayers:
                     await answer(player, player.actor.hold.remote())
                 while player.urls != self._urls:
                     await direct(player, self._urls)
-                if self._closing:
-                    raise PlayerLost("the players are being closed")
+                if self._closing or self._hopeless:
+                    raise PlayerUnfit(self._hopeless or "the players are being closed")
                 self.ready.append(player)
         except BaseException as error:
             ray.kill(player.actor)
             if isinstance(error, TimeoutError):
-                untyped: Any = ray
-                cpus = f"{untyped.cluster_resources().get('CPU', 0.0):g} CPU cores in all"
-                raise PlayerLost(
-                    f"player {slot} did not start within {START_S:.0f} s; it needs {self.section.cpus:g} CPU cores of "
-                    f"a node, and the cluster has {cpus}: lower cluster.players or cluster.cpus, or add nodes"
-                ) from None
+                raise PlayerLost(no_room(slot, START_S, self.section.cpus)) from None
             raise
         finally:
             self._roster.starting -= 1
@@ -201,7 +194,7 @@ class RayPlayers:
         ray.kill(player.actor)
         if again:
             self._roster.starting += 1
-            self._spawn(self._replace(player.slot))
+            self._spawn(self._replace(player.slot), REPLACEMENT)
         self._roster.pulse()
 
     async def _replace(self, slot: int) -> None:
@@ -221,14 +214,20 @@ class RayPlayers:
         self._roster.starting -= 1
         self._roster.pulse()
 
+    def give_up(self, why: str) -> None:
+        """Use no player any more: what is under way, and so the run, ends with this reason."""
+        self._hopeless = why
+        for player in list(self.ready):
+            self._lose(player, why, replace=False)
+
     async def close(self) -> None:
         """Cancel what is under way, have every player close its sandboxes, and end it."""
         if self._closing:
             return
         self._closing = True
-        for player in self.ready:
-            if player.watch is not None:
-                player.watch.cancel()
+        watches = [player.watch for player in self.ready if player.watch is not None]
+        for task in (*watches, *(task for task in self._background if task.get_name() == REPLACEMENT)):
+            task.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 closing = [answer(player, player.actor.close.remote()) for player in self.ready]
@@ -259,7 +258,7 @@ class RayPlayers:
         self, env: str, task: Task, rollout_id: RolloutId, *, temperature: float | None = None
     ) -> Trajectory:
         """Have one task played to its end and graded, on whatever player; return its one trajectory."""
-        key = (rollout_id.group, rollout_id.index)
+        key = key_of(rollout_id)
         assert key not in self._table, f"rollout {key} is under way already"
         running = self._table[key] = []
         try:
@@ -274,7 +273,7 @@ class RayPlayers:
         self, env: str, task: Task, rollout_id: RolloutId, temperature: float | None, running: list[Call]
     ) -> Trajectory:
         """Play a rollout on one player after the other until one answers; the first answer counts."""
-        losses, key = Losses(), (rollout_id.group, rollout_id.index)
+        losses, key = Losses(), key_of(rollout_id)
         errors: dict[Remote, Exception] = {}
         while True:
             again, alone = bool(losses.reasons or errors), losses.suspect
@@ -289,7 +288,8 @@ class RayPlayers:
                 self.counts["rollouts_repeated"] += 1
                 self.repeated_at = time.monotonic()
             ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
-            newest = Call(player, ref, asyncio.create_task(self._played(player, ref, env, task, alone)), alone)
+            played = self._played(player, ref, env, task, rollout_id, alone)
+            newest = Call(player, ref, asyncio.create_task(played), alone)
             running.append(newest)
             began = self.waits.clock(key)
             while newest in running:
@@ -350,7 +350,9 @@ class RayPlayers:
         for player, error in errors.items():
             self._lose(player, f"{error} (where {by.name} had no such trouble)", replace=False)
 
-    async def _played(self, player: Remote, ref: Any, env: str, task: Task, alone: bool) -> Trajectory:
+    async def _played(
+        self, player: Remote, ref: Any, env: str, task: Task, rollout_id: RolloutId, alone: bool
+    ) -> Trajectory:
         """Wait for one player's answer, and check that it played what it was asked to."""
         try:
             trajectory: Trajectory = await answer(player, ref, self._late)
@@ -358,13 +360,14 @@ class RayPlayers:
             player.load -= 1
             player.reserved = player.reserved and not alone
             self._roster.pulse()
-        player.finished += 1
-        self.finished += 1
-        built = trajectory.task
-        if (built.id, built.prompt) != (task.id, task.prompt):
+        if (trajectory.group, trajectory.index, trajectory.seed) != (*key_of(rollout_id), rollout_id.reset(task)):
+            raise PlayerUnfit(f"it was asked for rollout {key_of(rollout_id)} and answered for another one")
+        if (trajectory.task.id, trajectory.task.prompt) != (task.id, task.prompt):
             raise PlayerUnfit(
                 f"it builds task {task.id} of {env} differently: its environment has another version, or is not pure"
             )
+        player.finished += 1
+        self.finished += 1
         return trajectory
 
     def _forget(self, running: list[Call]) -> None:
@@ -374,8 +377,7 @@ class RayPlayers:
         running.clear()
 
     async def _end(self, call: Call) -> None:
-        """Have an episode ended; count one that is played to its end all the same. A player that cannot end it is
-        lost: the episode holds what others need."""
+        """Have an episode ended, and count one that ends by itself. A player that cannot end it is lost."""
         with suppress(RayError, ValueError):
             ray.cancel(call.ref)
         try:
@@ -391,8 +393,8 @@ class RayPlayers:
     def _late(self) -> None:
         self.counts["rollouts_late"] += 1
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Any, name: str | None = None) -> None:
+        task: asyncio.Task[Any] = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -431,8 +433,10 @@ class RayPlayers:
         await self._everywhere("release")
 
     async def use_servers(self, urls: tuple[str, ...]) -> None:
-        """Have every player ask these SGLang servers. It takes no lock: `hold` may be waiting for their requests."""
+        """Have every player ask these SGLang servers; while there is none, no rollout's time runs. It takes no lock:
+        `hold` may be waiting for their requests."""
         self._urls = urls
+        self.waits.stand_still(not urls)
         await asyncio.gather(*(direct(player, urls) for player in self.ready))
 
     async def _everywhere(self, what: str) -> None:

@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
+from agentrl.catalogue import for_children
 from agentrl.cluster.kit import EXACT
 from agentrl.errors import AgentRLError, EngineError, Fault, InfraError, UserError
 from agentrl.recipe import Recipe
@@ -21,6 +23,9 @@ SUSPECT = 2
 """Players that may be lost under a rollout before it is played alone."""
 ALONE = 2
 """Players that are lost while they play a rollout alone before it is to blame: one may be chance."""
+
+Key = tuple[int, int]
+"""A rollout's group and index: what the table of rollouts is kept by."""
 
 
 class PlayerLost(InfraError):
@@ -141,6 +146,30 @@ async def _result(player: Remote, ref: Any) -> Any:
         lines = str(error).strip().splitlines()
         why = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
         raise PlayerLost(why) from None
+
+
+def actor_options(cpus: float) -> dict[str, Any]:
+    """Return how Ray is to run a player: once, wherever there is room, never again by itself."""
+    options: dict[str, Any] = {"num_cpus": cpus, "scheduling_strategy": "SPREAD"}
+    options |= {"max_concurrency": 100_000, "max_restarts": 0, "max_task_retries": 0}
+    if variables := for_children():  # where the user's own environments are, on every node
+        options["runtime_env"] = {"env_vars": variables}
+    return options
+
+
+def no_room(slot: int, seconds: float, cpus: float) -> str:
+    """Say that a player found no place, and what to do."""
+    untyped: Any = ray
+    total = f"{untyped.cluster_resources().get('CPU', 0.0):g} CPU cores in all"
+    return (
+        f"player {slot} did not start within {seconds:.0f} s; it needs {cpus:g} CPU cores of a node, and the cluster "
+        f"has {total}: lower cluster.players or cluster.cpus, or add nodes"
+    )
+
+
+def key_of(rollout_id: RolloutId) -> Key:
+    """Return what names a rollout within its run."""
+    return rollout_id.group, rollout_id.index
 
 
 def given_up(task: Task, rollout_id: RolloutId, losses: Losses, *, guilty: bool) -> Trajectory:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.engines.sglang.client import Client
 from agentrl.engines.sglang.server import Server
 from agentrl.recipe import SglangEngine as Section
 
 PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size", "--pp", "--pp-size", "--pipeline-parallel-size")
 """SGLang's flags that multiply the GPUs of one server."""
+ASK_S, SILENT_S = 10.0, 60.0
+"""How long one question to a server waits for its answer, and after how much silence the server counts as lost."""
 
 
 def node_address() -> str:
@@ -64,6 +68,8 @@ class ServerActor:
         self._plan, self._model = plan, Path(plan.model)
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-server-", ignore_cleanup_errors=True)
         self._server: Server | None = None
+        self._client: Client | None = None
+        self._answered = 0.0
 
     def has_model(self) -> bool:
         """Tell whether this node sees the model folder."""
@@ -92,12 +98,19 @@ class ServerActor:
             host=node_address(),
         )
         await self._server.start()
+        self._answered = time.monotonic()
         return self._server.url
 
     async def state(self) -> str:
-        """Return how the server ended; "" while it runs."""
+        """Return how the server ended, or that it stands still; "" while it runs."""
         assert self._server is not None
-        return "" if self._server.alive else self._server.diagnosis()
+        if not self._server.alive:
+            return self._server.diagnosis()
+        self._client = self._client or Client(self._server.url)
+        if await self._client.answers(ASK_S):
+            self._answered = time.monotonic()
+        silent = time.monotonic() - self._answered > SILENT_S
+        return f"its process runs and did not answer for {SILENT_S:.0f} s" if silent else ""
 
     def process(self) -> int:
         """Return the server's process id."""
@@ -106,6 +119,8 @@ class ServerActor:
 
     async def stop(self) -> None:
         """End the server and remove its files."""
+        if self._client is not None:
+            await self._client.close()
         if self._server is not None:
             await self._server.stop()
         self._folder.cleanup()

@@ -79,6 +79,8 @@ class RayServers:
         )
         self.changed: Changed | None = None
         """Told the servers' addresses whenever they change, once players are there."""
+        self.gave_up: Callable[[str], None] = lambda why: None
+        """Told when no server is left and none will come: a run can only end."""
         self._up: dict[int, Held] = {}
         self._all: set[Held] = set()
         self._engine: SglangEngine | None = None
@@ -145,6 +147,8 @@ class RayServers:
             async with self._lock:
                 await self._drop(held)
         self._say(f"SGLang server {slot} is given up after {failures} failures; {len(self._up)} are left")
+        if all(keeper.done() or keeper is asyncio.current_task() for keeper in self._keepers):
+            self.gave_up("no SGLang server is left, and none of them could be started again")
 
     async def _bring_up(self, slot: int, came: asyncio.Future[None]) -> Held:
         """Find room, start a server there, and wait until it answers."""

@@ -25,6 +25,7 @@ from agentrl.errors import AgentError, Fault, fault_of
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Ending, Message, Outcome, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Boxes, Context, Judge, Submission
+from agentrl.verifiers.busy import by_clock
 from agentrl.verifiers.grade import grade
 
 T = TypeVar("T")
@@ -210,7 +211,7 @@ async def _turns(
     """Play turn by turn until something ends the episode, or its time is up."""
     clock = asyncio.get_running_loop().time
     deadline = None if wall_seconds is None else clock() + wall_seconds
-    async with _until(deadline):
+    async with _until(deadline) as until:
         for _ in range(turns):
             episode.stage = "policy"
             action = await policy(episode)
@@ -218,7 +219,7 @@ async def _turns(
                 return action.ending
             episode.stage = "environment"
             limit = None if tool_seconds is None else clock() + tool_seconds - episode.seconds["tools"]
-            step = await _act(episode, message_of(action), limit, deadline)
+            step = await _act(episode, message_of(action), limit, until.when())
             if step is None:
                 return "timeout"
             if step.done:
@@ -237,15 +238,19 @@ async def _act(episode: Episode, message: Message, limit: float | None, deadline
 
 
 class _until:
-    """`asyncio.timeout_at` that ends its block quietly when the time is up."""
+    """`asyncio.timeout_at` that ends its block quietly when the time is up, and stands still for `off_the_clock`."""
 
     def __init__(self, when: float | None) -> None:
         self._timeout = asyncio.timeout_at(when)
+        self._clock = by_clock(self._timeout)
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> asyncio.Timeout:
         await self._timeout.__aenter__()
+        self._clock.__enter__()
+        return self._timeout
 
     async def __aexit__(self, *exc: Any) -> bool:
+        self._clock.__exit__(None, None, None)
         try:
             await self._timeout.__aexit__(*exc)
         except TimeoutError:

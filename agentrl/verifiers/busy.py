@@ -107,7 +107,8 @@ _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 @contextmanager
 def off_the_clock() -> Iterator[None]:
-    """Stop the clock of the `loop_timeout` around: for waits with a limit of their own, which no submission causes."""
+    """Stop the clocks around (`loop_timeout`, an episode's own time): for waits that neither a submission nor a policy
+    causes."""
     clock = _clock.get()
     if clock is None:
         yield
@@ -119,6 +120,17 @@ def off_the_clock() -> Iterator[None]:
         clock.start()
 
 
+@contextmanager
+def by_clock(deadline: asyncio.Timeout) -> Iterator[None]:
+    """Let `off_the_clock` stop this deadline during the block, and those around it."""
+    outer = _clock.get()
+    _clock.set(Clock(deadline, outer))
+    try:
+        yield
+    finally:
+        _clock.set(outer)
+
+
 @asynccontextmanager
 async def loop_timeout(seconds: float) -> AsyncIterator[LoopWatch]:
     """Do as `asyncio.timeout` does, on a clock that runs only while the event loop turns: what keeps the loop busy
@@ -126,12 +138,10 @@ async def loop_timeout(seconds: float) -> AsyncIterator[LoopWatch]:
     watch = LoopWatch()
     async with asyncio.timeout(seconds) as deadline:
         watch.start(min(TICK_S, seconds / 4), deadline)
-        outer = _clock.get()
-        _clock.set(Clock(deadline, outer))
         try:
-            yield watch
+            with by_clock(deadline):
+                yield watch
         finally:
-            _clock.set(outer)
             watch.stop()
 
 

@@ -121,7 +121,7 @@ class Zygote:
         finally:
             theirs.close()
         self._socket = ours
-        self._lock, self._roots_lock = threading.Lock(), threading.Lock()
+        self._lock, self._sending, self._roots_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self._roots: dict[tuple[str, int], int] = {}
         self._closed, self._owner = False, os.getpid()
         ours.settimeout(30)
@@ -150,7 +150,8 @@ class Zygote:
         return answer, received
 
     def _send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        socket.send_fds(self._socket, [marshal.dumps(message, 2)], [] if descriptor is None else [descriptor])
+        with self._sending:
+            socket.send_fds(self._socket, [marshal.dumps(message, 2)], [] if descriptor is None else [descriptor])
 
     def root(self, name: tuple[str, int], plan: dict[str, Any]) -> int:
         """Return the zygote's number for a root, which is sent to it once."""
@@ -170,8 +171,8 @@ class Zygote:
         return self._ask({"op": "create", **plan}, control.fileno())[1]
 
     def bury(self, number: int) -> None:
-        """Do what `reap` does, without an answer; done before any later request."""
-        with self._lock, suppress(OSError):  # a zygote that is gone has taken its sandboxes along
+        """Do what `reap` does, without an answer; done before any later request. It waits for no answer of others."""
+        with suppress(OSError):  # a zygote that is gone has taken its sandboxes along
             self._send({"op": "bury", "id": number})
 
     def reap(self, number: int) -> tuple[int, int]:
@@ -194,7 +195,8 @@ class Zygote:
             if self._closed:
                 return
             self._closed = True
-            self._socket.close()
+            with self._sending:
+                self._socket.close()
             if self._owner != os.getpid():  # a fork of the process that started it
                 return
         atexit.unregister(self.close)

@@ -14,6 +14,7 @@ import pytest
 
 from agentrl import initial_policy, serving
 from agentrl.rollout.runtimes import runtimes as make_runtimes
+from agentrl.types import Trajectory
 from tests.cluster.rollouts import DEADLY, FREEZING, MARKED, PATIENT, Loop, digest, environment, play_all, small_recipe
 
 
@@ -53,7 +54,8 @@ def nodes(members: None) -> Iterator[Any]:
         )
         try:
             for _ in range(2):
-                cluster.add_node(**size)
+                cluster.add_node(wait=False, **size)
+            cluster.wait_for_nodes()
             with environment(RAY_ADDRESS=cluster.address):
                 yield cluster
         finally:
@@ -97,16 +99,22 @@ def runtimes(members: None) -> Iterator[Mapping[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def alone(runtimes: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of 96 rollouts that one process played."""
+def played(runtimes: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Trajectory]:
+    """The 96 rollouts as one process plays them."""
     recipe = small_recipe()
     folder: Path = tmp_path_factory.mktemp("alone")
 
-    async def main() -> str:
+    async def main() -> dict[tuple[int, int], Trajectory]:
         async with serving.open_player(recipe, runtimes, folder=folder, say=lambda text: None) as player:
-            return digest(await play_all(player, runtimes))
+            return await play_all(player, runtimes)
 
     return asyncio.run(main())
+
+
+@pytest.fixture(scope="session")
+def alone(played: Mapping[tuple[int, int], Trajectory]) -> str:
+    """The digest of 96 rollouts that one process played."""
+    return digest(played)
 
 
 @pytest.fixture

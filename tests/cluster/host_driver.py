@@ -1,6 +1,6 @@
 """Runs on the first of three namespaced hosts: joins their cluster, plays 96 rollouts, and asks for a fault on the way.
 
-python tests/cluster/host_driver.py FOLDER    makes FOLDER/fault when it is due, prints JSON
+python tests/cluster/host_driver.py FOLDER    joins when there is FOLDER/head, makes FOLDER/fault, prints JSON
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ async def main(folder: Path) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         environments = stack.enter_context(runtimes(recipe))
         policy = initial_policy.load_policy(recipe, environments, say=said.append)
+        while not (folder / "head").exists():
+            await asyncio.sleep(0.05)
         opened = serving.open_engine(recipe, policy, environments, stack, folder=folder, say=said.append)
         engine, players = opened[0], cast(Any, opened[1])
         await engine.start()

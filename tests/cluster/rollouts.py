@@ -89,8 +89,10 @@ PATIENT = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
 }
-"""Ray waits long for its own processes to start, since a busy machine is no failure, and starts no worker ahead."""
+"""Ray waits long for its own processes to start, since a busy machine is no failure, starts no worker ahead, and lets
+players run as the tests beside them do."""
 
 
 def small_recipe(**changes: Any) -> recipes.Recipe:

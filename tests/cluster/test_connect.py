@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from agentrl.cluster import connect
 from agentrl.errors import UserError
+from agentrl.learn import checkpoint
 from agentrl.recipe import ClusterSection
-from tests.cluster.rollouts import RECIPE
+from tests.cluster.rollouts import PATIENT, RECIPE
 from tests.processes import process_family
 
 FULL = bool(os.environ.get("AGENTRL_FULL"))
@@ -86,16 +91,20 @@ def _listens(port: int) -> bool:
         return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
-def marked(mark: str) -> list[str]:
+def processes(mark: str) -> dict[int, str]:
     """Return the command lines of all processes whose environment holds a mark."""
-    lines = []
+    lines = {}
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
-                lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                lines[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
     return lines
+
+
+def marked(mark: str) -> list[str]:
+    return list(processes(mark).values())
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
@@ -121,43 +130,94 @@ def test_the_folders_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch,
     assert set(tmp_path.iterdir()) == {other}
 
 
-@pytest.mark.skipif(not FULL, reason="starts and stops whole runs on Ray, a minute each; set AGENTRL_FULL")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """In the middle of a round: no actor, raylet, sandbox, mount, control group or folder stays."""
-    recipe = {**RECIPE, "run": {**RECIPE["run"], "out": str(tmp_path), "steps": 1000}, "cluster": {"players": 2}}
-    recipe["envs"] = [{"name": "files", "levels": [1]}]
-    path = tmp_path / "recipe.yaml"
+def started(folder: Path, mark: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a run of very many steps on two players."""
+    recipe = {**RECIPE, "run": {**RECIPE["run"], "out": str(folder), "steps": 1000}, "cluster": {"players": 2}}
+    recipe |= {"envs": [{"name": "files", "levels": [1]}], "checkpoint": {"every": 1}}
+    path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    mark = f"mark-{os.getpid()}-{time.time_ns()}"
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    mounts = Path("/proc/self/mounts").read_text()
-    run = subprocess.Popen(
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.Popen(
         [sys.executable, "-m", "agentrl", "train", str(path)],
-        env={**variables, "AGENTRL_TEST_MARK": mark},
+        env={**own, "AGENTRL_TEST_MARK": mark, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
+
+
+def read_until(run: subprocess.Popen[str], beginning: str) -> str:
+    """Read what a run says until a line begins so; return it all."""
+    assert run.stdout is not None
+    seen = ""
+    for line in run.stdout:
+        seen += line
+        if line.startswith(beginning):
+            return seen
+    raise AssertionError(seen)
+
+
+@pytest.mark.skipif(not FULL, reason="starts and stops whole runs on Ray, a minute each; set AGENTRL_FULL")
+def test_a_run_whose_head_dies_ends_and_its_last_checkpoint_is_whole(tmp_path: Path) -> None:
+    """Ray's own processes on the head are killed; the driver and its players end, and the run can be resumed."""
+    mark, token = f"mark-{os.getpid()}-{time.time_ns()}", secrets.token_hex(32)
+    private = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0", **PATIENT}
+    with socket.socket() as free, tempfile.TemporaryDirectory(prefix="agr-", dir="/tmp") as folder:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        start = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--node-ip-address=127.0.0.1"]
+        start += [f"--port={address.partition(':')[2]}", "--num-cpus=2", "--include-dashboard=false"]
+        start += [f"--temp-dir={folder}", "--object-store-memory=83886080"]
+        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        head = {**own, **private, "AGENTRL_TEST_MARK": mark}
+        run = None
+        try:
+            subprocess.run(start, env=head, check=True, capture_output=True, timeout=300)
+            run = started(tmp_path, mark, **private, RAY_ADDRESS=address)
+            read_until(run, "step 2/")
+            for pid, line in processes(mark).items():
+                if "gcs_server" in line or "/raylet/raylet" in line:
+                    os.kill(pid, signal.SIGKILL)
+            assert run.stdout is not None
+            rest = run.stdout.read()
+            assert run.wait(150) != 0, rest
+            assert within(60, lambda: not [line for line in marked(mark) if "ray::PlayerActor" in line])
+        finally:
+            if run is not None:
+                run.kill()
+                run.wait()
+            for pid in processes(mark):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    saved = checkpoint.latest(tmp_path / "cluster" / "checkpoints")
+    assert saved is not None and saved.step >= 2 and saved.warnings == ()
+    assert load_file(saved.model / "model.safetensors")
+
+
+@pytest.mark.skipif(not FULL, reason="starts and stops whole runs on Ray, a minute each; set AGENTRL_FULL")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """In the middle of a round: no actor, raylet, sandbox, mount, control group or folder stays."""
+    mark = f"mark-{os.getpid()}-{time.time_ns()}"
+    mounts = Path("/proc/self/mounts").read_text()
+    run = started(tmp_path, mark)
     try:
-        assert run.stdout is not None
-        seen = []
-        for line in run.stdout:
-            seen.append(line)
-            if line.startswith("step 2/"):
-                break
-        assert run.poll() is None, "".join(seen)
+        seen = read_until(run, "step 2/")
+        assert run.stdout is not None and run.poll() is None, seen
         family = process_family(run.pid) - {run.pid}
         folders = set(re.findall(r"/tmp/agentrl-ray-\w+", " ".join(marked(mark))))
         assert [os.stat(folder).st_mode & 0o777 for folder in folders] == [0o700]
         assert len([line for line in marked(mark) if "ray" in line]) > 4
+        players = [pid for pid, line in processes(mark).items() if "ray::PlayerActor" in line]
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in players] == [0, 0]
         if number == signal.SIGINT:
             os.killpg(run.pid, number)  # as Ctrl-C does: to everything in the foreground
         else:
             run.send_signal(number)
         rest = run.stdout.read() if number != signal.SIGKILL else ""
-        assert run.wait(60) == {signal.SIGKILL: -9}.get(number, 3), "".join(seen) + rest
+        assert run.wait(60) == {signal.SIGKILL: -9}.get(number, 3), seen + rest
     finally:
         run.kill()
         run.wait()

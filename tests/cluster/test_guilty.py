@@ -111,7 +111,9 @@ class FakePlayer:
     def _play(self, env: str, split: Any, level: int, rollout_id: RolloutId, temperature: Any) -> asyncio.Future[Any]:
         answer = asyncio.get_running_loop().create_future()
         if rollout_id.group != 7:
-            answer.set_result(replace(sampled(rollout_id.index, 1.0), group=rollout_id.group))
+            answer.set_result(answered(rollout_id))
+        elif self.trouble == "another":
+            answer.set_result(answered(replace(rollout_id, index=rollout_id.index + 1)))
         elif self.trouble in ERRORS:
             answer.set_exception(ERRORS[self.trouble]())
         return answer
@@ -174,6 +176,53 @@ def test_whatever_an_episode_does_to_its_players_it_is_graded_0(
     outcomes = [(one.outcome.grade, one.outcome.score, one.outcome.alarm, one.segments) for one in guilty]
     assert outcomes == [("graded", 0.0, True, ())] * 6, said
     assert not [line for line in said if "no other takes its place" in line]
+
+
+def answered(rollout_id: RolloutId) -> Trajectory:
+    return replace(sampled(rollout_id.index, 1.0), group=rollout_id.group, seed=rollout_id.reset(TASK))
+
+
+def test_an_answer_for_another_rollout_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A player that mixes up rollouts (a stale answer, a broken node) is used no more, and others play its share."""
+    said: list[str] = []
+    players = RayPlayers(small_recipe(cluster={"players": 2}), sources={}, say=said.append)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    wrong, right = Remote(0, FakePlayer("another"), node="a"), Remote(1, FakePlayer(""), node="b")
+    right.actor.play = SimpleNamespace(remote=lambda env, split, level, rollout_id, _: _done(answered(rollout_id)))
+    players.ready.extend((wrong, right))
+
+    async def main() -> list[Trajectory]:
+        ids = [RolloutId(seed=3, group=7, index=index, secret=KEY, task_index=0) for index in range(3)]
+        return await asyncio.gather(*(players.play("deadly", TASK, one) for one in ids))
+
+    assert [(one.group, one.index, one.outcome.score) for one in asyncio.run(main())] == [
+        (7, 0, 1.0),
+        (7, 1, 1.0),
+        (7, 2, 1.0),
+    ]
+    assert players.ready == [right]
+    assert said[0].startswith("lost player 0 on a: it was asked for rollout (7, 0) and answered for another one; ")
+
+
+def test_closing_waits_for_no_player_that_finds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is gone, and what should replace its player waits for room: the run's end does not."""
+    players = RayPlayers(small_recipe(cluster={"players": 1}), sources={}, say=lambda text: None)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+
+    async def main() -> float:
+        monkeypatch.setattr(players, "_bring_up", lambda slot: asyncio.sleep(300.0))
+        players.ready.append(Remote(0, None, node="a"))
+        players._lose(players.ready[0], "its node is gone")
+        await asyncio.sleep(0)
+        began = asyncio.get_running_loop().time()
+        await players.close()
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(main()) < 5.0
+
+
+async def _done(value: Trajectory) -> Trajectory:
+    return value
 
 
 def sampled(index: int, score: float) -> Trajectory:

@@ -16,7 +16,7 @@ import yaml
 
 from agentrl import doctor
 from agentrl.cluster import nodes as examination
-from agentrl.cluster.kit import facts
+from agentrl.cluster.kit import EXACT, facts, source_hash
 from agentrl.recipe import Recipe
 from tests.cluster.rollouts import RECIPE, small_recipe
 
@@ -132,6 +132,30 @@ def test_what_each_fault_means_for_a_run(answer: dict[str, Any]) -> None:
             "fails": 0, "unused": 0, "differs": 0, kind: 1
         }, name  # fmt: skip
         assert problems[kind][0].text.startswith(text) and problems[kind][0].fix, problems[kind]
+
+
+@pytest.mark.parametrize("name", ["agentrl", "python", "torch", "transformers", "numpy", "ray", "processor"])
+def test_every_difference_of_a_node_is_named(name: str, answer: dict[str, Any]) -> None:
+    """It is said and no more; where a run must repeat to the bit and the difference matters for that, the run fails."""
+    other = {**answer, "facts": {**answer["facts"], name: "another"}}
+    report = judged(other)
+    text = f"another kind of CPU (another, here {facts()[name]})" if name == "processor" else f"{name} another, here "
+    assert (report.fails, report.unused, len(report.differs)) == ((), (), 1)
+    assert report.differs[0].text.startswith(text + ("" if name == "processor" else facts()[name]))
+    exact = small_recipe(envs=[{"name": "files"}], run={**RECIPE["run"], "deterministic": True})
+    assert bool(judged(other, exact).fails) == (name in EXACT)
+
+
+def test_two_checkouts_of_one_version_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "envs" / "mine").mkdir(parents=True)
+    (tmp_path / "a.py").write_text("a = 1")
+    before = source_hash(tmp_path)
+    (tmp_path / "envs" / "mine" / "__init__.py").write_text("EXPORT = 1")  # a member of a wheel, or none of a checkout
+    source_hash.cache_clear()
+    assert source_hash(tmp_path) == before
+    (tmp_path / "a.py").write_text("a = 2")
+    source_hash.cache_clear()
+    assert source_hash(tmp_path) != before
 
 
 def test_a_node_without_room_for_players_may_lack_anything(answer: dict[str, Any]) -> None:

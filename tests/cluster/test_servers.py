@@ -6,16 +6,20 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import AsyncMock
 
 import pytest
 
 from agentrl import initial_policy, serving
+from agentrl.cluster import server_actor
 from agentrl.cluster.engine import PlayersEngine
 from agentrl.cluster.players import RayPlayers
+from agentrl.cluster.remote import Remote
 from agentrl.cluster.server_actor import fingerprint, node_address, resources
 from agentrl.engines.base import Sampling, Weights
 from agentrl.engines.sglang import engine as engines
@@ -24,10 +28,15 @@ from agentrl.engines.sglang.client import ConnectionBroken, Reply
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.routing import of_group
 from agentrl.engines.sglang.server import Server
+from agentrl.errors import EngineError, InfraError
 from agentrl.recipe import SglangEngine as Section
+from agentrl.rollout.rollout import RolloutId
 from agentrl.rollout.runtimes import runtimes
+from agentrl.types import Task
+from agentrl.verifiers.busy import loop_timeout
 from tests.cluster.rollouts import Loop, small_recipe
 
+T = TypeVar("T")
 FULL = bool(os.environ.get("AGENTRL_FULL"))
 SERVERS = [f"http://10.0.0.{number}:30000" for number in range(1, 9)]
 GROUPS = [str(group) for group in range(4000)]
@@ -85,8 +94,15 @@ class Fake:
     async def close(self) -> None: ...
 
 
+async def in_time(work: Coroutine[Any, Any, T]) -> T:
+    """Do some work of an episode that has a tenth of a second."""
+    async with loop_timeout(0.1):
+        return await work
+
+
 def test_a_request_of_a_lost_server_goes_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request waits until the driver names the servers that are left; with none left it waits for the next."""
+    """The request waits until the driver names the servers that are left; with none left it waits for the next, and
+    its episode's time does not run."""
     clients: dict[str, Fake] = {}
     monkeypatch.setattr(engines, "Client", lambda url, **_: clients.setdefault(url, Fake(url)))
 
@@ -110,8 +126,8 @@ def test_a_request_of_a_lost_server_goes_to_the_next_one(monkeypatch: pytest.Mon
         second = left[of_group("5", left)]
         assert len(clients[second].asked) == 1
         await engine.use([])
-        waiting = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=4), request_id="5-0-4-0"))
-        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(in_time(engine.generate([1, 2], Sampling(max_tokens=4), request_id="5-0-4-0")))
+        await asyncio.sleep(0.3)
         assert not waiting.done()
         await engine.use([SERVERS[5]])
         assert (await waiting).token_ids == (7,)
@@ -123,7 +139,6 @@ def test_a_request_of_a_lost_server_goes_to_the_next_one(monkeypatch: pytest.Mon
 def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Servers are not started beside the driver, and players hear of every change, those that start later too."""
     from agentrl.cluster import connect
-    from agentrl.cluster.remote import Remote
     from agentrl.cluster.servers import RayServers
 
     monkeypatch.setattr(connect, "connected", lambda *_, **__: nullcontext())
@@ -159,6 +174,89 @@ def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.Mo
             players.ready.clear()
 
     asyncio.run(main())
+
+
+def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time stands still until a server is there again; when none will come, the run ends and says why."""
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    monkeypatch.setattr("ray.cancel", lambda ref: None)
+    monkeypatch.setattr("agentrl.cluster.players.END_S", 0.1)
+    said: list[str] = []
+    task = Task(id="files/train/1/0", split="train", level=1, prompt="Do it.")
+
+    async def main() -> None:
+        players = RayPlayers(small_recipe(cluster={"players": 2}), sources={}, retries_s=0.2, say=said.append)
+        never = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
+        use = SimpleNamespace(remote=lambda urls: asyncio.sleep(0))
+        players.ready.extend(Remote(slot, SimpleNamespace(play=never, use_servers=use)) for slot in range(2))
+        await players.use_servers(("http://a",))
+        await players.use_servers(())
+        rollout_id = RolloutId(seed=0, group=0, index=0, secret=b"", task_index=0)
+        rollout = asyncio.create_task(players.play("files", task, rollout_id))
+        await asyncio.sleep(0.8)
+        assert players.counts["rollouts_lost"] == 0 and not rollout.done()
+        players.give_up("no SGLang server is left, and none of them could be started again")
+        with pytest.raises(InfraError, match="no player is left: .*no SGLang server is left"):
+            await asyncio.wait_for(rollout, 5.0)
+        assert players.ready == []
+
+    asyncio.run(main())
+
+
+def test_servers_that_cannot_be_started_again_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keeper gives up after some failures; the last of them says that none will come."""
+    from agentrl.cluster import servers as module
+
+    monkeypatch.setattr(asyncio, "sleep", AsyncMock())
+    ended: list[str] = []
+
+    async def main() -> None:
+        holder = SimpleNamespace(_say=ended.append, _up={}, gave_up=lambda why: ended.append(f"ended: {why}"))
+        holder._bring_up = AsyncMock(side_effect=EngineError("no room"))
+        came = asyncio.get_running_loop().create_future()
+        came.set_result(None)
+        keep = module.RayServers._keep
+        holder._keepers = [asyncio.create_task(keep(holder, slot, came)) for slot in range(2)]  # type: ignore[arg-type]
+        await asyncio.gather(*holder._keepers)
+
+    asyncio.run(main())
+    assert [line for line in ended if line.startswith("ended: ")] == ended[-1:]
+    assert ended[-1] == "ended: no SGLang server is left, and none of them could be started again"
+
+
+def test_a_server_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its process lives and its port takes connections; whatever it answers shows that it works."""
+    monkeypatch.setattr(server_actor, "ASK_S", 0.1)
+    monkeypatch.setattr(server_actor, "SILENT_S", 0.3)
+    plan = server_actor.Plan(
+        model=str(tmp_path), mark="", python="", device="cpu", flags=(), memory_fraction=0.1, timeout_s=1.0
+    )
+    talks = True
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if talks:
+            writer.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        else:
+            await asyncio.sleep(60.0)
+        writer.close()
+
+    async def main() -> list[str]:
+        nonlocal talks
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        actor: Any = server_actor.ServerActor(plan)
+        actor._server = SimpleNamespace(alive=True, url=url, stop=AsyncMock())
+        states = [await actor.state(), await actor.state()]
+        talks = False
+        states.append(await actor.state())
+        await asyncio.sleep(0.3)
+        states.append(await actor.state())
+        await actor.stop()
+        listening.close()
+        return states
+
+    assert asyncio.run(main()) == ["", "", "", "its process runs and did not answer for 0 s"]
 
 
 def test_a_lost_server_is_told_to_remove_its_files_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 
 from agentrl.envs import Environment, Permissions, tool
 from agentrl.envs.episode import Episode
-from agentrl.envs.play import Action, Played, Stage, play
+from agentrl.envs.play import Action, Played, Stage, drive, play
 from agentrl.envs.tool_output import frame
 from agentrl.errors import AgentError, AuthoringError, SandboxError
 from agentrl.sandboxes.base import Sandbox, SandboxSpec
 from agentrl.types import Done, Message, Observation, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.busy import off_the_clock
 
 
 class Anything(Verifier):
@@ -358,3 +360,21 @@ def test_what_an_author_left_alone_takes_no_thread(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("agentrl.envs.episode.off_loop", off_loop)
     assert asyncio.run(whole(Plain())) == "yes" and called == []
     assert asyncio.run(whole(Bench())) == "yes" and called == ["start", "on_message", "state", "stop"]
+
+
+@pytest.mark.parametrize(("gone", "ending"), [(True, "done"), (False, "timeout")])
+def test_waiting_for_a_server_that_is_gone_is_not_the_episodes_time(gone: bool, ending: str, where: Stage) -> None:
+    """A policy's own slowness ends its episode; what stops the clock does not."""
+
+    async def policy(episode: Episode) -> Action:
+        with off_the_clock() if gone else nullcontext():
+            await asyncio.sleep(0.5)
+        return "yes"
+
+    async def main() -> Played:
+        environment = Bench()
+        task = environment.task("train", 1, 0)
+        episode = Episode(environment, task, seed=0, boxes=where.boxes)
+        return await drive(episode, policy, where.context(task.id), turns=1, tool_seconds=0.2, wall_seconds=0.2)
+
+    assert asyncio.run(main()).outcome.ending == ending

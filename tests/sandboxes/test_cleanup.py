@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -135,6 +136,24 @@ def test_several_zygotes_make_the_same_boxes_and_all_of_them_end(namespace: Back
     backend.close()
     assert within(10, lambda: gone(families | {zygotes[0]}))
     assert not [group for pid in zygotes[1:] for group in cgroups(pid)]
+
+
+def test_closing_a_box_waits_for_no_box_that_is_being_made(namespace: Backend) -> None:
+    """A zygote that makes a sandbox for somebody else holds up nobody who only gives one back."""
+    from agentrl.sandboxes.namespace import NamespaceBackend
+
+    backend = NamespaceBackend(zygotes=1)
+    box = backend.create(SandboxSpec())
+    zygote = backend.zygote()
+    closing = threading.Thread(target=box.close, daemon=True)
+    with zygote._lock:  # as while another thread waits for the zygote's answer
+        closing.start()
+        closing.join(5.0)
+        assert not closing.is_alive()
+    with backend.create(SandboxSpec()) as second:  # answers are not mixed up
+        assert second.exec(["echo", "next"]).stdout == b"next\n"
+    assert len(process_family(zygote._process.pid)) <= 2
+    backend.close()
 
 
 def test_boxes_leave_no_descriptors_processes_or_groups(namespace: Backend) -> None:

@@ -86,6 +86,14 @@ class Client:
             self._known[path] = status != 404
         return self._known[path]
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Return whether the server says anything at all; it says so whatever it computes or waits for."""
+        try:
+            await self._exchange("OPTIONS", "/generate", None, timeout_s)
+        except EngineError:
+            return False
+        return True
+
     async def _exchange(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> tuple[int, bytes]:

@@ -29,6 +29,7 @@ from agentrl.engines.sglang.server import Server
 from agentrl.engines.sglang.weights import Sync, adapter_body
 from agentrl.errors import EngineError
 from agentrl.types import Completion
+from agentrl.verifiers.busy import off_the_clock
 
 FLUSH = "/flush_cache?timeout=60"
 """Empties the prefix cache once the last batch has finished."""
@@ -203,7 +204,8 @@ class SglangEngine:
         while True:
             await self._gate.wait()
             while not self._clients:
-                await self._moved.wait()
+                with off_the_clock():  # an episode has no part in the loss of a server
+                    await self._moved.wait()
             client = self._choose(prompt, request_id)
             version = self._version
             rest = replace(sampling, max_tokens=sampling.max_tokens - len(tokens))
@@ -236,7 +238,7 @@ class SglangEngine:
 
     async def _left(self, client: Client) -> bool:
         """Wait until a server whose connection broke is not used any more; tell whether that happened."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError), off_the_clock():
             async with asyncio.timeout(MOVE_S):
                 while client in self._clients:
                     await self._moved.wait()
