@@ -60,6 +60,8 @@ class AgentClient:
     api_key: str
     tools: Sequence[dict[str, Any]] = ()
     """The schemas of the environment's tools, as a request takes them."""
+    messages: Sequence[dict[str, Any]] = ()
+    """The messages with which the environment begins: its system message and the task, as a request takes them."""
     model: str = MODEL
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
@@ -314,6 +316,7 @@ class AgentTurns:
             tokens=budget.tokens,
             turn_tokens=budget.turn_tokens,
         )
+        session.opening = [{"role": m.role, "content": m.content} for m in self._opening[0]]
         session.tools, session.run_tool = self._opening[1], self._runner(episode)
         self.gateway.open(session)
         try:
@@ -335,9 +338,9 @@ class AgentTurns:
             self.gateway.end(session)
             episode.seconds["engine"] += session.seconds
         if self.crash is not None:
-            return Stop(session.ending or "agent_error")
+            return Stop(session.how("agent_error"))
         episode.answer = well_formed(self.answer or "")
-        return Stop(session.ending or "done")
+        return Stop(session.how("done"))
 
     async def _run(self, episode: Episode, session: Session) -> None:
         """Run the program."""
@@ -349,7 +352,7 @@ class AgentTurns:
     async def _function(self, function: AgentFunction, episode: Episode, session: Session) -> None:
         """Run the function; what it raises is its crash, unless the sandbox or the system says otherwise."""
         url = f"{self.gateway.url}/s/{session.id}/v1"
-        client = AgentClient(url, session.key, tuple(session.tools))
+        client = AgentClient(url, session.key, tuple(session.tools), tuple(session.opening))
         box: Any = episode.environment._box
         try:
             result = await function(episode.task.public(), client, box)

@@ -262,7 +262,7 @@ class Gateway:
         session = self._session(request)
         if session is None:
             return self._unknown(request)
-        return JSONResponse({"tools": list(session.tools)})
+        return JSONResponse({"tools": list(session.tools), "messages": list(session.opening)})
 
     async def _tool(self, request: Request) -> Response:
         """Run a tool of the environment."""

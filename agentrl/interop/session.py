@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from agentrl.interop.answers import Answered
+from agentrl.interop.branches import TooLong
 from agentrl.interop.dialects import Asked, Memory, Parsed
 from agentrl.recipe import AgentSection
 from agentrl.types import Ending, Message
@@ -81,6 +82,8 @@ class Session:
         self.policy = policy
         self.tools: Sequence[dict[str, Any]] = ()
         """The schemas of the environment's tools."""
+        self.opening: Sequence[dict[str, Any]] = ()
+        """The messages with which the environment begins, as a request takes them."""
         self.run_tool: ToolRunner | None = None
         self.bound = False
         """Whether it may be reached through its sandbox's relay alone."""
@@ -89,6 +92,8 @@ class Session:
         self.over = asyncio.Event()
         self.ending: Ending | None = None
         """Which budget ran out, if one did."""
+        self.cut = False
+        """Whether the run's limits cut the last turn off, or left no room for it."""
         self.counts = {"requests": 0, "refused": 0, "turns": 0, "given_up": 0}
         self.overridden: set[str] = set()
         self.memory = Memory()
@@ -136,6 +141,7 @@ class Session:
             finally:
                 self.seconds += perf_counter() - began
         except BaseException as error:
+            self.cut = self.cut or isinstance(error, TooLong)
             # A turn that was never sampled is no turn; one that was given up on the way is.
             if isinstance(error, ValueError | OverBudget) and self._next_turn == turn + 1:
                 self._next_turn = turn
@@ -145,7 +151,12 @@ class Session:
                 self._reserved -= room
                 self._freed.notify_all()
         self.counts["turns"] += 1
+        self.cut = answer.finish == "length" and answer.sampled_tokens != asked.max_tokens
         return answer
+
+    def how(self, otherwise: Ending) -> Ending:
+        """Return how the episode ended: a turn that was cut off and not followed by another ends it, as in the loop."""
+        return self.ending or ("max_tokens" if self.cut else otherwise)
 
     def _spent(self, ending: Ending, why: str) -> None:
         self.ending = self.ending or ending
