@@ -12,7 +12,7 @@ import platform
 import socket
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from agentrl import __version__
 from agentrl.cluster.judge import Address
 from agentrl.engines.base import Engine, Weights
 from agentrl.engines.build import make as make_engine
+from agentrl.interop.agents import Files
 from agentrl.recipe import Recipe, SglangEngine
 
 PACKAGES = ("torch", "transformers", "numpy", "ray")
@@ -48,9 +49,13 @@ class Kit:
     """Sandboxes that one player may have at once, per backend."""
     judge: Address | None = None
     """Where to ask the run's judge, where a verifier does."""
+    agents: Mapping[str, Files] = field(default_factory=dict)
+    """Files of the agents that play environments, by environment."""
 
 
-def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) -> Kit:
+def pack(
+    recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...], agents: Mapping[str, Files] | None = None
+) -> Kit:
     """Pack what players need of a policy: an `initial_policy.PolicyModel`."""
     import torch
 
@@ -73,6 +78,7 @@ def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) ->
         version=version,
         urls=urls,
         boxes=max(2, -(-recipe.sandboxes.boxes // recipe.cluster.players)),
+        agents=agents or {},
     )
 
 

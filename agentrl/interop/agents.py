@@ -48,6 +48,10 @@ PATH = ENVIRONMENT["PATH"]
 FOLDER = f"{HOME}/agent"
 """Where `files` lie in the sandbox."""
 MAX_FILES = 200
+Files = Mapping[str, tuple[bytes, int]]
+"""Files by name: content and mode."""
+OWN = "(the environment's)"
+"""Stands for the function of an environment."""
 KEPT = 2000
 """Characters of an agent's output that are kept with the trajectory."""
 
@@ -97,29 +101,45 @@ class Program:
 
     section: AgentSection
     function: AgentFunction | None = None
+    files: Files = field(default_factory=dict)
+    """What is copied into the sandbox: read once, so that every episode of a run has the same."""
 
 
-def program_of(environment: Environment, section: AgentSection | None) -> Program | None:
-    """Return the agent that plays an environment: the recipe's, else the one that the environment names."""
+def program_of(environment: Environment, section: AgentSection | None, files: Files | None = None) -> Program | None:
+    """Return the agent that plays an environment: the recipe's, else the one that the environment names.
+
+    `files` are the program's, where they come from another machine.
+    """
+    own, section = _named(environment, section)
+    if section is None:
+        return None
+    if section.function is None:
+        if section.venv is not None:
+            shown_image(section.venv)
+        return Program(section=section, files=read_files(section) if files is None else files)
+    function = own if section.function == OWN else load_function(section.function)
+    return Program(section=section, function=_checked(function, section.function))
+
+
+def files_of(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> dict[str, Files]:
+    """Return the files of every agent of a recipe, for players on other machines."""
+    sections = {s.name: _named(environments[s.name].make(), s.agent)[1] for s in recipe.envs}
+    return {name: read_files(section) for name, section in sections.items() if section is not None}
+
+
+def _named(environment: Environment, section: AgentSection | None) -> tuple[Any, AgentSection | None]:
+    """Return the environment's own agent, and the section that counts."""
     own = inspect.getattr_static(type(environment), "agent", None)
     own = own.__func__ if isinstance(own, staticmethod) else own
-    if section is None and own is None:
-        return None
-    if section is None and isinstance(own, Mapping):
+    if section is not None or own is None:
+        return own, section
+    if isinstance(own, Mapping):
         try:
-            section = AgentSection(**own)
+            return own, AgentSection(**own)
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors())
             raise AuthoringError(f"{type(environment).__name__}.agent: {wrong}") from error
-    if section is None:
-        return Program(section=AgentSection(function="(the environment's)"), function=_checked(own, "agent"))
-    if section.function is None:
-        if section.files is not None and not section.files.expanduser().exists():
-            raise RecipeError(f"envs[].agent.files: {section.files}: no such file or folder")
-        if section.venv is not None:
-            shown_image(section.venv)
-        return Program(section=section)
-    return Program(section=section, function=_checked(load_function(section.function), section.function))
+    return own, AgentSection(function=OWN)
 
 
 def load_function(name: str) -> Any:
@@ -189,10 +209,15 @@ class AgentPlayer:
         return replace(self, inner=self.inner.at(temperature))
 
 
-def with_agents(recipe: Recipe, player: P, gateway: Gateway) -> AgentPlayer | P:
-    """Return a player that has the recipe's agents play their environments."""
+def with_agents(
+    recipe: Recipe, player: P, gateway: Gateway, files: Mapping[str, Files] | None = None
+) -> AgentPlayer | P:
+    """Return a player that has the recipe's agents play their environments; `files` come from another machine."""
     sections = {section.name: section.agent for section in recipe.envs}
-    programs = {name: program_of(runtime.make(), sections[name]) for name, runtime in player.runtimes.items()}
+    programs = {
+        name: program_of(runtime.make(), sections[name], (files or {}).get(name))
+        for name, runtime in player.runtimes.items()
+    }
     agents = {name: program for name, program in programs.items() if program is not None}
     return AgentPlayer(inner=player, gateway=gateway, programs=agents) if agents else player
 
@@ -251,18 +276,28 @@ def variables(port: int, key: str, prompt: str) -> dict[str, str]:
     }
 
 
-def copy_files(given: Path, box: Sandbox) -> None:
-    """Copy a file or folder of the user's into the sandbox, outside the workspace that is graded."""
-    source = given.expanduser()
-    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
-    if len(files) > MAX_FILES:
+def read_files(section: AgentSection) -> Files:
+    """Read the file or folder of an agent; none where the section names none."""
+    if section.files is None:
+        return {}
+    source = section.files.expanduser()
+    if not source.exists():
+        raise RecipeError(f"envs[].agent.files: {section.files}: no such file or folder")
+    paths = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
+    if len(paths) > MAX_FILES:
         raise RecipeError(
-            f"envs[].agent.files: {source} has {len(files)} files, which are copied for every episode; at most "
+            f"envs[].agent.files: {source} has {len(paths)} files, which are copied for every episode; at most "
             f"{MAX_FILES} are allowed. Install the agent in an image and name it in `image`"
         )
-    for path in files:
-        name = path.relative_to(source).as_posix() if source.is_dir() else path.name
-        box.write(f"{FOLDER}/{name}", path.read_bytes(), mode=0o755 if path.stat().st_mode & 0o100 else 0o644)
+    names = [path.relative_to(source).as_posix() if source.is_dir() else path.name for path in paths]
+    modes = [0o755 if path.stat().st_mode & 0o100 else 0o644 for path in paths]
+    return {name: (path.read_bytes(), mode) for name, path, mode in zip(names, paths, modes, strict=True)}
+
+
+def copy_files(files: Files, box: Sandbox) -> None:
+    """Copy an agent's files into the sandbox, outside the workspace that is graded."""
+    for name, (content, mode) in files.items():
+        box.write(f"{FOLDER}/{name}", content, mode=mode)
 
 
 class AgentTurns:
@@ -379,8 +414,7 @@ class AgentTurns:
         relay = Relay(box, self.gateway, session)
         try:
             await relay.start()
-            if section.files is not None:
-                await off_loop(copy_files, section.files, box)
+            await off_loop(copy_files, self.program.files, box)
             path = {"PATH": f"{section.venv.expanduser().resolve()}/bin:{PATH}"} if section.venv is not None else {}
             result = await box.aio.exec(
                 [word.replace("{files}", FOLDER).replace("{prompt}", prompt) for word in section.command or ()],
@@ -390,7 +424,7 @@ class AgentTurns:
             )
         finally:
             await relay.close()
-        self.output = well_formed(result.text[-KEPT:])
+        self.output = well_formed(result.text.replace(session.key, "OPENAI_API_KEY")[-KEPT:])
         if not result.ok:
             how = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
             self.crash = Fault("agent", "agent", f"the agent {how}: {' '.join(self.output.split())[-200:]}")

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentrl import recipe as recipes
 from agentrl.envs import Environment
 from agentrl.errors import AuthoringError, RecipeError
 from agentrl.interop.agents import program_of, shown_image
 from agentrl.recipe import AgentSection
-from agentrl.rollout.runtimes import makers
 
 
 async def mine(task: Any, client: Any, box: Any) -> None:
@@ -74,19 +72,6 @@ def test_sections_that_contradict_themselves_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             AgentSection(**fields)
-
-
-def test_agents_are_refused_on_a_cluster() -> None:
-    recipe = recipes.build(
-        {
-            "run": {"name": "r"},
-            "model": {"type": "scratch"},
-            "envs": [{"name": "files", "agent": {"command": ["x"]}}],
-            "cluster": {"type": "ray"},
-        }
-    )
-    with pytest.raises(RecipeError, match="cluster: the agent of files is played in this process alone"):
-        makers(recipe)
 
 
 def test_a_virtual_environment_is_shown_with_its_python(tmp_path: Path) -> None:
