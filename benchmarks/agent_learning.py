@@ -1,13 +1,13 @@
 """An agent written with the OpenAI SDK learns beside the built-in loop: held-out pass@1 against sampled tokens.
 
     python -m benchmarks.agent_learning [--seeds 3] [--arms built-in,function] [--jobs 2] [--out runs/agent-learning]
-    python -m benchmarks.agent_learning --only program-0 --venv FOLDER --recipe recipes/smollm2-files.yaml   # one run, here
+    python -m benchmarks.agent_learning --only program-0 --venv FOLDER --recipe FILE          # one run, here
     python -m benchmarks.agent_learning --summarise --out FOLDER --json > docs/evidence/agent-learning.json
     python -m benchmarks.agent_learning page                                    # fills the tables of docs/agents.md
 
-The arms have everything in common (tasks, seeds, warm start, learner, sampling) but `agent`: the built-in loop has none,
-`function` is benchmarks/_openai_agent.py in the process of the run, `program` the same file as a program in the sandbox
-of each episode, with the packages of `--venv`. Where both arms sample the same tokens from the same prompts, their
+The arms have everything in common (tasks, seeds, warm start, learner, sampling) but `agent`: the built-in loop has
+none, `function` is benchmarks/_openai_agent.py in the process of the run, `program` the same file as a program in the
+sandbox of each episode, with the packages of `--venv`. Where both arms sample the same tokens from the same prompts, their
 trajectories are equal to the bit: how many are is counted, and so is every prompt that differs.
 """
 
@@ -126,7 +126,10 @@ def table(results: dict[str, Any]) -> list[str]:
             lines.append(f"| {seed} | {step} | {' | '.join(cells)} |")
     for pair in results["compared"]:
         equal = f"{pair['equal_to_the_bit']} of {pair['episodes']} episodes are equal to the bit"
-        lines += ["", f"{' and '.join(pair['runs'])}: {pair['prompts_that_differ']} of {pair['tasks']} prompts differ; {equal}."]
+        lines += [
+            "",
+            f"{' and '.join(pair['runs'])}: {pair['prompts_that_differ']} of {pair['tasks']} prompts differ; {equal}.",
+        ]
     return lines
 
 
@@ -144,7 +147,9 @@ def filled(text: str, evidence: Path) -> str:
         content = "*Not measured yet.*"
         if path.exists():
             results = json.loads(path.read_text(encoding="utf-8"))
-            content = "\n".join([f"{results.get('about', '')} ([{name}](evidence/{name}))".strip(), "", *table(results)])
+            content = "\n".join(
+                [f"{results.get('about', '')} ([{name}](evidence/{name}))".strip(), "", *table(results)]
+            )
         begin, end = f"<!-- measured: {place} -->", "<!-- end -->"
         pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
         if len(pattern.findall(text)) != 1:

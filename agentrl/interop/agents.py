@@ -17,6 +17,7 @@ import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ from agentrl.rollout.chat import ChatPlayer
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, play_out
 from agentrl.sandboxes.base import ENVIRONMENT, HOME, Sandbox, off_loop
-from agentrl.types import Message, Task, ToolCall, Trajectory
+from agentrl.types import Message, Observation, Task, ToolCall, Trajectory
 from agentrl.verifiers.base import Context
 
 P = TypeVar("P", LocalPlayer, ChatPlayer)
@@ -52,6 +53,7 @@ Files = Mapping[str, tuple[bytes, int]]
 """Files by name: content and mode."""
 OWN = "(the environment's)"
 """Stands for the function of an environment."""
+TIME_OVER = "the time of the episode's tools is used up"
 KEPT = 2000
 """Characters of an agent's output that are kept with the trajectory."""
 
@@ -77,6 +79,11 @@ class AgentClient:
     async def call(self, name: str, arguments: Any) -> str:
         """Run a tool of the environment and return what the policy is to see."""
         return str((await self._post("tools", {"name": name, "arguments": arguments}))["content"])
+
+    async def step(self, message: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+        """Carry out the policy's message as the built-in loop would: what to tell it next, and whether it is over."""
+        reply = await self._post("step", {"message": message})
+        return reply["messages"], reply["done"]
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         headers = {"authorization": f"Bearer {self.api_key}"}
@@ -353,6 +360,7 @@ class AgentTurns:
         )
         session.opening = [{"role": m.role, "content": m.content} for m in self._opening[0]]
         session.tools, session.run_tool = self._opening[1], self._runner(episode)
+        session.run_step = partial(self._step, episode)
         self.gateway.open(session)
         try:
             episode.stage = "policy"
@@ -374,7 +382,8 @@ class AgentTurns:
             episode.seconds["engine"] += session.seconds
         if self.crash is not None:
             return Stop(session.how("agent_error"))
-        episode.answer = well_formed(self.answer or "")
+        if not episode.over:  # else a terminal tool, or the environment's reply to a message, has set it
+            episode.answer = well_formed(self.answer or "")
         return Stop(session.how("done"))
 
     async def _run(self, episode: Episode, session: Session) -> None:
@@ -433,6 +442,17 @@ class AgentTurns:
         else:
             self.answer = self._last_message()
 
+    async def _step(self, episode: Episode, said: Message) -> tuple[Sequence[Observation], bool]:
+        """Carry out a turn of the policy, as the built-in loop would."""
+        assert self.session is not None
+        async with self._tool_lock:
+            if episode.over:
+                return (), True
+            if episode.seconds["tools"] >= self.budget.tool_seconds:
+                self.session.spent("timeout", TIME_OVER)
+            step = await episode.timed("tools", episode.act(said))
+            return step.observations, step.done
+
     def _last_message(self) -> str:
         talk = self.policy.conversation(None)
         return talk[-1].content if talk else ""
@@ -445,7 +465,7 @@ class AgentTurns:
                 if episode.over:
                     return "error: the episode is over", True
                 if episode.seconds["tools"] >= self.budget.tool_seconds:
-                    return "error: the time of the episode's tools is used up", True
+                    return f"error: {TIME_OVER}", True
                 call = ToolCall(name=name, arguments=arguments if isinstance(arguments, Mapping) else {})
                 if not isinstance(arguments, Mapping):
                     call = replace(call, error="the arguments must be a JSON object")

@@ -330,6 +330,14 @@ def _chat_message(entry: Mapping[str, Any], where: str) -> Message:
     )
 
 
+def turn(body: Mapping[str, Any]) -> Message:
+    """Read the turn that an agent wants carried out: `{"message": ...}`, as a chat completion gave it."""
+    message = body.get("message")
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        raise Unsupported('a step is {"message": {"role": "assistant", ...}}, the message as it came back')
+    return _chat_message(message, "message")
+
+
 def _responses_messages(body: Mapping[str, Any]) -> list[Message]:
     if body.get("previous_response_id") or body.get("conversation"):
         raise Unsupported("previous_response_id and conversation are not supported: send the whole input")

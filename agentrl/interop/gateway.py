@@ -1,7 +1,7 @@
 """An OpenAI-compatible server in front of the policy: what any agent is given as its base_url.
 
     agent ── http://127.0.0.1:PORT/s/SESSION/v1 ──┐            POST chat/completions, responses, messages (Anthropic's)
-    agent ── http://127.0.0.1:PORT/v1 and a key ──┤            GET models; GET and POST tools (the environment's own)
+    agent ── http://127.0.0.1:PORT/v1 and a key ──┤            GET models, tools; POST tools, step (the environment's)
     agent in a sandbox ── socket ── relay ────────┴─> Gateway ─> Session ─> engine
 
 There is one session per episode, with a random path and a random key; it ends with the episode. The server listens on
@@ -32,7 +32,7 @@ BODY_S = 60.0
 """Seconds within which a request's body must arrive."""
 MODEL = "policy"
 """The name under which the policy is listed; any other name means it too."""
-SERVED = ("chat/completions", "responses", "messages", "models", "tools")
+SERVED = ("chat/completions", "responses", "messages", "models", "tools", "step")
 NEEDS = "an agent needs starlette and uvicorn: pip install 'agentrl[agents]'"
 
 
@@ -132,6 +132,7 @@ class Gateway:
                 Route(f"{prefix}/models", self._models, methods=["GET"]),
                 Route(f"{prefix}/tools", self._tools, methods=["GET"]),
                 Route(f"{prefix}/tools", self._tool, methods=["POST"]),
+                Route(f"{prefix}/step", self._step, methods=["POST"]),
             ]
         for path in ("/s/{session}/{rest:path}", "/{rest:path}"):
             routes.append(Route(path, self._nothing, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))
@@ -275,6 +276,16 @@ class Gateway:
                 raise Unsupported('a call is {"name": "...", "arguments": {...}}')
             content, wrong = await session.run_tool(name, data.get("arguments"))
             return JSONResponse({"content": content, "error": wrong})
+
+        return await self._guarded(request, "chat", run)
+
+    async def _step(self, request: Request) -> Response:
+        """Carry out a turn of the policy as the built-in loop would."""
+        from starlette.responses import JSONResponse
+
+        async def run(session: Session, body: bytes) -> Response:
+            messages, done = await session.step(dialects.turn(dialects.decode(body)))
+            return JSONResponse({"messages": messages, "done": done})
 
         return await self._guarded(request, "chat", run)
 

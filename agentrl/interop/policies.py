@@ -8,6 +8,7 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,13 +90,15 @@ class TokenPolicy:
         # Ids are exchanged at the border: a branch keeps the policy's own, the agent gets ours.
         kept = returned(said, (call.id for call in said.tool_calls))
         self.branches.answered(branch, turn, start, completion, kept)
-        return Answered(
+        answer = Answered(
             message=returned(said, session.fresh_ids(said)),
             finish="stop" if completion.finish == "stop" else "length",
             prompt_tokens=start,
             sampled_tokens=len(completion.token_ids),
             id=secrets.token_hex(12),
         )
+        session.told(answer, said)
+        return answer
 
     def conversation(self, answer: str | None) -> tuple[Message, ...]:
         """Return the conversation that ends with the final answer; empty when nothing was said."""
@@ -150,6 +153,15 @@ class Replay:
         return await self._engine.generate(token_ids, sampling, request_id=request_id)
 
 
+def paired(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as endpoints take them: a result of a call that is in no message is told as a user's."""
+    called = {call.id for message in messages for call in message.tool_calls}
+    return [
+        replace(m, role="user", tool_call_id="", name="") if m.role == "tool" and m.tool_call_id not in called else m
+        for m in messages
+    ]
+
+
 class ChatPolicy:
     """A model behind a chat endpoint, for evaluation: there are no token ids, and nothing can be trained on."""
 
@@ -178,22 +190,24 @@ class ChatPolicy:
         self.calls.append((name, answer))
         session.sampled += answer.completion_tokens
         names = [schema["function"]["name"] for schema in asked.schemas]
-        said = read_answer(answer, names, lambda identifier: f"call_{secrets.token_hex(12)}")
-        said = returned(said, [call.id for call in said.tool_calls])
+        meant = read_answer(answer, names, lambda identifier: f"call_{secrets.token_hex(12)}")
+        said = returned(meant, session.fresh_ids(meant))
         self._talks.append((*asked.messages, said))
-        return Answered(
+        turn_told = Answered(
             message=said,
             finish="length" if answer.finish == "length" or answer.completion_tokens > room else "stop",
             prompt_tokens=answer.prompt_tokens,
             sampled_tokens=answer.completion_tokens,
             id=secrets.token_hex(12),
         )
+        session.told(turn_told, meant)
+        return turn_told
 
     async def _ask(self, asked: Asked, turn: int, room: int) -> Answer:
         """Ask the endpoint; a request that it refuses is the agent's, and one that it does not answer ends it all."""
         try:
             return await self.endpoint.chat(
-                [sendable(message) for message in asked.messages],
+                [sendable(message) for message in paired(asked.messages)],
                 max_tokens=room,
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,

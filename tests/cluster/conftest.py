@@ -14,7 +14,18 @@ import pytest
 
 from agentrl import initial_policy, serving
 from agentrl.rollout.runtimes import runtimes as make_runtimes
-from tests.cluster.rollouts import ACTED, DEADLY, FREEZING, MARKED, PATIENT, Loop, digest, environment, play_all, small_recipe
+from tests.cluster.rollouts import (
+    ACTED,
+    DEADLY,
+    FREEZING,
+    MARKED,
+    PATIENT,
+    Loop,
+    digest,
+    environment,
+    play_all,
+    small_recipe,
+)
 
 
 @pytest.fixture(scope="session")
