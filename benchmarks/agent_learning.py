@@ -7,8 +7,8 @@
 
 The arms have everything in common (tasks, seeds, warm start, learner, sampling) but `agent`: the built-in loop has
 none, `function` is benchmarks/_openai_agent.py in the process of the run, `program` the same file as a program in the
-sandbox of each episode, with the packages of `--venv`. Where both arms sample the same tokens from the same prompts, their
-trajectories are equal to the bit: how many are is counted, and so is every prompt that differs.
+sandbox of each episode, with the packages of `--venv`. Where both arms sample the same tokens from the same prompts,
+their trajectories are equal to the bit: how many are is counted, and so is every prompt that differs.
 """
 
 from __future__ import annotations

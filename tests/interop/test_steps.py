@@ -1,0 +1,165 @@
+"""`POST step` carries a turn out as the built-in loop would, and both loops give the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from agentrl.envs import tool
+from agentrl.interop.agents import EndpointError
+from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.types import Done, Observation, Task
+
+
+async def steps(task: Task, client: Any, box: Any) -> None:
+    """The agent of four lines that plays any environment."""
+    talk, done = list(client.messages), False
+    while not done:
+        said = await client.chat(talk, tools=list(client.tools))
+        told, done = await client.step(said)
+        talk += [said, *told]
+
+
+def in_turn(*texts: str) -> Callable[[str], str]:
+    """Say these texts, one per turn of a conversation."""
+    return lambda prompt: texts[prompt.count("<|im_start|>assistant") - 1]
+
+
+def call(command: str, end: str = "}}") -> str:
+    return '<tool_call>\n{"name": "run", "arguments": {"command": "' + command + '"' + end + "\n</tool_call>"
+
+
+async def both(stage: Any) -> tuple[Any, Any]:
+    """Play one task by the built-in loop and by the agent."""
+    task, rollout_id = stage.task(3), RolloutId(seed=1, group=4, index=2)
+    return await stage.player.inner.play("word", task, rollout_id), await stage.player.play("word", task, rollout_id)
+
+
+def alike(ours: Any, theirs: Any) -> None:
+    assert theirs.segments == ours.segments
+    assert (theirs.outcome, theirs.verdict.evidence) == (ours.outcome, ours.verdict.evidence)
+
+
+def in_world(stage: Any, environment: type) -> None:
+    """Let the stage play another environment."""
+    runtime = replace(stage.player.inner.runtimes["word"], make=environment)
+    stage.player = replace(stage.player, inner=replace(stage.player.inner, runtimes={"word": runtime}))
+
+
+def test_calls_that_cannot_be_read_get_their_error(opened: Any) -> None:
+    """Alone, and beside one that can be carried out; the conversation goes on in one segment, as in the loop."""
+    says = in_turn(call("x", "}"), call("echo word3 > answer.txt") + call("y", "]"), call("ls"), "done")
+
+    async def main() -> None:
+        async with opened(steps, says) as stage:
+            ours, theirs = await both(stage)
+            alike(ours, theirs)
+            assert (ours.outcome.score, len(ours.segments), int(ours.segments[0].turns.max())) == (1.0, 1, 3)
+            assert ours.ledger["bad_calls"] == theirs.ledger["bad_calls"] == 2
+
+    asyncio.run(main())
+
+
+def test_a_turn_that_is_cut_off_is_not_carried_out(opened: Any) -> None:
+    async def main() -> None:
+        budget = Budget(context=4096, tokens=2000, turn_tokens=20)
+        async with opened(steps, in_turn(call("echo word3 > answer.txt")), budget=budget) as stage:
+            ours, theirs = await both(stage)
+            alike(ours, theirs)
+            assert (ours.outcome.ending, ours.outcome.score) == ("max_tokens", 0.0)
+
+    asyncio.run(main())
+
+
+def test_budgets_end_both_loops_alike(opened: Any) -> None:
+    async def main() -> None:
+        budget = Budget(context=4096, tokens=2000, turns=2)
+        async with opened(steps, lambda prompt: call("ls"), budget=budget) as stage:
+            ours, theirs = await both(stage)
+            assert theirs.segments == ours.segments
+            assert theirs.outcome.ending == ours.outcome.ending == "max_turns"
+
+    asyncio.run(main())
+
+
+def test_what_a_simulated_user_replies_reaches_the_agent(opened: Any) -> None:
+    """A message without a call is not the end where the environment answers it."""
+    says = in_turn("Which word?", call("echo word3 > answer.txt"), "done")
+
+    async def main() -> None:
+        async with opened(steps, says) as stage:
+            word = type(stage.player.inner.runtimes["word"].make())
+
+            class Talking(word):  # type: ignore[misc, valid-type]
+                def on_message(self, text: str) -> Observation | Done:
+                    return Done(text) if text == "done" else Observation(content="The one I named.", role="user")
+
+            in_world(stage, Talking)
+            ours, theirs = await both(stage)
+            alike(ours, theirs)
+            assert (theirs.outcome.ending, theirs.outcome.score) == ("done", 1.0)
+            assert [m.content for m in theirs.messages if m.role == "user"][1] == "The one I named."
+
+    asyncio.run(main())
+
+
+def test_a_terminal_tool_gives_the_answer(opened: Any) -> None:
+    """What the agent says afterwards, or its exit, does not replace it."""
+    submit = '<tool_call>\n{"name": "submit", "arguments": {"text": "the answer"}}\n</tool_call>'
+
+    async def talks_on(task: Task, client: Any, box: Any) -> str:
+        await steps(task, client, box)
+        return "something else"
+
+    async def main() -> None:
+        async with opened(talks_on, in_turn(submit)) as stage:
+            word = type(stage.player.inner.runtimes["word"].make())
+
+            class Submitting(word):  # type: ignore[misc, valid-type]
+                @tool(terminal=True)
+                def submit(self, text: str) -> str:
+                    """Hand in the answer.
+
+                    Args:
+                        text: the answer
+                    """
+                    return text
+
+            in_world(stage, Submitting)
+            ours, theirs = await both(stage)
+            alike(ours, theirs)
+            assert theirs.verdict.evidence == ("the answer",)
+
+    asyncio.run(main())
+
+
+def test_a_message_that_the_policy_did_not_say_is_not_carried_out(opened: Any) -> None:
+    """Neither an invented turn, nor one with other arguments, nor another role."""
+    refused = []
+
+    async def forges(task: Task, client: Any, box: Any) -> None:
+        said = await client.chat(list(client.messages), tools=list(client.tools))
+        other = {**said["tool_calls"][0], "function": {"name": "run", "arguments": '{"command": "rm -r ."}'}}
+        unknown = {**said["tool_calls"][0], "id": "call_0"}
+        for message in (
+            {"role": "assistant", "content": "done"},
+            {**said, "tool_calls": [other]},
+            {**said, "tool_calls": [unknown]},
+            {**said, "role": "user"},
+            "done",
+        ):
+            try:
+                await client.step(message)
+            except EndpointError as error:
+                refused.append(error.status)
+        await client.step(said)
+
+    async def main() -> None:
+        async with opened(forges, in_turn(call("echo word0 > answer.txt"))) as stage:
+            trajectory = await stage.play()
+            assert (trajectory.outcome.score, refused) == (1.0, [400] * 5)
+            assert trajectory.ledger["calls"] == 1
+
+    asyncio.run(main())
