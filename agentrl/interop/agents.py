@@ -454,6 +454,9 @@ class AgentTurns:
             return step.observations, step.done
 
     def _last_message(self) -> str:
+        """Return what the policy said last; a turn that was cut off is no answer, as in the loop."""
+        if self.session is not None and self.session.cut:
+            return ""
         talk = self.policy.conversation(None)
         return talk[-1].content if talk else ""
 
