@@ -380,11 +380,12 @@ class AgentTurns:
         finally:
             self.gateway.end(session)
             episode.seconds["engine"] += session.seconds
+        cut_off = session.cut_off(self.answer)  # ends the episode, as in the loop
         if self.crash is not None:
-            return Stop(session.how("agent_error"))
+            return Stop(session.ending or ("max_tokens" if cut_off else "agent_error"))
         if not episode.over:  # else a terminal tool, or the environment's reply to a message, has set it
             episode.answer = well_formed(self.answer or "")
-        return Stop(session.how("done"))
+        return Stop(session.ending or ("max_tokens" if cut_off else "done"))
 
     async def _run(self, episode: Episode, session: Session) -> None:
         """Run the program."""
@@ -455,7 +456,7 @@ class AgentTurns:
 
     def _last_message(self) -> str:
         """Return what the policy said last; a turn that was cut off is no answer, as in the loop."""
-        if self.session is not None and self.session.cut:
+        if self.session is not None and self.session.cut_off(None):
             return ""
         talk = self.policy.conversation(None)
         return talk[-1].content if talk else ""

@@ -128,10 +128,11 @@ class Branches:
         `digests` are those of the messages, where they are known.
         `room` is the longest prompt. Raises ValueError where the conversation cannot be rendered or is too long.
         """
-        size = sum(len(m.content) for m in messages)
+        tools = canonical(list(schemas))
+        calls = sum(len(canonical(dict(c.arguments))) for m in messages for c in m.tool_calls)
+        size = sum(len(m.content) for m in messages) + calls + len(tools)
         if size > CHARACTERS * room:  # nobody else waits while megabytes are tokenised for nothing
             raise TooLong(f"{size} characters", room)
-        tools = canonical(list(schemas))
         known = 1 + max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1)
         digests = [digest_of(m) for m in messages] if digests is None else digests
         past, new = chain(b"", digests[:known]), messages[known:]

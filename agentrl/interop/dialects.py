@@ -21,6 +21,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
 MAX_DEPTH = 64
+REMEMBERED = 1 << 20
+"""Bytes of the largest request that is remembered: a session must not fill the memory with what it repeats."""
 
 OVERRIDDEN = frozenset(
     (
@@ -127,6 +129,8 @@ class Asked:
     """Whether a stream of chat completions ends with the usage."""
     overridden: tuple[str, ...] = ()
     model: str = ""
+    size: int = 0
+    """Bytes of the request."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -166,14 +170,14 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def read(dialect: Dialect, body: Mapping[str, Any], memory: Memory | None = None) -> Asked:
-    """Read a request; raises Unsupported with the reason where it cannot be honoured."""
+def read(dialect: Dialect, body: Mapping[str, Any], memory: Memory | None = None, size: int = 0) -> Asked:
+    """Read a request of `size` bytes; raises Unsupported with the reason where it cannot be honoured."""
     overridden = _parameters(body)
     tools = body.get("tools")
     if isinstance(tools, list) and any(isinstance(t, dict) and (t.get("function") or t).get("strict") for t in tools):
         overridden.append("strict")  # the run samples from the policy as it is, not within a grammar
     if dialect == "chat":
-        messages = _chat_messages(body, memory or Memory())
+        messages = _chat_messages(body, memory if memory is not None and size <= REMEMBERED else Memory())
     else:
         parse = _responses_messages if dialect == "responses" else _anthropic_messages
         messages = [Parsed(message) for message in parse(body)]
@@ -199,6 +203,7 @@ def read(dialect: Dialect, body: Mapping[str, Any], memory: Memory | None = None
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
         overridden=tuple(overridden),
         model=_text(body.get("model") or "policy", "model")[:200],
+        size=size,
     )
 
 

@@ -83,6 +83,8 @@ class Gateway:
                 lifespan="off",
                 server_header=False,
                 date_header=False,
+                http="h11",  # the limit below is its own; another parser would take headers without end
+                ws="none",
                 timeout_keep_alive=600,
                 timeout_graceful_shutdown=1,
                 h11_max_incomplete_event_size=1 << 16,
@@ -238,10 +240,10 @@ class Gateway:
         """Answer a request for a turn."""
         from starlette.responses import JSONResponse, StreamingResponse
 
-        if len(body) > LARGE:
-            asked = await asyncio.to_thread(lambda: dialects.read(dialect, dialects.decode(body), session.memory))
-        else:
-            asked = dialects.read(dialect, dialects.decode(body), session.memory)
+        def read() -> dialects.Asked:
+            return dialects.read(dialect, dialects.decode(body), session.memory, len(body))
+
+        asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
         answer = await session.answer(asked)
         headers = {"agentrl-overridden": ", ".join(asked.overridden)} if asked.overridden else {}
         if not asked.stream:

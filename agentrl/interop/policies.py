@@ -64,14 +64,9 @@ class TokenPolicy:
 
     async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
         """Lay the request onto its branch, sample the turn, and parse it."""
-        messages = [session.own(parsed) for parsed in asked.parsed]
-        for parsed, message in zip(asked.parsed, messages, strict=True):
-            parsed.digest = parsed.digest or digest_of(message)
-        digests = [parsed.digest for parsed in asked.parsed]
-        size = sum(len(m.content) for m in messages)
         async with self._placing:
-            place = partial(self.branches.place, messages, asked.schemas, self.budget.context - 1, digests)
-            branch, _ = await asyncio.to_thread(place) if size > LARGE else place()
+            place = partial(self._place, session, asked)
+            branch = await asyncio.to_thread(place) if asked.size > LARGE else place()
         start = len(branch.log)
         completion = await sample(
             self.engine,
@@ -99,6 +94,19 @@ class TokenPolicy:
         )
         session.told(answer, said)
         return answer
+
+    def _place(self, session: Session, asked: Asked) -> Branch:
+        """Lay a request onto its branch; in a thread where it is large."""
+        messages = [session.own(parsed) for parsed in asked.parsed]
+        for parsed, message in zip(asked.parsed, messages, strict=True):
+            parsed.digest = parsed.digest or digest_of(message)
+        digests = [parsed.digest for parsed in asked.parsed]
+        return self.branches.place(messages, asked.schemas, self.budget.context - 1, digests)[0]
+
+    def last_turn(self, answer: str | None) -> int:
+        """Return the number of the turn that ended the conversation with the final answer; -1 without one."""
+        last = final_branch(self.branches.branches, answer)
+        return last.last if last is not None else -1
 
     def conversation(self, answer: str | None) -> tuple[Message, ...]:
         """Return the conversation that ends with the final answer; empty when nothing was said."""
@@ -178,6 +186,8 @@ class ChatPolicy:
         self.budget, self.sampling = budget, sampling
         self.calls: list[tuple[bytes, Answer]] = []
         self._talks: list[tuple[Message, ...]] = []
+        self._turns: list[int] = []
+        """The number of each talk's last turn."""
         self._earlier: dict[bytes, deque[Answer]] = {}
         for asked, answer in earlier:
             self._earlier.setdefault(asked, deque()).append(answer)
@@ -193,6 +203,7 @@ class ChatPolicy:
         meant = read_answer(answer, names, lambda identifier: f"call_{secrets.token_hex(12)}")
         said = returned(meant, session.fresh_ids(meant))
         self._talks.append((*asked.messages, said))
+        self._turns.append(turn)
         turn_told = Answered(
             message=said,
             finish="length" if answer.finish == "length" or answer.completion_tokens > room else "stop",
@@ -225,8 +236,16 @@ class ChatPolicy:
 
     def conversation(self, answer: str | None) -> tuple[Message, ...]:
         """Return the conversation that ends with the final answer; empty when nothing was said."""
-        ended = [talk for talk in self._talks if answer is not None and talk[-1].content.strip() == answer.strip()]
-        return (ended or self._talks or [()])[-1]
+        return self._talks[self._final(answer)] if self._talks else ()
+
+    def last_turn(self, answer: str | None) -> int:
+        """Return the number of the turn that ended the conversation with the final answer; -1 without one."""
+        return self._turns[self._final(answer)] if self._turns else -1
+
+    def _final(self, answer: str | None) -> int:
+        said = [talk[-1].content.strip() for talk in self._talks]
+        ended = [number for number, text in enumerate(said) if answer is not None and text == answer.strip()]
+        return ended[-1] if ended else len(said) - 1
 
     def tokens(self, rules: AgentSection, answer: str | None, opening: Opening) -> dict[str, Any]:
         """Return the endpoint's own count, in place of tokens."""

@@ -67,6 +67,10 @@ class Policy(Protocol):
         """Return the conversation that ends with the final answer; empty when nothing was said."""
         ...
 
+    def last_turn(self, answer: str | None) -> int:
+        """Return the number of the turn that ended the conversation with the final answer; -1 without one."""
+        ...
+
     def tokens(self, rules: AgentSection, answer: str | None, opening: Opening) -> dict[str, Any]:
         """Return the fields of the trajectory that tell its tokens."""
         ...
@@ -99,8 +103,10 @@ class Session:
         self.over = asyncio.Event()
         self.ending: Ending | None = None
         """Which budget ran out, if one did."""
-        self.cut = False
-        """Whether the run's limits cut the last turn off, or left no room for it."""
+        self._cut: set[int] = set()
+        """Turns that the run's limits cut off."""
+        self._crowded = False
+        """Whether the last request left no room for a turn."""
         self.counts = {"requests": 0, "refused": 0, "turns": 0, "given_up": 0}
         self.overridden: set[str] = set()
         self.memory = Memory()
@@ -150,7 +156,7 @@ class Session:
             finally:
                 self.seconds += perf_counter() - began
         except BaseException as error:
-            self.cut = self.cut or isinstance(error, TooLong)
+            self._crowded = isinstance(error, TooLong)
             # A turn that was never sampled is no turn; one that was given up on the way is.
             if isinstance(error, ValueError | OverBudget) and self._next_turn == turn + 1:
                 self._next_turn = turn
@@ -160,12 +166,14 @@ class Session:
                 self._reserved -= room
                 self._freed.notify_all()
         self.counts["turns"] += 1
-        self.cut = answer.finish == "length" and answer.sampled_tokens != asked.max_tokens
+        self._crowded = False
+        if answer.finish == "length" and answer.sampled_tokens != asked.max_tokens:
+            self._cut.add(turn)
         return answer
 
-    def how(self, otherwise: Ending) -> Ending:
-        """Return how the episode ended: a turn that was cut off and not followed by another ends it, as in the loop."""
-        return self.ending or ("max_tokens" if self.cut else otherwise)
+    def cut_off(self, answer: str | None) -> bool:
+        """Tell whether the turn with the final answer was cut off by the run's limits, or there was no room for one."""
+        return self._crowded or self.policy.last_turn(answer) in self._cut
 
     def spent(self, ending: Ending, why: str) -> None:
         """End the episode because a budget is used up; raises OverBudget."""

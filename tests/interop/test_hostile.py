@@ -335,3 +335,98 @@ post(hello)
     outcome = boxed(opened, source, says_expert).outcome
     assert (outcome.ending, outcome.score, outcome.fault.blame) == ("agent_error", 0.0, "agent")
     assert outcome.fault.cause.startswith("the agent ended with exit code 1: ") and not outcome.alarm
+
+
+def test_large_tools_and_arguments_stall_nobody(serve: Any) -> None:
+    """Megabytes that stand in schemas or in calls, not in messages, are rendered beside the event loop or refused."""
+    text = "word " * 1_300_000
+    function = {"name": "look", "description": text, "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": json.dumps({"x": text})}}
+    bodies = [
+        {**HELLO, "tools": [{"type": "function", "function": function}]},
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "x"}]},
+    ]
+
+    async def work(served: Any) -> None:
+        session, other = served.open(), served.open()
+        for body in bodies:
+            asking = asyncio.ensure_future(served.post(session, "chat/completions", body))
+            longest = 0.0
+            while not asking.done():
+                began = time.monotonic()
+                await neighbour(served, other)
+                longest = max(longest, time.monotonic() - began)
+            response = await asking
+            assert (response.status_code, "context" in response.json()["error"]["message"]) == (400, True)
+            assert 0 < longest < 1.5
+        assert not session.trouble.done()
+
+    serve(lambda prompt: "yes", work)
+
+
+def test_a_header_without_end_is_refused(serve: Any) -> None:
+    async def work(served: Any) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n")
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                writer.write(b"x: " + b"y" * 65000 + b"\r\n")
+                sent += 65000
+                await asyncio.wait_for(writer.drain(), 10)
+                if reader.at_eof():
+                    break
+        except ConnectionError:
+            pass
+        assert sent < 4 << 20
+        writer.close()
+
+    serve(lambda prompt: "yes", work)
+
+
+def test_requests_that_are_held_open_do_not_hold_weights_back(serve: Any) -> None:
+    """Bodies that do not end, answers that nobody reads and turns that wait for a place: weights change meanwhile."""
+
+    async def work(served: Any) -> None:
+        session = served.open()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.key}\r\n"
+        body = json.dumps({**HELLO, "stream": True})
+        whole = f"{head}content-length: {len(body)}\r\n\r\n{body}"
+        writers = []
+        for number in range(60):
+            _, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+            writer.write((whole if number % 2 else f"{head}content-length: 100\r\n\r\n{{").encode())
+            await writer.drain()
+            writers.append(writer)
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            began = time.monotonic()
+            async with served.gate.closed():
+                calls = len(served.engine.calls)
+                await asyncio.sleep(0.1)
+                assert len(served.engine.calls) == calls
+            assert time.monotonic() - began < 5.0
+        for writer in writers:
+            writer.close()
+
+    serve(lambda prompt: "yes", work)
+
+
+def test_what_an_agent_leaves_behind_ends_with_it(opened: Any, says_expert: Callable[[str], str]) -> None:
+    """A process in the background that keeps asking, and holds the output open, neither delays the end nor is heard."""
+    source = """
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        try:
+            post(hello)
+        except OSError:
+            pass
+        time.sleep(0.05)
+post(hello)
+open("answer.txt", "w").write("word0")
+"""
+    began = time.monotonic()
+    trajectory = boxed(opened, source, says_expert)
+    assert time.monotonic() - began < 60.0
+    assert (trajectory.outcome.ending, trajectory.outcome.score) == ("done", 1.0)
