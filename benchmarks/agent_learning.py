@@ -154,8 +154,7 @@ def filled(text: str, evidence: Path) -> str:
         pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
         if len(pattern.findall(text)) != 1:
             raise SystemExit(f"{PAGE.name}: there must be one place {begin} ... {end}")
-        filling = f"{begin}\n{content}\n{end}"
-        text = pattern.sub(lambda _, filling=filling: filling, text)
+        text = pattern.sub(f"{begin}\n{content}\n{end}".replace("\\", r"\\"), text)
     return text
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl import judges
 from agentrl.cluster import connect
 from agentrl.engines.base import Engine
-from agentrl.interop.agents import files_of
+from agentrl.interop.programs import files_of
 from agentrl.recipe import Recipe
 from agentrl.rollout.rollout import EnvRuntime
 from agentrl.rollout.runtimes import source_versions

@@ -21,7 +21,7 @@ from agentrl import __version__
 from agentrl.cluster.judge import Address
 from agentrl.engines.base import Engine, Weights
 from agentrl.engines.build import make as make_engine
-from agentrl.interop.agents import Files
+from agentrl.interop.programs import Files
 from agentrl.recipe import Recipe, SglangEngine
 
 PACKAGES = ("torch", "transformers", "numpy", "ray")

@@ -81,7 +81,10 @@ class TokenPolicy:
         )
         session.sampled += len(completion.token_ids)
         names = [schema["function"]["name"] for schema in asked.schemas]
-        said = self.renderer.parse(completion.token_ids, names)
+        try:
+            said = self.renderer.parse(completion.token_ids, names)
+        except ValueError as error:  # no mistake of the request: the episode is replayed, as in the loop
+            raise RuntimeError(f"a turn cannot be parsed: {error}") from error
         # Ids are exchanged at the border: a branch keeps the policy's own, the agent gets ours.
         kept = returned(said, (call.id for call in said.tool_calls))
         self.branches.answered(branch, turn, start, completion, kept)

@@ -13,6 +13,7 @@ from agentrl import serving
 from agentrl.cluster import kit
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.recipe import AgentSection
+from agentrl.rollout.player import make_player
 from tests.cluster.rollouts import Loop, digest, play_all, small_recipe
 
 
@@ -42,6 +43,6 @@ def test_a_node_without_the_agents_packages_plays_nothing(runtimes: Mapping[str,
         update={"envs": [e.model_copy(update={"agent": section}) if e.agent else e for e in recipe.envs]}
     )
     pack = kit.Kit(recipe={}, files={}, context=320, threads=1, version=0, agents={"acted": {}})
-    inner: Any = serving.make_player(recipe, None, None, 320, runtimes)  # type: ignore[arg-type]
+    inner: Any = make_player(recipe, None, None, 320, runtimes)  # type: ignore[arg-type]
     with pytest.raises(PlayerUnfit, match="the agent cannot run on this node: .*nowhere is no virtual environment"):
         asyncio.run(PlayerActor(pack)._with_agents(changed, inner))

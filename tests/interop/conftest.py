@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from agentrl import sandboxes
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
-from agentrl.interop.agents import AgentPlayer, Program, read_files
+from agentrl.interop.agents import AgentPlayer
 from agentrl.interop.branches import chosen, segments_of
 from agentrl.interop.gateway import Gateway
 from agentrl.interop.policies import TokenPolicy
+from agentrl.interop.programs import Program, read_files
 from agentrl.interop.session import Session
 from agentrl.recipe import AgentSection
 from agentrl.rollout.player import LocalPlayer, RequestGate

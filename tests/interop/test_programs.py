@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.envs import Environment
 from agentrl.errors import AuthoringError, RecipeError
-from agentrl.interop.agents import program_of, shown_image
+from agentrl.interop.programs import program_of, shown_image
 from agentrl.recipe import AgentSection
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from agentrl.envs import tool
-from agentrl.interop.agents import EndpointError
+from agentrl.interop.programs import EndpointError
 from agentrl.rollout.rollout import Budget, RolloutId
 from agentrl.types import Done, Observation, Task
 
@@ -161,5 +162,76 @@ def test_a_message_that_the_policy_did_not_say_is_not_carried_out(opened: Any) -
             trajectory = await stage.play()
             assert (trajectory.outcome.score, refused) == (1.0, [400] * 5)
             assert trajectory.ledger["calls"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_client_that_hangs_up_does_not_make_calls_overlap(opened: Any) -> None:
+    """A tool runs to its end before the next one begins, so that no agent can race an environment's own state."""
+    begun, running, most = [0], [0], [0]
+
+    async def hurries(task: Task, client: Any, box: Any) -> None:
+        for number in range(3):
+            calling = asyncio.ensure_future(client.call("slow", {}))
+            while begun[0] <= number:
+                await asyncio.sleep(0.01)
+            calling.cancel()
+        await client.call("run", {"command": "ls"})
+
+    async def main() -> None:
+        async with opened(hurries, lambda prompt: "done") as stage:
+            word = type(stage.player.inner.runtimes["word"].make())
+
+            class Slow(word):  # type: ignore[misc, valid-type]
+                @tool
+                def slow(self) -> str:
+                    """Take a while."""
+                    begun[0] += 1
+                    running[0] += 1
+                    most[0] = max(most[0], running[0])
+                    time.sleep(0.5)
+                    running[0] -= 1
+                    return "done"
+
+            in_world(stage, Slow)
+            trajectory = await stage.play()
+            assert (running, most, trajectory.ledger["calls"]) == ([0], [1], 4)
+
+    asyncio.run(main())
+
+
+def test_a_title_that_is_cut_off_does_not_end_the_episode(opened: Any) -> None:
+    """How the final answer ended counts, not what another conversation said last."""
+
+    async def titles(task: Task, client: Any, box: Any) -> str:
+        await client.chat([{"role": "user", "content": "go"}])
+        await client.chat([{"role": "system", "content": "Write a title."}, {"role": "user", "content": "go"}])
+        return "done"
+
+    async def main() -> None:
+        budget = Budget(context=4096, tokens=2000, turn_tokens=10)
+        async with opened(titles, lambda p: "word " * 30 if "title" in p else "done", budget=budget) as stage:
+            assert (await stage.play()).outcome.ending == "done"
+        async with opened(titles, lambda p: "done" if "title" in p else "word " * 30, budget=budget) as stage:
+            assert (await stage.play()).outcome.ending == "done"  # the last one to say so
+
+    asyncio.run(main())
+
+
+def test_a_turn_that_cannot_be_parsed_is_replayed_and_counts_for_the_policy(opened: Any, monkeypatch: Any) -> None:
+    """As in the built-in loop: graded 0 with an alarm, and never a mistake of the request."""
+
+    async def main() -> None:
+        async with opened(steps, lambda prompt: "boom") as stage:
+
+            def broken(*rest: Any) -> Any:
+                raise ValueError("a bug in a parser")
+
+            monkeypatch.setattr(stage.player.inner.renderer, "parse", broken)
+            ours, theirs = await both(stage)
+            for trajectory in (ours, theirs):
+                outcome = trajectory.outcome
+                assert (outcome.ending, outcome.score, outcome.alarm) == ("agent_error", 0.0, True)
+                assert "a bug in a parser" in outcome.fault.cause
 
     asyncio.run(main())
