@@ -90,6 +90,7 @@ def compared(out: Path, one: str, other: str) -> dict[str, Any]:
         "prompts_that_differ": sum(openings[one][task] != openings[other][task] for task in tasks),
         "episodes": len(places),
         "equal_to_the_bit": sum(same),
+        "equal_before_the_first_difference": places.index(first) if first else len(places),
         "first_difference": list(first) if first else None,
     }
 
@@ -125,11 +126,10 @@ def table(results: dict[str, Any]) -> list[str]:
             cells = [_cell(points[arm].get(step)) for arm in arms]
             lines.append(f"| {seed} | {step} | {' | '.join(cells)} |")
     for pair in results["compared"]:
+        prompts = f"{pair['prompts_that_differ']} of {pair['tasks']} prompts differ"
         equal = f"{pair['equal_to_the_bit']} of {pair['episodes']} episodes are equal to the bit"
-        lines += [
-            "",
-            f"{' and '.join(pair['runs'])}: {pair['prompts_that_differ']} of {pair['tasks']} prompts differ; {equal}.",
-        ]
+        first = f"the first {pair['equal_before_the_first_difference']} without exception"
+        lines += ["", f"{' and '.join(pair['runs'])}: {prompts}; {equal}, {first}."]
     return lines
 
 

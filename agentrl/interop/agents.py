@@ -246,27 +246,31 @@ class AgentTurns:
     async def _step(self, episode: Episode, said: Message) -> tuple[Sequence[Observation], bool]:
         """Carry out a turn of the policy, as the built-in loop would."""
         assert self.session is not None
-        if episode.seconds["tools"] >= self.budget.tool_seconds:
-            self.session.spent("timeout", TIME_OVER)
         step = await self._act(episode, said)
-        return step.observations, step.done
+        if step is None and not episode.over:
+            self.session.spent("timeout", TIME_OVER)
+        return (step.observations, step.done) if step is not None else ((), True)
 
-    async def _act(self, episode: Episode, message: Message) -> Step:
-        """Carry a message out to its end, though the client may hang up: the next one must not begin before."""
+    async def _act(self, episode: Episode, message: Message) -> Step | None:
+        """Carry a message out, one after the other; None when the episode, or the time of its tools, is over.
+
+        A client that hangs up while it waits is forgotten. What has begun runs to its end, and the next one waits.
+        """
         assert self.session is not None
-        session = self.session
-
-        async def alone() -> Step:
-            async with self._tool_lock:
-                return Step(done=True) if episode.over else await episode.timed("tools", episode.act(message))
+        session, lock = self.session, self._tool_lock
+        await lock.acquire()
+        if episode.over or episode.seconds["tools"] >= self.budget.tool_seconds:
+            lock.release()
+            return None
 
         def ended(task: asyncio.Task[Step]) -> None:
+            lock.release()
             session.running.discard(task)
             error = None if task.cancelled() else task.exception()
             if error is not None and not session.trouble.done():
                 session.trouble.set_exception(error)
 
-        acting = asyncio.ensure_future(alone())
+        acting = asyncio.ensure_future(episode.timed("tools", episode.act(message)))
         session.running.add(acting)
         acting.add_done_callback(ended)
         return await asyncio.shield(acting)
@@ -282,14 +286,12 @@ class AgentTurns:
         """Return what runs the environment's tools, one call after the other, as the built-in loop would."""
 
         async def run(name: str, arguments: Any) -> tuple[str, bool]:
-            if episode.over:
-                return "error: the episode is over", True
-            if episode.seconds["tools"] >= self.budget.tool_seconds:
-                return f"error: {TIME_OVER}", True
             call = ToolCall(name=name, arguments=arguments if isinstance(arguments, Mapping) else {})
             if not isinstance(arguments, Mapping):
                 call = replace(call, error="the arguments must be a JSON object")
             step = await self._act(episode, Message(role="assistant", content="", tool_calls=(call,)))
+            if step is None:
+                return f"error: {'the episode is over' if episode.over else TIME_OVER}", True
             content = "\n".join(observation.content for observation in step.observations)
             return content or "done", any(observation.error for observation in step.observations)
 
