@@ -85,6 +85,7 @@ class Gateway:
                 date_header=False,
                 http="h11",  # the limit below is its own; another parser would take headers without end
                 ws="none",
+                proxy_headers=False,  # a header must not say where a request came from
                 timeout_keep_alive=600,
                 timeout_graceful_shutdown=1,
                 h11_max_incomplete_event_size=1 << 16,

@@ -220,8 +220,8 @@ def test_a_client_that_hangs_up_frees_the_engine_and_spends_its_turn(serve: Any)
 
 HOSTILE = """
 import json, os, socket, sys, time, urllib.request, urllib.error
-def post(body, key=os.environ["OPENAI_API_KEY"], path="/chat/completions"):
-    headers = {"authorization": "Bearer " + key}
+def post(body, key=os.environ["OPENAI_API_KEY"], path="/chat/completions", **more):
+    headers = {"authorization": "Bearer " + key, **more}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
     try:
         return json.load(urllib.request.urlopen(request))
@@ -245,7 +245,10 @@ def boxed(opened: Any, source: str, says: Callable[[str], str]) -> Any:
 def test_an_agent_in_a_sandbox_reaches_its_own_session_alone(opened: Any, says_expert: Callable[[str], str]) -> None:
     """A neighbour's key, once known, opens nothing; there is no network; the gateway's own port cannot be reached."""
     source = """
-results = [post(hello, os.environ["STOLEN"]), post(hello, "x")]
+forged = {"X-Forwarded-For": "127.0.0.1:" + os.environ["PEER"], "X-Forwarded-Proto": "https"}
+keys = os.environ["STOLEN"], os.environ["BOUND"]
+results = [post(hello, key, **more) for key in keys for more in ({}, {"X-Forwarded-For": "192.0.2.1"}, forged)]
+results.append(post(hello, "x"))
 for address in (("127.0.0.1", int(os.environ["GATEWAY"])), ("192.0.2.1", 80)):
     try:
         socket.create_connection(address, timeout=1)
@@ -261,14 +264,20 @@ print(json.dumps(results))
             program = stage.player.programs["word"]
             session = session_module.Session(None, turns=3, tokens=100)  # type: ignore[arg-type]
             stage.gateway.open(session)
-            env = {"STOLEN": session.key, "GATEWAY": str(stage.gateway.port)}
+            bound = session_module.Session(None, turns=3, tokens=100)  # type: ignore[arg-type]
+            bound.bound = True
+            stage.gateway.open(bound)
+            stage.gateway.peers[1] = bound  # a connection of the neighbour's relay
+            env = {"STOLEN": session.key, "BOUND": bound.key, "PEER": "1", "GATEWAY": str(stage.gateway.port)}
             section = program.section.model_copy(update={"env": env})
             stage.player.programs["word"] = type(program)(section=section)
             trajectory = await stage.play()
-            stage.gateway.end(session)
             output = json.loads(trajectory.ledger["agent"]["output"])
-            assert output == [401, 401, "refused", "refused"]
-            assert (session.counts["requests"], trajectory.ledger["agent"]["refused"]) == (0, 2)
+            assert output == [401] * 7 + ["refused", "refused"]
+            assert (session.counts["requests"], bound.counts["requests"]) == (0, 0)
+            assert trajectory.ledger["agent"]["refused"] == 7
+            for other in (session, bound):
+                stage.gateway.end(other)
             assert (trajectory.outcome.ending, trajectory.outcome.score) == ("done", 0.0)
 
     asyncio.run(main())
