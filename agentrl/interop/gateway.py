@@ -139,7 +139,10 @@ class Gateway:
             ]
         for path in ("/s/{session}/{rest:path}", "/{rest:path}"):
             routes.append(Route(path, self._nothing, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))
-        return Starlette(routes=routes)
+        # Other methods come here too: what is not served counts for its session, whatever it is.
+        app = Starlette(routes=routes, exception_handlers={404: self._nothing, 405: self._nothing})
+        app.router.redirect_slashes = False
+        return app
 
     def _session(self, request: Request) -> Session | None:
         """Return the session that a request belongs to by its path, its key and the relay that it came through."""
@@ -165,7 +168,7 @@ class Gateway:
             owner.refuse()
         return _error(dialect, 401, "there is no such session, or it has ended", close=True)
 
-    async def _nothing(self, request: Request) -> Response:
+    async def _nothing(self, request: Request, error: Exception | None = None) -> Response:
         """Answer a request for a path that the gateway does not have."""
         session = self._session(request)
         if session is None:

@@ -177,6 +177,25 @@ def test_a_flood_ends_its_own_session(serve: Any, monkeypatch: pytest.MonkeyPatc
     serve(lambda prompt: "yes", work)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "tools", "nothing/at/all", "../../"])
+@pytest.mark.parametrize("method", ["OPTIONS", "PUT", "TRACE", "DELETE", "NONSENSE"])
+def test_no_method_and_no_path_is_asked_for_free(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    """Whatever is not served is refused, and counts as any other refusal does."""
+    monkeypatch.setattr(session_module, "REFUSALS", 5)
+
+    async def work(served: Any) -> None:
+        session = served.open()
+        headers = {"authorization": f"Bearer {session.key}"}
+        for prefix in ("/v1", f"/s/{session.id}/v1", "/v1", "", "/"):
+            response = await served.client.request(method, f"{prefix}/{path}", headers=headers)
+            assert response.status_code == 404
+        assert (session.counts["refused"], session.ending) == (5, "agent_error")
+
+    serve(lambda prompt: "yes", work)
+
+
 def test_a_hundred_branches_at_once_stay_within_the_budgets(serve: Any) -> None:
     async def work(served: Any) -> None:
         session, other = served.open(turns=60, turn_tokens=None, tokens=4000), served.open()
