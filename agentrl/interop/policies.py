@@ -104,7 +104,8 @@ class TokenPolicy:
         for parsed, message in zip(asked.parsed, messages, strict=True):
             parsed.digest = parsed.digest or digest_of(message)
         digests = [parsed.digest for parsed in asked.parsed]
-        return self.branches.place(messages, asked.schemas, self.budget.context - 1, digests)[0]
+        room = self.budget.context - 1
+        return self.branches.place(messages, asked.schemas, room, digests, asked.size or None)[0]
 
     def last_turn(self, answer: str | None) -> int:
         """Return the number of the turn that ended the conversation with the final answer; -1 without one."""
