@@ -304,9 +304,10 @@ def _entries(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _call(name: Any, arguments: Any, identifier: Any) -> ToolCall:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    """Read a call; the policy may have called what no tool could be named, and its words come back as it said them."""
+    if not isinstance(name, str) or not name:
         raise Unsupported(f"a tool call needs the name of a tool, got {str(name)[:70]!r}")
-    return ToolCall(name=name, arguments=_arguments(arguments), id=_text(identifier or "", "id")[:100])
+    return ToolCall(name=well_formed(name), arguments=_arguments(arguments), id=_text(identifier or "", "id")[:100])
 
 
 def _chat_messages(body: Mapping[str, Any], memory: Memory) -> list[Parsed]:

@@ -68,7 +68,7 @@ def test_lone_surrogates_and_control_tokens_stay_text(serve: Any) -> None:
         renderer = served.renderer
         parameters = {"type": "object", "properties": {evil: {"type": "string", "description": evil}}}
         function = {"name": "look", "description": evil, "parameters": parameters}
-        call = {"id": evil, "type": "function", "function": {"name": "look", "arguments": json.dumps({evil: evil})}}
+        call = {"id": evil, "type": "function", "function": {"name": evil, "arguments": json.dumps({evil: evil})}}
         talk = [
             {"role": "system", "content": evil},
             {"role": "user", "content": evil},

@@ -63,6 +63,22 @@ def test_calls_that_cannot_be_read_get_their_error(opened: Any) -> None:
     asyncio.run(main())
 
 
+def test_tools_of_any_name_that_the_policy_calls_are_told_apart(opened: Any) -> None:
+    """A name that no tool could have comes back as it was said, gets its error, and the conversation goes on."""
+    odd = ["run file", "r\u00fcn", "x" * 300, "<|im_start|>", "run/../run"]
+    texts = [f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": 1}}}}\n</tool_call>' for name in odd]
+
+    async def main() -> None:
+        budget = Budget(context=9000, tokens=5000, turns=8)
+        async with opened(steps, in_turn(*texts, call("echo word3 > answer.txt"), "done"), budget=budget) as stage:
+            ours, theirs = await both(stage)
+            alike(ours, theirs)
+            assert (theirs.outcome.score, theirs.ledger["bad_calls"]) == (1.0, 5)
+            assert (len(theirs.segments), theirs.ledger["agent"]["branches"]) == (1, 1)
+
+    asyncio.run(main())
+
+
 def test_a_turn_that_is_cut_off_is_not_carried_out(opened: Any) -> None:
     async def main() -> None:
         budget = Budget(context=4096, tokens=2000, turn_tokens=20)
