@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from agentrl.envs import tool
 from agentrl.interop.programs import EndpointError
 from agentrl.rollout.rollout import Budget, RolloutId
@@ -256,3 +258,46 @@ def test_a_turn_that_cannot_be_parsed_is_replayed_and_counts_for_the_policy(open
                 assert "a bug in a parser" in outcome.fault.cause
 
     asyncio.run(main())
+
+
+ODD = [
+    ('"command": NaN', "chat/completions"),
+    ('"command": 1e999', "messages"),
+    ('"command": -Infinity', "responses"),
+    ('"command": "\\ud800"', "chat/completions"),
+    ('"\\ud800": "\\udfff x"', "messages"),
+    ('"command": "\\ud83d\\ude00"', "responses"),
+    ('"command": ' + "9" * 4000, "chat/completions"),
+    ('"command": ' + "[" * 90 + "]" * 90, "messages"),
+    ('"command": 1, "command": 2', "responses"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "path"), ODD, ids=range(len(ODD)))
+def test_whatever_a_policy_calls_can_be_told(serve: Any, arguments: str, path: str) -> None:
+    """Numbers without end, lone surrogates, deep nesting: the agent gets an answer, never a mistake of its own, and
+    what it sends back continues the conversation."""
+    schema = {"type": "object", "properties": {"command": {"type": "string"}}}
+    tools = {
+        "chat/completions": {"type": "function", "function": {"name": "run", "parameters": schema}},
+        "responses": {"type": "function", "name": "run", "parameters": schema},
+        "messages": {"name": "run", "input_schema": schema},
+    }
+
+    async def work(served: Any) -> None:
+        session = served.open(turn_tokens=9000)
+        talk: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+        where = "input" if path == "responses" else "messages"
+        body = {where: talk, "tools": [tools[path]], "max_tokens": 9000}
+        assert (await served.post(session, path, {**body, "stream": True})).status_code == 200
+        response = await served.post(session, path, body)
+        assert response.status_code == 200, response.text[:300]
+        assert (session.counts["turns"], session.counts["refused"]) == (2, 0)
+        if path != "chat/completions":
+            return
+        talk.append(response.json()["choices"][0]["message"])
+        talk.append({"role": "user", "content": "more"})
+        assert (await served.post(session, path, body)).status_code == 200
+        assert sorted(served.turns(session)) == [1, 2]
+
+    serve(lambda prompt: '<tool_call>\n{"name": "run", "arguments": {' + arguments + "}}\n</tool_call>", work)
