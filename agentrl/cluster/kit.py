@@ -21,7 +21,7 @@ from agentrl import __version__
 from agentrl.cluster.judge import Address
 from agentrl.engines.base import Engine, Weights
 from agentrl.engines.build import make as make_engine
-from agentrl.interop.programs import Files
+from agentrl.interop.programs import Files, settled
 from agentrl.recipe import Recipe, SglangEngine
 
 PACKAGES = ("torch", "transformers", "numpy", "ray")
@@ -71,7 +71,7 @@ def pack(
             save_model(twin(policy.model, own=True), policy.tokenizer, folder)
         files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     return Kit(
-        recipe=recipe.model_dump(mode="json", by_alias=True),
+        recipe=settled(recipe).model_dump(mode="json", by_alias=True),
         files=files,
         context=policy.context,
         threads=torch.get_num_threads(),

@@ -108,6 +108,21 @@ def files_of(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> dict[str
     return {name: read_files(section) for name, section in sections.items() if section is not None}
 
 
+def settled(recipe: Recipe) -> Recipe:
+    """Return a recipe whose agents are named by absolute paths, for processes that run in another folder."""
+    sections = [section.model_copy(update={"agent": _settled(section.agent)}) for section in recipe.envs]
+    return recipe.model_copy(update={"envs": sections})
+
+
+def _settled(agent: AgentSection | None) -> AgentSection | None:
+    if agent is None:
+        return None
+    place, _, name = (agent.function or "").rpartition(":")
+    function = f"{Path(place).absolute()}:{name}" if place.endswith(".py") else agent.function
+    venv = None if agent.venv is None else agent.venv.expanduser().absolute()
+    return agent.model_copy(update={"function": function, "venv": venv})
+
+
 def _named(environment: Environment, section: AgentSection | None) -> tuple[Any, AgentSection | None]:
     """Return the environment's own agent, and the section that counts."""
     own = inspect.getattr_static(type(environment), "agent", None)

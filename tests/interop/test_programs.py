@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentrl import recipe as recipes
 from agentrl.envs import Environment
 from agentrl.errors import AuthoringError, RecipeError
-from agentrl.interop.programs import program_of, shown_image
+from agentrl.interop.programs import program_of, settled, shown_image
 from agentrl.recipe import AgentSection
 
 
@@ -72,6 +73,25 @@ def test_sections_that_contradict_themselves_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             AgentSection(**fields)
+
+
+def test_players_elsewhere_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of another folder finds the same function and packages; a module's name stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    agents = [
+        {"function": "my/agent.py:agent"},
+        {"function": "my.module:agent"},
+        {"command": ["x"], "venv": "my/venv"},
+        None,
+    ]
+    envs = [{"name": f"e{number}", "agent": agent} for number, agent in enumerate(agents)]
+    recipe = settled(recipes.build({"run": {"name": "r"}, "model": {"type": "scratch"}, "envs": envs}))
+    assert [(s.agent.function, s.agent.venv) if s.agent else None for s in recipe.envs] == [
+        (f"{tmp_path}/my/agent.py:agent", None),
+        ("my.module:agent", None),
+        (None, tmp_path / "my/venv"),
+        None,
+    ]
 
 
 def test_a_virtual_environment_is_shown_with_its_python(tmp_path: Path) -> None:
