@@ -17,7 +17,8 @@ redteam
 doctor
 assembly
 serving
-cluster interop
+cluster
+interop
 initial_policy
 alarms
 audit

@@ -15,8 +15,11 @@ from typing import Any
 from agentrl.cluster.judge import RemoteJudge, asking_for
 from agentrl.cluster.kit import Kit, facts, unpack
 from agentrl.engines.base import Engine, Weights
-from agentrl.errors import AgentRLError, RecipeError
+from agentrl.errors import AgentRLError, RecipeError, UserError
+from agentrl.interop.agents import AgentPlayer, with_agents
+from agentrl.interop.gateway import Gateway
 from agentrl.judges import needs_judge
+from agentrl.recipe import Recipe
 from agentrl.rollout.player import LocalPlayer, RequestGate, make_player
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
@@ -45,7 +48,7 @@ class PlayerActor:
         self._runtimes: Mapping[str, EnvRuntime] = {}
         self._engine: Engine | None = None
         self._gate: RequestGate | None = None
-        self._player: LocalPlayer | None = None
+        self._player: AgentPlayer | LocalPlayer | None = None
 
     async def start(self) -> dict[str, Any]:
         """Build everything that rollouts need; return the node's facts, and hashes of its environments' sources."""
@@ -71,14 +74,27 @@ class PlayerActor:
                 "token, which players need; update SGLang, or leave out `cluster`"
             )
         self._engine, self._gate = engine, RequestGate(engine)
-        self._player = make_player(recipe, self._gate, Renderer(tokenizer), kit.context, self._runtimes)
-        self._kit = replace(kit, files={})
+        player = make_player(recipe, self._gate, Renderer(tokenizer), kit.context, self._runtimes)
+        self._player = await self._with_agents(recipe, player)
+        self._kit = replace(kit, files={}, agents={})
         import ray
 
         untyped: Any = ray
         node = untyped.get_runtime_context().get_node_id()
         place = {"ip": untyped.util.get_node_ip_address(), "node": node, "version": engine.version}
         return {**facts(kit.threads), **place, "sources": source_versions(self._runtimes)}
+
+    async def _with_agents(self, recipe: Recipe, player: LocalPlayer) -> AgentPlayer | LocalPlayer:
+        """Let agents play where the recipe says so: sessions and their keys never leave this process."""
+        gateway = Gateway()
+        self._stack.push_async_callback(gateway.close)
+        try:
+            acting = with_agents(recipe, player, gateway, self._kit.agents)
+            if isinstance(acting, AgentPlayer):
+                await gateway.start()
+        except UserError as error:  # its packages, its virtual environment or its function are not on this node
+            raise PlayerUnfit(f"the agent cannot run on this node: {error}") from error
+        return acting
 
     async def play(
         self, env: str, split: Split, level: int, rollout_id: RolloutId, temperature: float | None

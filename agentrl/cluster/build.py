@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl import judges
 from agentrl.cluster import connect
 from agentrl.engines.base import Engine
+from agentrl.interop.programs import files_of
 from agentrl.recipe import Recipe
 from agentrl.rollout.rollout import EnvRuntime
 from agentrl.rollout.runtimes import source_versions
@@ -41,14 +42,14 @@ def open_players(
     from agentrl.cluster.servers import RayServers
 
     players = RayPlayers(recipe, sources=source_versions(environments), say=say)
-    section = recipe.rollout.engine
+    section, agents = recipe.rollout.engine, files_of(recipe, environments)
     servers: Any = None if section.type == "transformers" else make_engine()
     if section.type == "sglang" and section.launch:
         servers = RayServers(servers.servers[0], section, version=version, say=say)
         servers.changed, servers.gave_up = players.use_servers, players.give_up
     engine = PlayersEngine(
         players,
-        lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls),
+        lambda version, urls: kit.pack(recipe, policy, version=version, urls=urls, agents=agents),
         servers=servers,
         judge=judges.judge_of(environments),
         version=version,

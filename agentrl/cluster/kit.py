@@ -13,7 +13,7 @@ import platform
 import socket
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from agentrl import __version__, catalogue
 from agentrl.cluster.judge import Address
 from agentrl.engines.base import Engine, Weights
 from agentrl.engines.build import make as make_engine
+from agentrl.interop.programs import Files, settled
 from agentrl.recipe import Recipe, SglangEngine
 
 PACKAGES = ("torch", "transformers", "numpy", "ray")
@@ -50,9 +51,13 @@ class Kit:
     """Sandboxes that one player may have at once, per backend."""
     judge: Address | None = None
     """Where to ask the run's judge, where a verifier does."""
+    agents: Mapping[str, Files] = field(default_factory=dict)
+    """Files of the agents that play environments, by environment."""
 
 
-def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) -> Kit:
+def pack(
+    recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...], agents: Mapping[str, Files] | None = None
+) -> Kit:
     """Pack what players need of a policy: an `initial_policy.PolicyModel`."""
     import torch
 
@@ -68,13 +73,14 @@ def pack(recipe: Recipe, policy: Any, *, version: int, urls: tuple[str, ...]) ->
             save_model(twin(policy.model, own=True), policy.tokenizer, folder)
         files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     return Kit(
-        recipe=recipe.model_dump(mode="json", by_alias=True),
+        recipe=settled(recipe).model_dump(mode="json", by_alias=True),
         files=files,
         context=policy.context,
         threads=torch.get_num_threads(),
         version=version,
         urls=urls,
         boxes=max(2, -(-recipe.sandboxes.boxes // recipe.cluster.players)),
+        agents=agents or {},
     )
 
 

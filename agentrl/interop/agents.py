@@ -11,139 +11,46 @@ The agent is part of the policy: what it breaks is its own doing. Its crash ends
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
-import inspect
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
-import httpx
-from pydantic import ValidationError
-
-from agentrl.envs.base import Environment
-from agentrl.envs.episode import Episode
+from agentrl.envs.episode import Episode, Step
 from agentrl.envs.play import Played, Stop, drive
 from agentrl.envs.tool_output import well_formed
-from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, RecipeError, fault_of
-from agentrl.interop.gateway import MODEL, Gateway
+from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, fault_of
+from agentrl.interop.gateway import Gateway
 from agentrl.interop.policies import ChatPolicy, TokenPolicy
-from agentrl.interop.relay import SOCKET, Relay
+from agentrl.interop.programs import (
+    FOLDER,
+    AgentClient,
+    AgentFunction,
+    Files,
+    Program,
+    copy_files,
+    fitted,
+    program_of,
+    variables,
+)
+from agentrl.interop.relay import Relay
 from agentrl.interop.session import Opening, Policy, Session
-from agentrl.recipe import AgentSection, Recipe
+from agentrl.recipe import Recipe
 from agentrl.rollout.chat import ChatPlayer
 from agentrl.rollout.player import LocalPlayer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, play_out
-from agentrl.sandboxes.base import ENVIRONMENT, HOME, Sandbox, off_loop
-from agentrl.types import Message, Task, ToolCall, Trajectory
+from agentrl.rollout.rollout import Budget, RolloutId, play_out
+from agentrl.sandboxes.base import ENVIRONMENT, off_loop
+from agentrl.types import Message, Observation, Task, ToolCall, Trajectory
 from agentrl.verifiers.base import Context
 
 P = TypeVar("P", LocalPlayer, ChatPlayer)
-AgentFunction = Callable[[Task, "AgentClient", Sandbox | None], Awaitable[Any]]
 GRACE_S = 5.0
 """Seconds within which a cancelled agent must end."""
 PATH = ENVIRONMENT["PATH"]
-FOLDER = f"{HOME}/agent"
-"""Where `files` lie in the sandbox."""
-MAX_FILES = 200
+TIME_OVER = "the time of the episode's tools is used up"
 KEPT = 2000
 """Characters of an agent's output that are kept with the trajectory."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentClient:
-    """What an agent on this machine is given to reach the policy. Any OpenAI client takes `base_url` and `api_key`."""
-
-    base_url: str
-    api_key: str
-    tools: Sequence[dict[str, Any]] = ()
-    """The schemas of the environment's tools, as a request takes them."""
-    model: str = MODEL
-
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        """Ask for the next turn: messages in, the assistant's message out."""
-        body = await self._post("chat/completions", {"model": self.model, "messages": list(messages), **options})
-        message: dict[str, Any] = body["choices"][0]["message"]
-        return message
-
-    async def call(self, name: str, arguments: Any) -> str:
-        """Run a tool of the environment and return what the policy is to see."""
-        return str((await self._post("tools", {"name": name, "arguments": arguments}))["content"])
-
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        headers = {"authorization": f"Bearer {self.api_key}"}
-        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
-            response = await client.post(f"{self.base_url}/{path}", json=body, headers=headers)
-        if response.status_code != 200:
-            raise EndpointError(response.status_code, response.json()["error"]["message"])
-        return response.json()
-
-
-class EndpointError(Exception):
-    """The gateway refused a request."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"{status}: {text}")
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """An agent as a run uses it."""
-
-    section: AgentSection
-    function: AgentFunction | None = None
-
-
-def program_of(environment: Environment, section: AgentSection | None) -> Program | None:
-    """Return the agent that plays an environment: the recipe's, else the one that the environment names."""
-    own = inspect.getattr_static(type(environment), "agent", None)
-    own = own.__func__ if isinstance(own, staticmethod) else own
-    if section is None and own is None:
-        return None
-    if section is None and isinstance(own, Mapping):
-        try:
-            section = AgentSection(**own)
-        except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors())
-            raise AuthoringError(f"{type(environment).__name__}.agent: {wrong}") from error
-    if section is None:
-        return Program(section=AgentSection(function="(the environment's)"), function=_checked(own, "agent"))
-    if section.function is None:
-        if section.files is not None and not section.files.expanduser().exists():
-            raise RecipeError(f"envs[].agent.files: {section.files}: no such file or folder")
-        if section.venv is not None:
-            shown_image(section.venv)
-        return Program(section=section)
-    return Program(section=section, function=_checked(load_function(section.function), section.function))
-
-
-def load_function(name: str) -> Any:
-    """Return a function from `file.py:name` or `module:name`."""
-    place, _, attribute = name.rpartition(":")
-    if not place:
-        raise RecipeError(f"envs[].agent.function: {name!r} must be `file.py:name` or `module:name`")
-    try:
-        if place.endswith(".py"):
-            path = Path(place).resolve()
-            spec = importlib.util.spec_from_file_location(f"agentrl_agent_{path.stem}", path)
-            if spec is None or spec.loader is None or not path.is_file():
-                raise FileNotFoundError(f"{path}: no such file")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        return getattr(module, attribute)
-    except Exception as error:
-        raise RecipeError(f"envs[].agent.function: {name!r} cannot be loaded: {error}") from error
-
-
-def _checked(function: Any, name: str) -> AgentFunction:
-    if not inspect.iscoroutinefunction(function):
-        raise RecipeError(f"the agent {name!r} must be written as `async def agent(task, client, box)`")
-    return function  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,80 +94,17 @@ class AgentPlayer:
         return replace(self, inner=self.inner.at(temperature))
 
 
-def with_agents(recipe: Recipe, player: P, gateway: Gateway) -> AgentPlayer | P:
-    """Return a player that has the recipe's agents play their environments."""
+def with_agents(
+    recipe: Recipe, player: P, gateway: Gateway, files: Mapping[str, Files] | None = None
+) -> AgentPlayer | P:
+    """Return a player that has the recipe's agents play their environments; `files` come from another machine."""
     sections = {section.name: section.agent for section in recipe.envs}
-    programs = {name: program_of(runtime.make(), sections[name]) for name, runtime in player.runtimes.items()}
+    programs = {
+        name: program_of(runtime.make(), sections[name], (files or {}).get(name))
+        for name, runtime in player.runtimes.items()
+    }
     agents = {name: program for name, program in programs.items() if program is not None}
     return AgentPlayer(inner=player, gateway=gateway, programs=agents) if agents else player
-
-
-def fitted(runtime: EnvRuntime, program: Program) -> EnvRuntime:
-    """Return the environment with the sandbox that the agent asks for."""
-    section = program.section
-    if section.image is None and section.memory_mb is None and section.venv is None:
-        return runtime
-    image = section.image if section.venv is None else shown_image(section.venv)
-
-    def make() -> Environment:
-        environment = runtime.make()
-        prepare = environment.prepare
-
-        def prepared(*arguments: Any) -> Any:
-            spec = prepare(*arguments)
-            if spec is None:
-                return None
-            limits = replace(spec.limits, memory_mb=section.memory_mb or spec.limits.memory_mb)
-            if section.venv is not None and spec.image not in ("host", "python"):
-                raise RecipeError(
-                    f"envs[].agent.venv: the environment's sandbox has the image {spec.image!r}, which a virtual "
-                    "environment of this machine does not fit; install the agent in that image instead"
-                )
-            return replace(spec, image=image or spec.image, limits=limits)
-
-        environment.prepare = prepared  # type: ignore[method-assign,assignment]
-        return environment
-
-    return replace(runtime, make=make)
-
-
-def shown_image(venv: Path) -> str:
-    """Return the image that shows a virtual environment, with the Python that it is made of."""
-    folder = venv.expanduser().resolve()
-    python = folder / "bin" / "python"
-    if not python.exists():
-        raise RecipeError(f"envs[].agent.venv: {folder} is no virtual environment; make one with `python -m venv`")
-    base = python.resolve().parents[1]
-    return ":".join(["host", str(folder), *([] if str(base) in ("/", "/usr") else [str(base)])])
-
-
-def variables(port: int, key: str, prompt: str) -> dict[str, str]:
-    """Return the environment variables that tell an agent in a sandbox where the policy is, in the usual names."""
-    url = f"http://127.0.0.1:{port}"
-    return {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_BASE": f"{url}/v1",
-        "OPENAI_API_KEY": key,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": key,
-        "AGENTRL_MODEL": MODEL,
-        "AGENTRL_SOCKET": SOCKET,
-        **({"AGENTRL_PROMPT": prompt} if len(prompt.encode()) < 100_000 else {}),
-    }
-
-
-def copy_files(given: Path, box: Sandbox) -> None:
-    """Copy a file or folder of the user's into the sandbox, outside the workspace that is graded."""
-    source = given.expanduser()
-    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
-    if len(files) > MAX_FILES:
-        raise RecipeError(
-            f"envs[].agent.files: {source} has {len(files)} files, which are copied for every episode; at most "
-            f"{MAX_FILES} are allowed. Install the agent in an image and name it in `image`"
-        )
-    for path in files:
-        name = path.relative_to(source).as_posix() if source.is_dir() else path.name
-        box.write(f"{FOLDER}/{name}", path.read_bytes(), mode=0o755 if path.stat().st_mode & 0o100 else 0o644)
 
 
 class AgentTurns:
@@ -314,7 +158,9 @@ class AgentTurns:
             tokens=budget.tokens,
             turn_tokens=budget.turn_tokens,
         )
+        session.opening = [{"role": m.role, "content": m.content} for m in self._opening[0]]
         session.tools, session.run_tool = self._opening[1], self._runner(episode)
+        session.run_step = partial(self._step, episode)
         self.gateway.open(session)
         try:
             episode.stage = "policy"
@@ -334,10 +180,12 @@ class AgentTurns:
         finally:
             self.gateway.end(session)
             episode.seconds["engine"] += session.seconds
+        cut_off = session.cut_off(self.answer)  # ends the episode, as in the loop
         if self.crash is not None:
-            return Stop(session.ending or "agent_error")
-        episode.answer = well_formed(self.answer or "")
-        return Stop(session.ending or "done")
+            return Stop(session.ending or ("max_tokens" if cut_off else "agent_error"))
+        if not episode.over:  # else a terminal tool, or the environment's reply to a message, has set it
+            episode.answer = well_formed(self.answer or "")
+        return Stop(session.ending or ("max_tokens" if cut_off else "done"))
 
     async def _run(self, episode: Episode, session: Session) -> None:
         """Run the program."""
@@ -349,7 +197,7 @@ class AgentTurns:
     async def _function(self, function: AgentFunction, episode: Episode, session: Session) -> None:
         """Run the function; what it raises is its crash, unless the sandbox or the system says otherwise."""
         url = f"{self.gateway.url}/s/{session.id}/v1"
-        client = AgentClient(url, session.key, tuple(session.tools))
+        client = AgentClient(url, session.key, tuple(session.tools), tuple(session.opening))
         box: Any = episode.environment._box
         try:
             result = await function(episode.task.public(), client, box)
@@ -376,8 +224,7 @@ class AgentTurns:
         relay = Relay(box, self.gateway, session)
         try:
             await relay.start()
-            if section.files is not None:
-                await off_loop(copy_files, section.files, box)
+            await off_loop(copy_files, self.program.files, box)
             path = {"PATH": f"{section.venv.expanduser().resolve()}/bin:{PATH}"} if section.venv is not None else {}
             result = await box.aio.exec(
                 [word.replace("{files}", FOLDER).replace("{prompt}", prompt) for word in section.command or ()],
@@ -387,7 +234,7 @@ class AgentTurns:
             )
         finally:
             await relay.close()
-        self.output = well_formed(result.text[-KEPT:])
+        self.output = well_formed(result.text.replace(session.key, "OPENAI_API_KEY")[-KEPT:])
         if not result.ok:
             how = "ran out of time" if result.timed_out else f"ended with exit code {result.exit_code}"
             self.crash = Fault("agent", "agent", f"the agent {how}: {' '.join(self.output.split())[-200:]}")
@@ -396,7 +243,42 @@ class AgentTurns:
         else:
             self.answer = self._last_message()
 
+    async def _step(self, episode: Episode, said: Message) -> tuple[Sequence[Observation], bool]:
+        """Carry out a turn of the policy, as the built-in loop would."""
+        assert self.session is not None
+        step = await self._act(episode, said)
+        if step is None and not episode.over:
+            self.session.spent("timeout", TIME_OVER)
+        return (step.observations, step.done) if step is not None else ((), True)
+
+    async def _act(self, episode: Episode, message: Message) -> Step | None:
+        """Carry a message out, one after the other; None when the episode, or the time of its tools, is over.
+
+        A client that hangs up while it waits is forgotten. What has begun runs to its end, and the next one waits.
+        """
+        assert self.session is not None
+        session, lock = self.session, self._tool_lock
+        await lock.acquire()
+        if episode.over or episode.seconds["tools"] >= self.budget.tool_seconds:
+            lock.release()
+            return None
+
+        def ended(task: asyncio.Task[Step]) -> None:
+            lock.release()
+            session.running.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not session.trouble.done():
+                session.trouble.set_exception(error)
+
+        acting = asyncio.ensure_future(episode.timed("tools", episode.act(message)))
+        session.running.add(acting)
+        acting.add_done_callback(ended)
+        return await asyncio.shield(acting)
+
     def _last_message(self) -> str:
+        """Return what the policy said last; a turn that was cut off is no answer, as in the loop."""
+        if self.session is not None and self.session.cut_off(None):
+            return ""
         talk = self.policy.conversation(None)
         return talk[-1].content if talk else ""
 
@@ -404,18 +286,13 @@ class AgentTurns:
         """Return what runs the environment's tools, one call after the other, as the built-in loop would."""
 
         async def run(name: str, arguments: Any) -> tuple[str, bool]:
-            async with self._tool_lock:
-                if episode.over:
-                    return "error: the episode is over", True
-                if episode.seconds["tools"] >= self.budget.tool_seconds:
-                    return "error: the time of the episode's tools is used up", True
-                call = ToolCall(name=name, arguments=arguments if isinstance(arguments, Mapping) else {})
-                if not isinstance(arguments, Mapping):
-                    call = replace(call, error="the arguments must be a JSON object")
-                step = await episode.timed(
-                    "tools", episode.act(Message(role="assistant", content="", tool_calls=(call,)))
-                )
-                content = "\n".join(observation.content for observation in step.observations)
-                return content or "done", any(observation.error for observation in step.observations)
+            call = ToolCall(name=name, arguments=arguments if isinstance(arguments, Mapping) else {})
+            if not isinstance(arguments, Mapping):
+                call = replace(call, error="the arguments must be a JSON object")
+            step = await self._act(episode, Message(role="assistant", content="", tool_calls=(call,)))
+            if step is None:
+                return f"error: {'the episode is over' if episode.over else TIME_OVER}", True
+            content = "\n".join(observation.content for observation in step.observations)
+            return content or "done", any(observation.error for observation in step.observations)
 
         return run

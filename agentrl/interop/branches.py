@@ -122,16 +122,19 @@ class Branches:
         schemas: Sequence[dict[str, Any]],
         room: int,
         digests: Sequence[bytes] | None = None,
+        size: int | None = None,
     ) -> tuple[Branch, Span]:
         """Return the branch that a request continues, or a new one, and the tokens to append; the branch is busy then.
 
-        `digests` are those of the messages, where they are known.
+        `digests` are those of the messages, where they are known; `size` is the request's in bytes.
         `room` is the longest prompt. Raises ValueError where the conversation cannot be rendered or is too long.
         """
-        size = sum(len(m.content) for m in messages)
-        if size > CHARACTERS * room:  # nobody else waits while megabytes are tokenised for nothing
-            raise TooLong(f"{size} characters", room)
         tools = canonical(list(schemas))
+        if size is None or size > CHARACTERS * room:  # nobody else waits while megabytes are tokenised for nothing
+            calls = sum(len(canonical(dict(c.arguments))) for m in messages for c in m.tool_calls)
+            size = sum(len(m.content) for m in messages) + calls + len(tools)
+            if size > CHARACTERS * room:
+                raise TooLong(f"{size} characters", room)
         known = 1 + max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1)
         digests = [digest_of(m) for m in messages] if digests is None else digests
         past, new = chain(b"", digests[:known]), messages[known:]

@@ -21,6 +21,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
 MAX_DEPTH = 64
+REMEMBERED = 1 << 20
+"""Bytes of the largest request that is remembered: a session must not fill the memory with what it repeats."""
 
 OVERRIDDEN = frozenset(
     (
@@ -127,6 +129,8 @@ class Asked:
     """Whether a stream of chat completions ends with the usage."""
     overridden: tuple[str, ...] = ()
     model: str = ""
+    size: int = 0
+    """Bytes of the request."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -166,14 +170,14 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def read(dialect: Dialect, body: Mapping[str, Any], memory: Memory | None = None) -> Asked:
-    """Read a request; raises Unsupported with the reason where it cannot be honoured."""
+def read(dialect: Dialect, body: Mapping[str, Any], memory: Memory | None = None, size: int = 0) -> Asked:
+    """Read a request of `size` bytes; raises Unsupported with the reason where it cannot be honoured."""
     overridden = _parameters(body)
     tools = body.get("tools")
     if isinstance(tools, list) and any(isinstance(t, dict) and (t.get("function") or t).get("strict") for t in tools):
         overridden.append("strict")  # the run samples from the policy as it is, not within a grammar
     if dialect == "chat":
-        messages = _chat_messages(body, memory or Memory())
+        messages = _chat_messages(body, memory if memory is not None and size <= REMEMBERED else Memory())
     else:
         parse = _responses_messages if dialect == "responses" else _anthropic_messages
         messages = [Parsed(message) for message in parse(body)]
@@ -199,6 +203,7 @@ def read(dialect: Dialect, body: Mapping[str, Any], memory: Memory | None = None
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
         overridden=tuple(overridden),
         model=_text(body.get("model") or "policy", "model")[:200],
+        size=size,
     )
 
 
@@ -299,9 +304,10 @@ def _entries(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _call(name: Any, arguments: Any, identifier: Any) -> ToolCall:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    """Read a call; the policy may have called what no tool could be named, and its words come back as it said them."""
+    if not isinstance(name, str) or not name:
         raise Unsupported(f"a tool call needs the name of a tool, got {str(name)[:70]!r}")
-    return ToolCall(name=name, arguments=_arguments(arguments), id=_text(identifier or "", "id")[:100])
+    return ToolCall(name=well_formed(name), arguments=_arguments(arguments), id=_text(identifier or "", "id")[:100])
 
 
 def _chat_messages(body: Mapping[str, Any], memory: Memory) -> list[Parsed]:
@@ -328,6 +334,14 @@ def _chat_message(entry: Mapping[str, Any], where: str) -> Message:
         tool_calls=tuple(calls),
         tool_call_id=_text(entry.get("tool_call_id") or "", where)[:100] if role == "tool" else "",
     )
+
+
+def turn(body: Mapping[str, Any]) -> Message:
+    """Read the turn that an agent wants carried out: `{"message": ...}`, as a chat completion gave it."""
+    message = body.get("message")
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        raise Unsupported('a step is {"message": {"role": "assistant", ...}}, the message as it came back')
+    return _chat_message(message, "message")
 
 
 def _responses_messages(body: Mapping[str, Any]) -> list[Message]:

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server in front of the policy: what any agent is given as its base_url.
 
     agent ── http://127.0.0.1:PORT/s/SESSION/v1 ──┐            POST chat/completions, responses, messages (Anthropic's)
-    agent ── http://127.0.0.1:PORT/v1 and a key ──┤            GET models; GET and POST tools (the environment's own)
+    agent ── http://127.0.0.1:PORT/v1 and a key ──┤            GET models, tools; POST tools, step (the environment's)
     agent in a sandbox ── socket ── relay ────────┴─> Gateway ─> Session ─> engine
 
 There is one session per episode, with a random path and a random key; it ends with the episode. The server listens on
@@ -32,7 +32,7 @@ BODY_S = 60.0
 """Seconds within which a request's body must arrive."""
 MODEL = "policy"
 """The name under which the policy is listed; any other name means it too."""
-SERVED = ("chat/completions", "responses", "messages", "models", "tools")
+SERVED = ("chat/completions", "responses", "messages", "models", "tools", "step")
 NEEDS = "an agent needs starlette and uvicorn: pip install 'agentrl[agents]'"
 
 
@@ -83,6 +83,9 @@ class Gateway:
                 lifespan="off",
                 server_header=False,
                 date_header=False,
+                http="h11",  # the limit below is its own; another parser would take headers without end
+                ws="none",
+                proxy_headers=False,  # a header must not say where a request came from
                 timeout_keep_alive=600,
                 timeout_graceful_shutdown=1,
                 h11_max_incomplete_event_size=1 << 16,
@@ -132,10 +135,14 @@ class Gateway:
                 Route(f"{prefix}/models", self._models, methods=["GET"]),
                 Route(f"{prefix}/tools", self._tools, methods=["GET"]),
                 Route(f"{prefix}/tools", self._tool, methods=["POST"]),
+                Route(f"{prefix}/step", self._step, methods=["POST"]),
             ]
         for path in ("/s/{session}/{rest:path}", "/{rest:path}"):
             routes.append(Route(path, self._nothing, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))
-        return Starlette(routes=routes)
+        # Other methods come here too: what is not served counts for its session, whatever it is.
+        app = Starlette(routes=routes, exception_handlers={404: self._nothing, 405: self._nothing})
+        app.router.redirect_slashes = False
+        return app
 
     def _session(self, request: Request) -> Session | None:
         """Return the session that a request belongs to by its path, its key and the relay that it came through."""
@@ -161,7 +168,7 @@ class Gateway:
             owner.refuse()
         return _error(dialect, 401, "there is no such session, or it has ended", close=True)
 
-    async def _nothing(self, request: Request) -> Response:
+    async def _nothing(self, request: Request, error: Exception | None = None) -> Response:
         """Answer a request for a path that the gateway does not have."""
         session = self._session(request)
         if session is None:
@@ -237,10 +244,10 @@ class Gateway:
         """Answer a request for a turn."""
         from starlette.responses import JSONResponse, StreamingResponse
 
-        if len(body) > LARGE:
-            asked = await asyncio.to_thread(lambda: dialects.read(dialect, dialects.decode(body), session.memory))
-        else:
-            asked = dialects.read(dialect, dialects.decode(body), session.memory)
+        def read() -> dialects.Asked:
+            return dialects.read(dialect, dialects.decode(body), session.memory, len(body))
+
+        asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
         answer = await session.answer(asked)
         headers = {"agentrl-overridden": ", ".join(asked.overridden)} if asked.overridden else {}
         if not asked.stream:
@@ -262,7 +269,7 @@ class Gateway:
         session = self._session(request)
         if session is None:
             return self._unknown(request)
-        return JSONResponse({"tools": list(session.tools)})
+        return JSONResponse({"tools": list(session.tools), "messages": list(session.opening)})
 
     async def _tool(self, request: Request) -> Response:
         """Run a tool of the environment."""
@@ -275,6 +282,16 @@ class Gateway:
                 raise Unsupported('a call is {"name": "...", "arguments": {...}}')
             content, wrong = await session.run_tool(name, data.get("arguments"))
             return JSONResponse({"content": content, "error": wrong})
+
+        return await self._guarded(request, "chat", run)
+
+    async def _step(self, request: Request) -> Response:
+        """Carry out a turn of the policy as the built-in loop would."""
+        from starlette.responses import JSONResponse
+
+        async def run(session: Session, body: bytes) -> Response:
+            messages, done = await session.step(dialects.turn(dialects.decode(body)))
+            return JSONResponse({"messages": messages, "done": done})
 
         return await self._guarded(request, "chat", run)
 

@@ -8,6 +8,7 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,14 +64,9 @@ class TokenPolicy:
 
     async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
         """Lay the request onto its branch, sample the turn, and parse it."""
-        messages = [session.own(parsed) for parsed in asked.parsed]
-        for parsed, message in zip(asked.parsed, messages, strict=True):
-            parsed.digest = parsed.digest or digest_of(message)
-        digests = [parsed.digest for parsed in asked.parsed]
-        size = sum(len(m.content) for m in messages)
         async with self._placing:
-            place = partial(self.branches.place, messages, asked.schemas, self.budget.context - 1, digests)
-            branch, _ = await asyncio.to_thread(place) if size > LARGE else place()
+            place = partial(self._place, session, asked)
+            branch = await asyncio.to_thread(place) if asked.size > LARGE else place()
         start = len(branch.log)
         completion = await sample(
             self.engine,
@@ -85,17 +81,36 @@ class TokenPolicy:
         )
         session.sampled += len(completion.token_ids)
         names = [schema["function"]["name"] for schema in asked.schemas]
-        said = self.renderer.parse(completion.token_ids, names)
+        try:
+            said = self.renderer.parse(completion.token_ids, names)
+        except ValueError as error:  # no mistake of the request: the episode is replayed, as in the loop
+            raise RuntimeError(f"a turn cannot be parsed: {error}") from error
         # Ids are exchanged at the border: a branch keeps the policy's own, the agent gets ours.
         kept = returned(said, (call.id for call in said.tool_calls))
         self.branches.answered(branch, turn, start, completion, kept)
-        return Answered(
+        answer = Answered(
             message=returned(said, session.fresh_ids(said)),
             finish="stop" if completion.finish == "stop" else "length",
             prompt_tokens=start,
             sampled_tokens=len(completion.token_ids),
             id=secrets.token_hex(12),
         )
+        session.told(answer, said)
+        return answer
+
+    def _place(self, session: Session, asked: Asked) -> Branch:
+        """Lay a request onto its branch; in a thread where it is large."""
+        messages = [session.own(parsed) for parsed in asked.parsed]
+        for parsed, message in zip(asked.parsed, messages, strict=True):
+            parsed.digest = parsed.digest or digest_of(message)
+        digests = [parsed.digest for parsed in asked.parsed]
+        room = self.budget.context - 1
+        return self.branches.place(messages, asked.schemas, room, digests, asked.size or None)[0]
+
+    def last_turn(self, answer: str | None) -> int:
+        """Return the number of the turn that ended the conversation with the final answer; -1 without one."""
+        last = final_branch(self.branches.branches, answer)
+        return last.last if last is not None else -1
 
     def conversation(self, answer: str | None) -> tuple[Message, ...]:
         """Return the conversation that ends with the final answer; empty when nothing was said."""
@@ -150,6 +165,15 @@ class Replay:
         return await self._engine.generate(token_ids, sampling, request_id=request_id)
 
 
+def paired(messages: Sequence[Message]) -> list[Message]:
+    """Return messages as endpoints take them: a result of a call that is in no message is told as a user's."""
+    called = {call.id for message in messages for call in message.tool_calls}
+    return [
+        replace(m, role="user", tool_call_id="", name="") if m.role == "tool" and m.tool_call_id not in called else m
+        for m in messages
+    ]
+
+
 class ChatPolicy:
     """A model behind a chat endpoint, for evaluation: there are no token ids, and nothing can be trained on."""
 
@@ -166,6 +190,8 @@ class ChatPolicy:
         self.budget, self.sampling = budget, sampling
         self.calls: list[tuple[bytes, Answer]] = []
         self._talks: list[tuple[Message, ...]] = []
+        self._turns: list[int] = []
+        """The number of each talk's last turn."""
         self._earlier: dict[bytes, deque[Answer]] = {}
         for asked, answer in earlier:
             self._earlier.setdefault(asked, deque()).append(answer)
@@ -178,22 +204,25 @@ class ChatPolicy:
         self.calls.append((name, answer))
         session.sampled += answer.completion_tokens
         names = [schema["function"]["name"] for schema in asked.schemas]
-        said = read_answer(answer, names, lambda identifier: f"call_{secrets.token_hex(12)}")
-        said = returned(said, [call.id for call in said.tool_calls])
+        meant = read_answer(answer, names, lambda identifier: f"call_{secrets.token_hex(12)}")
+        said = returned(meant, session.fresh_ids(meant))
         self._talks.append((*asked.messages, said))
-        return Answered(
+        self._turns.append(turn)
+        turn_told = Answered(
             message=said,
             finish="length" if answer.finish == "length" or answer.completion_tokens > room else "stop",
             prompt_tokens=answer.prompt_tokens,
             sampled_tokens=answer.completion_tokens,
             id=secrets.token_hex(12),
         )
+        session.told(turn_told, meant)
+        return turn_told
 
     async def _ask(self, asked: Asked, turn: int, room: int) -> Answer:
         """Ask the endpoint; a request that it refuses is the agent's, and one that it does not answer ends it all."""
         try:
             return await self.endpoint.chat(
-                [sendable(message) for message in asked.messages],
+                [sendable(message) for message in paired(asked.messages)],
                 max_tokens=room,
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,
@@ -211,8 +240,16 @@ class ChatPolicy:
 
     def conversation(self, answer: str | None) -> tuple[Message, ...]:
         """Return the conversation that ends with the final answer; empty when nothing was said."""
-        ended = [talk for talk in self._talks if answer is not None and talk[-1].content.strip() == answer.strip()]
-        return (ended or self._talks or [()])[-1]
+        return self._talks[self._final(answer)] if self._talks else ()
+
+    def last_turn(self, answer: str | None) -> int:
+        """Return the number of the turn that ended the conversation with the final answer; -1 without one."""
+        return self._turns[self._final(answer)] if self._turns else -1
+
+    def _final(self, answer: str | None) -> int:
+        said = [talk[-1].content.strip() for talk in self._talks]
+        ended = [number for number, text in enumerate(said) if answer is not None and text == answer.strip()]
+        return ended[-1] if ended else len(said) - 1
 
     def tokens(self, rules: AgentSection, answer: str | None, opening: Opening) -> dict[str, Any]:
         """Return the endpoint's own count, in place of tokens."""

@@ -17,9 +17,10 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from agentrl.interop.answers import Answered
-from agentrl.interop.dialects import Asked, Memory, Parsed
+from agentrl.interop.branches import TooLong, digest_of
+from agentrl.interop.dialects import Asked, Memory, Parsed, Unsupported
 from agentrl.recipe import AgentSection
-from agentrl.types import Ending, Message
+from agentrl.types import Ending, Message, Observation
 
 PARALLEL = 8
 """Requests of one session that are read and answered at once; more of them wait."""
@@ -38,6 +39,8 @@ Opening = tuple[tuple[Message, ...], list[dict[str, Any]]]
 """The messages with which the episode began, and the schemas of its tools."""
 ToolRunner = Callable[[str, Any], Awaitable[tuple[str, bool]]]
 """Runs a tool of the environment: its name and arguments in; the observation out, and whether it is an error."""
+StepRunner = Callable[[Message], Awaitable[tuple[Sequence[Observation], bool]]]
+"""Carries out a turn of the policy: the observations out, and whether the episode is over."""
 
 
 class OverBudget(Exception):
@@ -64,6 +67,10 @@ class Policy(Protocol):
         """Return the conversation that ends with the final answer; empty when nothing was said."""
         ...
 
+    def last_turn(self, answer: str | None) -> int:
+        """Return the number of the turn that ended the conversation with the final answer; -1 without one."""
+        ...
+
     def tokens(self, rules: AgentSection, answer: str | None, opening: Opening) -> dict[str, Any]:
         """Return the fields of the trajectory that tell its tokens."""
         ...
@@ -71,6 +78,10 @@ class Policy(Protocol):
     def report(self, rules: AgentSection, answer: str | None) -> dict[str, Any]:
         """Return what the ledger tells about the conversations."""
         ...
+
+
+def _turn_key(message: Message) -> tuple[bytes, tuple[str, ...]]:
+    return digest_of(message), tuple(call.id for call in message.tool_calls)
 
 
 class Session:
@@ -81,7 +92,10 @@ class Session:
         self.policy = policy
         self.tools: Sequence[dict[str, Any]] = ()
         """The schemas of the environment's tools."""
+        self.opening: Sequence[dict[str, Any]] = ()
+        """The messages with which the environment begins, as a request takes them."""
         self.run_tool: ToolRunner | None = None
+        self.run_step: StepRunner | None = None
         self.bound = False
         """Whether it may be reached through its sandbox's relay alone."""
         self.trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -89,6 +103,10 @@ class Session:
         self.over = asyncio.Event()
         self.ending: Ending | None = None
         """Which budget ran out, if one did."""
+        self._cut: set[int] = set()
+        """Turns that the run's limits cut off."""
+        self._crowded = False
+        """Whether the last request left no room for a turn."""
         self.counts = {"requests": 0, "refused": 0, "turns": 0, "given_up": 0}
         self.overridden: set[str] = set()
         self.memory = Memory()
@@ -103,6 +121,8 @@ class Session:
         """Wall time of all turns, those side by side counted each."""
         self._freed = asyncio.Condition()
         self._ids: dict[str, tuple[str, str]] = {}
+        self._told: dict[tuple[bytes, tuple[str, ...]], tuple[Message, Message | None]] = {}
+        """Turns as the agent got them, and as the policy meant them; None for one that was cut off."""
 
     # Budgets -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +145,7 @@ class Session:
         """Answer one request within the budgets."""
         self.overridden.update(asked.overridden)
         if self._next_turn >= self._turns:
-            self._spent("max_turns", f"the episode's {self._turns} turns are used up")
+            self.spent("max_turns", f"the episode's {self._turns} turns are used up")
         turn, self._next_turn = self._next_turn, self._next_turn + 1
         room = 0
         try:
@@ -136,6 +156,7 @@ class Session:
             finally:
                 self.seconds += perf_counter() - began
         except BaseException as error:
+            self._crowded = isinstance(error, TooLong)
             # A turn that was never sampled is no turn; one that was given up on the way is.
             if isinstance(error, ValueError | OverBudget) and self._next_turn == turn + 1:
                 self._next_turn = turn
@@ -145,9 +166,17 @@ class Session:
                 self._reserved -= room
                 self._freed.notify_all()
         self.counts["turns"] += 1
+        self._crowded = False
+        if answer.finish == "length" and answer.sampled_tokens != asked.max_tokens:
+            self._cut.add(turn)
         return answer
 
-    def _spent(self, ending: Ending, why: str) -> None:
+    def cut_off(self, answer: str | None) -> bool:
+        """Tell whether the turn with the final answer was cut off by the run's limits, or there was no room for one."""
+        return self._crowded or self.policy.last_turn(answer) in self._cut
+
+    def spent(self, ending: Ending, why: str) -> None:
+        """End the episode because a budget is used up; raises OverBudget."""
         self.ending = self.ending or ending
         raise OverBudget(f"{why}; the episode is over, finish now")
 
@@ -157,7 +186,7 @@ class Session:
         async with self._freed:
             while (left := self._tokens - self.sampled - self._reserved) < 1:
                 if not self._reserved:
-                    self._spent("max_tokens", f"the episode's {self._tokens} tokens are used up")
+                    self.spent("max_tokens", f"the episode's {self._tokens} tokens are used up")
                 await self._freed.wait()
             room = min(most, left)
             self._reserved += room
@@ -167,11 +196,39 @@ class Session:
 
     def fresh_ids(self, said: Message) -> list[str]:
         """Return an id of our own for each call of a turn, and remember the policy's."""
-        ids = []
-        for call in said.tool_calls:
-            ids.append(f"call_{secrets.token_hex(12)}")
-            self._ids[ids[-1]] = (call.id, call.name)
-        return ids
+        return [self._fresh(call.id, call.name) for call in said.tool_calls]
+
+    def told(self, answer: Answered, said: Message) -> None:
+        """Remember what a turn that the agent gets was parsed as: text may stand for a call that cannot be read."""
+        self._told[_turn_key(answer.message)] = (answer.message, said if answer.finish == "stop" else None)
+
+    async def step(self, message: Message) -> tuple[list[dict[str, Any]], bool]:
+        """Carry out a turn as the built-in loop would; return the messages that follow, and whether it is all over.
+
+        Raises Unsupported for a message that is no turn of this session.
+        """
+        if (turn := self._told.get(_turn_key(message))) is None or self.run_step is None:
+            raise Unsupported("this message is no turn of the policy in this session; send it as it came back")
+        given, said = turn
+        if said is None:
+            return [], True
+        observations, done = await self.run_step(said)
+        ours = {self._ids[call.id][0]: call.id for call in given.tool_calls}
+        messages = []
+        for observation in observations:
+            entry: dict[str, Any] = {"role": observation.role, "content": observation.content}
+            if observation.role == "tool":
+                entry["tool_call_id"] = ours.get(observation.call_id) or self._fresh(
+                    observation.call_id, observation.name
+                )
+            messages.append(entry)
+        return messages, done
+
+    def _fresh(self, identifier: str, name: str) -> str:
+        """Return an id of our own for a call of the policy."""
+        ours = f"call_{secrets.token_hex(12)}"
+        self._ids[ours] = (identifier, name)
+        return ours
 
     def own(self, parsed: Parsed) -> Message:
         """Return a message with the policy's own ids and names of tools, as the environment would write them."""

@@ -26,7 +26,7 @@ class AgentSection(Section):
     """Image of the sandbox in place of the environment's own: one in which the agent is installed."""
     venv: Path | None = None
     """Virtual environment of this machine that the sandbox shows, read-only, and whose programs come first: the agent's
-    own packages. With the sandbox `namespace`."""
+    own packages. With the sandbox `namespace`; with `cluster` it must be on every node."""
     memory_mb: Count | None = None
     """Memory of the sandbox, where the agent needs more than the environment gives."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -72,8 +72,6 @@ def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
         environment = kind(**section.options)
     except (TypeError, AuthoringError) as error:
         raise RecipeError(f"envs: {section.name} does not take these options: {error}") from error
-    if recipe.cluster is not None and (section.agent is not None or environment.agent is not None):
-        raise RecipeError(f"cluster: the agent of {section.name} is played in this process alone; leave `cluster` out")
     for key, levels in {"envs[].levels": section.levels, "eval.levels": eval_levels, "warm_start.levels": warm}.items():
         unknown = [level for level in levels or () if level not in environment.levels]
         if unknown:

@@ -15,7 +15,18 @@ import pytest
 from agentrl import initial_policy, serving
 from agentrl.rollout.runtimes import runtimes as make_runtimes
 from agentrl.types import Trajectory
-from tests.cluster.rollouts import DEADLY, FREEZING, MARKED, PATIENT, Loop, digest, environment, play_all, small_recipe
+from tests.cluster.rollouts import (
+    ACTED,
+    DEADLY,
+    FREEZING,
+    MARKED,
+    PATIENT,
+    Loop,
+    digest,
+    environment,
+    play_all,
+    small_recipe,
+)
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +40,7 @@ def loop() -> Iterator[Loop]:
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Environments of the tests' own, which every process finds by AGENTRL_PATH."""
     folder = tmp_path_factory.mktemp("members")
-    for name, source in {"marked": MARKED, "deadly": DEADLY, "freezing": FREEZING}.items():
+    for name, source in {"marked": MARKED, "deadly": DEADLY, "freezing": FREEZING, "acted": ACTED}.items():
         (folder / "envs" / name).mkdir(parents=True)
         (folder / "envs" / name / "__init__.py").write_text(source)
     with environment(AGENTRL_PATH=str(folder)):

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl import recipe as recipes
@@ -18,10 +19,12 @@ from agentrl.types import Trajectory
 
 T = TypeVar("T")
 KEY = b"the run's key, never to be seen elsewhere"
+AGENT = str(Path(__file__).parent / "agent.py")
 RECIPE: dict[str, Any] = {
     "run": {"name": "cluster", "seed": 3, "steps": 2, "threads": 1},
     "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
-    "envs": [{"name": "files", "levels": [1]}, {"name": "marked"}, {"name": "deadly"}, {"name": "freezing"}],
+    "envs": [{"name": "files", "levels": [1]}, {"name": "marked"}, {"name": "deadly"}, {"name": "freezing"}]
+    + [{"name": "acted", "levels": [1], "agent": {"command": ["python3", "{files}/agent.py"], "files": AGENT}}],
     "rollout": {"group_size": 2, "max_turns": 3, "max_tokens": 48, "concurrency": 24},
     "eval": None,
     "sandboxes": {"boxes": 24},
@@ -84,6 +87,8 @@ FREEZING = (
     .replace("deadly/", "freezing/")
 )
 """It stops the event loop of its player, which lives on and says nothing more."""
+ACTED = "from agentrl.envs.files import Files\n\n\nclass Acted(Files): ...\n\n\nEXPORT = Acted\n"
+"""Played by an agent program."""
 PATIENT = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_agent_register_timeout_ms": "300000",

@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from agentrl import sandboxes
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
-from agentrl.interop.agents import AgentPlayer, Program
+from agentrl.interop.agents import AgentPlayer
 from agentrl.interop.branches import chosen, segments_of
 from agentrl.interop.gateway import Gateway
 from agentrl.interop.policies import TokenPolicy
+from agentrl.interop.programs import Program, read_files
 from agentrl.interop.session import Session
 from agentrl.recipe import AgentSection
 from agentrl.rollout.player import LocalPlayer, RequestGate
@@ -196,7 +197,8 @@ def opened(renderer: Renderer, pool: Pool) -> Opened:
             sampling=SamplingParams(),
         )
         section = AgentSection(**({"function": "test:agent"} if callable(agent) else agent), **fields)
-        program = Program(section=section, function=agent if callable(agent) else None)
+        function = agent if callable(agent) else None
+        program = Program(section=section, function=function, files=read_files(section))
         gateway = Gateway()
         try:
             yield Stage(AgentPlayer(inner=player, gateway=gateway, programs={"word": program}), engine, gateway)

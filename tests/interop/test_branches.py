@@ -228,10 +228,11 @@ async def _wander(desk: Desk, steps: list[tuple[str, int]]) -> None:
     pasts: list[list[dict[str, Any]]] = [[user("go")]]
     for kind, number in steps:
         history = list(pasts[number % len(pasts)])
-        if kind == "edit" and len(history) > 1:
-            history[1] = {"role": "assistant", "content": f"edited {number}"}
+        opening = 1 + (history[0]["role"] == "system")
+        if kind == "edit" and len(history) > opening:
+            history[opening] = {"role": "assistant", "content": f"edited {number}"}
         elif kind == "back":
-            history = history[: 1 + 2 * (number % (len(history) // 2 + 1))]
+            history = history[: opening + 2 * (number % ((len(history) - opening) // 2 + 1))]
         elif kind == "new":
             history = [user(f"new {number}")]
         elif kind == "sub":

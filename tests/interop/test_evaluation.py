@@ -13,8 +13,10 @@ from agentrl import recipe as recipes
 from agentrl import serving
 from agentrl.eval import command as eval_command
 from agentrl.evaluation import problems_of
+from agentrl.interop.policies import paired
 from agentrl.recipe import EvalSection
 from agentrl.rollout import store
+from agentrl.types import Message, ToolCall
 from tests.chat_endpoint import expert, serve
 
 AGENT = """
@@ -35,6 +37,15 @@ while True:
         out = subprocess.run(json.loads(call["function"]["arguments"])["command"], shell=True, capture_output=True)
         talk.append({"role": "tool", "tool_call_id": call["id"], "content": out.stdout.decode()})
 """
+
+
+def test_endpoints_get_results_of_unreadable_calls_as_a_users_words() -> None:
+    """An endpoint refuses a result without its call, and the call came back as text."""
+    said = Message(role="assistant", content="", tool_calls=(ToolCall(name="run", arguments={}, id="a"),))
+    known = Message(role="tool", content="out", tool_call_id="a")
+    orphan = Message(role="tool", content="error: unreadable", tool_call_id="b", name="run")
+    told = Message(role="user", content="error: unreadable")
+    assert paired([said, known, orphan]) == [said, known, told]
 
 
 @pytest.mark.parametrize("solves", [True, False])

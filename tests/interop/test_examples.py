@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl import recipe as recipes
+from agentrl.rollout.rollout import RolloutId
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "agents"
 
@@ -39,5 +42,24 @@ def test_the_shell_script_is_an_agent(opened: Any, says_expert: Callable[[str], 
             assert trajectory.ledger["agent"]["output"] == "done"
             (segment,) = trajectory.segments
             assert segment.token_ids.tolist() == [*stage.engine.calls[1][0], *stage.engine.calls[1][2].token_ids]
+
+    asyncio.run(main())
+
+
+def test_the_agent_on_the_page_plays_as_the_built_in_loop_does(opened: Any, says_expert: Callable[[str], str]) -> None:
+    page = (FOLDER.parents[1] / "docs" / "agents.md").read_text(encoding="utf-8")
+    (block,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if '"/step"' in code]
+    made: dict[str, Any] = {}
+    model = "    model = openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key)"
+    head = f"import openai\nasync def agent(task, client, box):\n{model}\n"
+    exec(head + textwrap.indent(block, "    "), made)
+
+    async def main() -> None:
+        async with opened(made["agent"], says_expert) as stage:
+            task, rollout_id = stage.task(3), RolloutId(seed=1, group=4, index=2)
+            theirs = await stage.player.play("word", task, rollout_id)
+            ours = await stage.player.inner.play("word", task, rollout_id)
+            assert (theirs.segments, theirs.outcome) == (ours.segments, ours.outcome)
+            assert theirs.outcome.score == 1.0
 
     asyncio.run(main())

@@ -181,7 +181,9 @@ def test_a_real_server_gives_exact_tokens_and_logprobs(
                 trajectory = await stage.play(1)
         finally:
             await engine.close()
-        assert trajectory.outcome.ending == "done", trajectory.ledger["agent"]["output"]
+        # A random model may or may not end its last turn within the limit; the framework itself must not fail.
+        assert trajectory.outcome.ending in ("done", "max_tokens"), trajectory.ledger["agent"]["output"]
+        assert (trajectory.outcome.fault, trajectory.ledger["agent"]["turns"]) == (None, 3)
         (segment,) = trajectory.segments
         assert int(segment.turns.max()) + 1 == 3
         torch.testing.assert_close(

@@ -68,7 +68,7 @@ def test_lone_surrogates_and_control_tokens_stay_text(serve: Any) -> None:
         renderer = served.renderer
         parameters = {"type": "object", "properties": {evil: {"type": "string", "description": evil}}}
         function = {"name": "look", "description": evil, "parameters": parameters}
-        call = {"id": evil, "type": "function", "function": {"name": "look", "arguments": json.dumps({evil: evil})}}
+        call = {"id": evil, "type": "function", "function": {"name": evil, "arguments": json.dumps({evil: evil})}}
         talk = [
             {"role": "system", "content": evil},
             {"role": "user", "content": evil},
@@ -177,6 +177,25 @@ def test_a_flood_ends_its_own_session(serve: Any, monkeypatch: pytest.MonkeyPatc
     serve(lambda prompt: "yes", work)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "tools", "nothing/at/all", "../../"])
+@pytest.mark.parametrize("method", ["OPTIONS", "PUT", "TRACE", "DELETE", "NONSENSE"])
+def test_no_method_and_no_path_is_asked_for_free(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    """Whatever is not served is refused, and counts as any other refusal does."""
+    monkeypatch.setattr(session_module, "REFUSALS", 5)
+
+    async def work(served: Any) -> None:
+        session = served.open()
+        headers = {"authorization": f"Bearer {session.key}"}
+        for prefix in ("/v1", f"/s/{session.id}/v1", "/v1", "", "/"):
+            response = await served.client.request(method, f"{prefix}/{path}", headers=headers)
+            assert response.status_code == 404
+        assert (session.counts["refused"], session.ending) == (5, "agent_error")
+
+    serve(lambda prompt: "yes", work)
+
+
 def test_a_hundred_branches_at_once_stay_within_the_budgets(serve: Any) -> None:
     async def work(served: Any) -> None:
         session, other = served.open(turns=60, turn_tokens=None, tokens=4000), served.open()
@@ -220,8 +239,8 @@ def test_a_client_that_hangs_up_frees_the_engine_and_spends_its_turn(serve: Any)
 
 HOSTILE = """
 import json, os, socket, sys, time, urllib.request, urllib.error
-def post(body, key=os.environ["OPENAI_API_KEY"], path="/chat/completions"):
-    headers = {"authorization": "Bearer " + key}
+def post(body, key=os.environ["OPENAI_API_KEY"], path="/chat/completions", **more):
+    headers = {"authorization": "Bearer " + key, **more}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
     try:
         return json.load(urllib.request.urlopen(request))
@@ -245,7 +264,10 @@ def boxed(opened: Any, source: str, says: Callable[[str], str]) -> Any:
 def test_an_agent_in_a_sandbox_reaches_its_own_session_alone(opened: Any, says_expert: Callable[[str], str]) -> None:
     """A neighbour's key, once known, opens nothing; there is no network; the gateway's own port cannot be reached."""
     source = """
-results = [post(hello, os.environ["STOLEN"]), post(hello, "x")]
+forged = {"X-Forwarded-For": "127.0.0.1:" + os.environ["PEER"], "X-Forwarded-Proto": "https"}
+keys = os.environ["STOLEN"], os.environ["BOUND"]
+results = [post(hello, key, **more) for key in keys for more in ({}, {"X-Forwarded-For": "192.0.2.1"}, forged)]
+results.append(post(hello, "x"))
 for address in (("127.0.0.1", int(os.environ["GATEWAY"])), ("192.0.2.1", 80)):
     try:
         socket.create_connection(address, timeout=1)
@@ -261,14 +283,20 @@ print(json.dumps(results))
             program = stage.player.programs["word"]
             session = session_module.Session(None, turns=3, tokens=100)  # type: ignore[arg-type]
             stage.gateway.open(session)
-            env = {"STOLEN": session.key, "GATEWAY": str(stage.gateway.port)}
+            bound = session_module.Session(None, turns=3, tokens=100)  # type: ignore[arg-type]
+            bound.bound = True
+            stage.gateway.open(bound)
+            stage.gateway.peers[1] = bound  # a connection of the neighbour's relay
+            env = {"STOLEN": session.key, "BOUND": bound.key, "PEER": "1", "GATEWAY": str(stage.gateway.port)}
             section = program.section.model_copy(update={"env": env})
             stage.player.programs["word"] = type(program)(section=section)
             trajectory = await stage.play()
-            stage.gateway.end(session)
             output = json.loads(trajectory.ledger["agent"]["output"])
-            assert output == [401, 401, "refused", "refused"]
-            assert (session.counts["requests"], trajectory.ledger["agent"]["refused"]) == (0, 2)
+            assert output == [401] * 7 + ["refused", "refused"]
+            assert (session.counts["requests"], bound.counts["requests"]) == (0, 0)
+            assert trajectory.ledger["agent"]["refused"] == 7
+            for other in (session, bound):
+                stage.gateway.end(other)
             assert (trajectory.outcome.ending, trajectory.outcome.score) == ("done", 0.0)
 
     asyncio.run(main())
@@ -335,3 +363,98 @@ post(hello)
     outcome = boxed(opened, source, says_expert).outcome
     assert (outcome.ending, outcome.score, outcome.fault.blame) == ("agent_error", 0.0, "agent")
     assert outcome.fault.cause.startswith("the agent ended with exit code 1: ") and not outcome.alarm
+
+
+def test_large_tools_and_arguments_stall_nobody(serve: Any) -> None:
+    """Megabytes that stand in schemas or in calls, not in messages, are rendered beside the event loop or refused."""
+    text = "word " * 1_300_000
+    function = {"name": "look", "description": text, "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": json.dumps({"x": text})}}
+    bodies = [
+        {**HELLO, "tools": [{"type": "function", "function": function}]},
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "x"}]},
+    ]
+
+    async def work(served: Any) -> None:
+        session, other = served.open(), served.open()
+        for body in bodies:
+            asking = asyncio.ensure_future(served.post(session, "chat/completions", body))
+            longest = 0.0
+            while not asking.done():
+                began = time.monotonic()
+                await neighbour(served, other)
+                longest = max(longest, time.monotonic() - began)
+            response = await asking
+            assert (response.status_code, "context" in response.json()["error"]["message"]) == (400, True)
+            assert 0 < longest < 1.5
+        assert not session.trouble.done()
+
+    serve(lambda prompt: "yes", work)
+
+
+def test_a_header_without_end_is_refused(serve: Any) -> None:
+    async def work(served: Any) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n")
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                writer.write(b"x: " + b"y" * 65000 + b"\r\n")
+                sent += 65000
+                await asyncio.wait_for(writer.drain(), 10)
+                if reader.at_eof():
+                    break
+        except ConnectionError:
+            pass
+        assert sent < 4 << 20
+        writer.close()
+
+    serve(lambda prompt: "yes", work)
+
+
+def test_requests_that_are_held_open_do_not_hold_weights_back(serve: Any) -> None:
+    """Bodies that do not end, answers that nobody reads and turns that wait for a place: weights change meanwhile."""
+
+    async def work(served: Any) -> None:
+        session = served.open()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.key}\r\n"
+        body = json.dumps({**HELLO, "stream": True})
+        whole = f"{head}content-length: {len(body)}\r\n\r\n{body}"
+        writers = []
+        for number in range(60):
+            _, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+            writer.write((whole if number % 2 else f"{head}content-length: 100\r\n\r\n{{").encode())
+            await writer.drain()
+            writers.append(writer)
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            began = time.monotonic()
+            async with served.gate.closed():
+                calls = len(served.engine.calls)
+                await asyncio.sleep(0.1)
+                assert len(served.engine.calls) == calls
+            assert time.monotonic() - began < 5.0
+        for writer in writers:
+            writer.close()
+
+    serve(lambda prompt: "yes", work)
+
+
+def test_what_an_agent_leaves_behind_ends_with_it(opened: Any, says_expert: Callable[[str], str]) -> None:
+    """A process in the background that keeps asking, and holds the output open, neither delays the end nor is heard."""
+    source = """
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        try:
+            post(hello)
+        except OSError:
+            pass
+        time.sleep(0.05)
+post(hello)
+open("answer.txt", "w").write("word0")
+"""
+    began = time.monotonic()
+    trajectory = boxed(opened, source, says_expert)
+    assert time.monotonic() - began < 60.0
+    assert (trajectory.outcome.ending, trajectory.outcome.score) == ("done", 1.0)

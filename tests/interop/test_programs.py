@@ -10,9 +10,8 @@ import pytest
 from agentrl import recipe as recipes
 from agentrl.envs import Environment
 from agentrl.errors import AuthoringError, RecipeError
-from agentrl.interop.agents import program_of, shown_image
+from agentrl.interop.programs import program_of, settled, shown_image
 from agentrl.recipe import AgentSection
-from agentrl.rollout.runtimes import makers
 
 
 async def mine(task: Any, client: Any, box: Any) -> None:
@@ -76,17 +75,23 @@ def test_sections_that_contradict_themselves_are_refused() -> None:
             AgentSection(**fields)
 
 
-def test_agents_are_refused_on_a_cluster() -> None:
-    recipe = recipes.build(
-        {
-            "run": {"name": "r"},
-            "model": {"type": "scratch"},
-            "envs": [{"name": "files", "agent": {"command": ["x"]}}],
-            "cluster": {"type": "ray"},
-        }
-    )
-    with pytest.raises(RecipeError, match="cluster: the agent of files is played in this process alone"):
-        makers(recipe)
+def test_players_elsewhere_get_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of another folder finds the same function and packages; a module's name stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    agents = [
+        {"function": "my/agent.py:agent"},
+        {"function": "my.module:agent"},
+        {"command": ["x"], "venv": "my/venv"},
+        None,
+    ]
+    envs = [{"name": f"e{number}", "agent": agent} for number, agent in enumerate(agents)]
+    recipe = settled(recipes.build({"run": {"name": "r"}, "model": {"type": "scratch"}, "envs": envs}))
+    assert [(s.agent.function, s.agent.venv) if s.agent else None for s in recipe.envs] == [
+        (f"{tmp_path}/my/agent.py:agent", None),
+        ("my.module:agent", None),
+        (None, tmp_path / "my/venv"),
+        None,
+    ]
 
 
 def test_a_virtual_environment_is_shown_with_its_python(tmp_path: Path) -> None:

@@ -22,21 +22,8 @@ TINY: dict[str, Any] = {
     "learner": {"lr": 0.003, "groups_per_step": 2},
     "eval": None,
 }
-AGENT = """
-import json
-
-async def agent(task, client, box):
-    talk = [{"role": "system", "content": "Do the task with the shell, then say done."},
-            {"role": "user", "content": task.prompt}]
-    for _ in range(2):
-        said = await client.chat(talk, tools=list(client.tools))
-        talk.append(said)
-        if not said.get("tool_calls"):
-            break
-        for call in said["tool_calls"]:
-            result = await client.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
-            talk.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-"""
+AGENT = Path(__file__).resolve().parents[2] / "benchmarks" / "_openai_agent.py"
+"""Written with the OpenAI SDK; it begins with the environment's messages and uses its tools."""
 
 
 def train(tmp_path: Path, name: str, agent: dict[str, Any] | None, **changes: Any) -> Path:
@@ -53,8 +40,7 @@ def train(tmp_path: Path, name: str, agent: dict[str, Any] | None, **changes: An
 
 def test_an_agent_is_trained_as_the_built_in_loop_is(tmp_path: Path) -> None:
     """An agent that does what the built-in loop does gives the same trajectories, and so the same step to the bit."""
-    (tmp_path / "agent.py").write_text(AGENT)
-    theirs = train(tmp_path, "theirs", {"function": f"{tmp_path / 'agent.py'}:agent"})
+    theirs = train(tmp_path, "theirs", {"function": f"{AGENT}:agent"})
     ours = train(tmp_path, "ours", None)
     rows = {run: [r for r in metrics.read(run / "metrics.jsonl") if r["kind"] == "step"] for run in (theirs, ours)}
     assert rows[theirs][0]["learn/grad_norm"] > 0
@@ -64,7 +50,10 @@ def test_an_agent_is_trained_as_the_built_in_loop_is(tmp_path: Path) -> None:
         run: {(s.trajectory.group, s.trajectory.index): s.trajectory for s in store.read(run / "trajectories")}
         for run in (theirs, ours)
     }
-    assert {place: t.segments for place, t in played[theirs].items()} == {
-        place: t.segments for place, t in played[ours].items()
+    told = {
+        run: {place: (t.segments, t.outcome.ending, t.outcome.score) for place, t in played[run].items()}
+        for run in (theirs, ours)
     }
+    assert told[theirs] == told[ours]
+    assert "max_tokens" in {ending for _, ending, _ in told[ours].values()}
     assert all(t.ledger["agent"]["turns"] >= 1 for t in played[theirs].values())
