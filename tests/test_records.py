@@ -222,7 +222,7 @@ def test_an_index_is_read_in_batches_whose_columns_are_those_of_the_line_above(
     part = tmp_path / "trajectories-000000.jsonl.gz"
     part.write_bytes(b"\0" * 100)
     short = [name for name in COLUMNS if name not in ("note", "tools")]
-    lines = [{"format": 1, "columns": short}]
+    lines: list[Any] = [{"format": 1, "columns": short}]
     lines += [[n, 1, *(f"{name} {n}" for name in short[2:])] for n in range(4)]
     lines += [{"format": 1, "columns": list(COLUMNS)}]
     lines += [[n, 1, *(f"{name} {n}" for name in COLUMNS[2:])] for n in range(4, 8)]
