@@ -128,8 +128,9 @@ def table(results: dict[str, Any]) -> list[str]:
     for pair in results["compared"]:
         prompts = f"{pair['prompts_that_differ']} of {pair['tasks']} prompts differ"
         equal = f"{pair['equal_to_the_bit']} of {pair['episodes']} episodes are equal to the bit"
-        first = f"the first {pair['equal_before_the_first_difference']} without exception"
-        lines += ["", f"{' and '.join(pair['runs'])}: {prompts}; {equal}, {first}."]
+        first = pair["equal_before_the_first_difference"]
+        unbroken = f", the first {first} without exception" if first else ""
+        lines += ["", f"{' and '.join(pair['runs'])}: {prompts}; {equal}{unbroken}."]
     return lines
 
 
