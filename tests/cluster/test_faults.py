@@ -172,9 +172,17 @@ def test_a_late_answer_is_counted_and_dropped(
     monkeypatch.setattr("agentrl.cluster.players.MOST_LOSSES", 1000)
     monkeypatch.setattr("agentrl.cluster.remote.SUSPECT", 1000)  # an honest deadline would blame the rollout
     before, deadline = dict(players.counts), players.deadline_s
-    players.deadline_s = 0.2
+
+    async def main() -> dict[tuple[int, int], Trajectory]:
+        players.deadline_s = 0.2
+        work = asyncio.create_task(play_all(players, runtimes, groups=8))
+        while not work.done() and players.counts["rollouts_repeated"] < before["rollouts_repeated"] + 16:
+            await asyncio.sleep(0.01)
+        players.deadline_s = deadline
+        return await work
+
     try:
-        result = digest(loop.run(play_all(players, runtimes, groups=8)))
+        result = digest(loop.run(main()))
     finally:
         players.deadline_s = deadline
     assert result == digest({key: trajectory for key, trajectory in played.items() if key[0] < 8})

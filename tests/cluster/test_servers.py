@@ -176,6 +176,23 @@ def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
+def test_players_never_give_two_requests_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server refuses a name that it has: players start at once, and a lost rollout may still run where it was."""
+    client = Fake(SERVERS[0])
+    monkeypatch.setattr(engines, "Client", lambda url, **_: client)
+
+    async def main() -> None:
+        for _ in range(2):
+            player = SglangEngine(urls=SERVERS[:1], by_group=True)
+            await player.start()
+            await player.generate([1, 2], Sampling(max_tokens=4), request_id="5-0-0-0")
+            await player.close()
+
+    asyncio.run(main())
+    assert len(client.asked) == len(set(client.asked)) == 4
+    assert [name.rsplit("-", 2)[0] for name in client.asked] == ["agentrl-probe", "5-0-0-0"] * 2
+
+
 def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time stands still until a server is there again; when none will come, the run ends and says why."""
     monkeypatch.setattr("ray.kill", lambda actor: None)

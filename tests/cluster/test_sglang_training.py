@@ -61,12 +61,11 @@ def steps(run: Path) -> list[metrics.Row]:
     return list(metrics.read(run / "metrics.jsonl", "step")) if (run / "metrics.jsonl").exists() else []
 
 
-def wait(run: Path, done: Callable[[list[metrics.Row]], bool]) -> None:
-    """Wait until a run's steps are as wanted."""
+def wait(run: Path, over: threading.Event, done: Callable[[list[metrics.Row]], bool]) -> None:
+    """Wait until a run's steps are as wanted; raise when the run is over before."""
     deadline = time.monotonic() + 600.0
     while not done(steps(run)):
-        assert time.monotonic() < deadline, steps(run)[-1:]
-        time.sleep(0.5)
+        assert time.monotonic() < deadline and not over.wait(0.5), steps(run)[-1:]
 
 
 def turns_of(segment: Segment) -> list[list[int]]:
@@ -109,25 +108,29 @@ def test_a_run_goes_on_when_a_server_is_killed(
 
     def disturb() -> None:
         try:
-            wait(run, lambda rows: len(rows) >= 2)
+            wait(run, over, lambda rows: len(rows) >= 2)
             urls, held = opened[0].addresses, [opened[0]._up[slot] for slot in (0, 1)]
             groups.extend(groups_of(server.actor) for server in held)
             for group in set.union(*groups):  # requests of a group stay together
                 assert group in groups[of_group(group, urls)] and group not in groups[1 - of_group(group, urls)]
             untyped: Any = ray
             os.killpg(untyped.get(held[0].actor.process.remote()), signal.SIGKILL)
-            wait(run, lambda rows: rows[-1]["rollout/servers_lost"] == 1 and rows[-1]["rollout/servers"] == 2)
+            wait(run, over, lambda rows: rows[-1]["rollout/servers_lost"] == 1 and rows[-1]["rollout/servers"] == 2)
             joined = len(steps(run))
-            wait(run, lambda rows: len(rows) >= joined + 3)
+            wait(run, over, lambda rows: len(rows) >= joined + 3)
         except BaseException as error:
             errors.append(error)
         finally:
-            os.kill(os.getpid(), signal.SIGINT)
+            if not over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=disturb)
+    over, thread = threading.Event(), threading.Thread(target=disturb)
     thread.start()
-    assert training.train(recipe(tmp_path)) == 3
-    thread.join()
+    try:
+        assert training.train(recipe(tmp_path)) == 3
+    finally:
+        over.set()
+        thread.join()
     assert errors == [] and all(groups)
     rows = steps(run)
     assert {(row["rollout/players"], row["rollout/players_lost"], row["rollout/episodes_lost"]) for row in rows} == {

@@ -95,7 +95,8 @@ class SglangEngine:
         self._revival: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._name = secrets.token_hex(4)
-        """Part of adapters' names: a server that we attach to may hold those of another run."""
+        """Part of the names of requests and adapters: other processes ask the same servers, which refuse a name twice,
+        and a server that we attach to may hold adapters of another run."""
         self._initial = version
         self._under_way = 0
         self._update: dict[str, float] = {}
@@ -154,8 +155,11 @@ class SglangEngine:
         limits = (self._context, info.get("context_length"), info.get("max_req_input_len"))
         self._context = min((int(limit) for limit in limits if limit), default=None)
         self.adapters = self.adapters and bool(info.get("enable_lora"))
-        probe = await client.generate([0], Sampling(max_tokens=1), f"agentrl-probe-{next(self._numbers)}")
+        probe = await client.generate([0], Sampling(max_tokens=1), self._unique("agentrl-probe"))
         self._spans = self._spans and bool(probe.spans)
+
+    def _unique(self, name: str) -> str:
+        return f"{name}-{next(self._numbers)}-{self._name}"
 
     async def use(self, urls: Sequence[str]) -> None:
         """Attach to these servers from now on. Requests of one that is not among them are sent to another; with none
@@ -211,7 +215,7 @@ class SglangEngine:
             rest = replace(sampling, max_tokens=sampling.max_tokens - len(tokens))
             if tokens and sampling.seed is not None:
                 rest = replace(rest, seed=seeds.derive(sampling.seed, "resumed", len(tokens)))
-            name = f"{request_id or 'agentrl'}-{next(self._numbers)}"
+            name = self._unique(request_id or "agentrl")
             try:
                 reply = await client.generate(prompt + tokens, rest, name, adapter=self._adapter)
             except ConnectionBroken:
