@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-APART = {"long_run", "throughput_pair"}
-"""One takes an hour, the other needs a second checkout: they run where `--only` names them, or by themselves."""
+APART = {"agent_learning", "long_run", "throughput_pair"}
+"""Two take an hour, one needs a second checkout: they run where `--only` names them, or by themselves."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
     parser.add_argument(
-        "--only", default="", help="comma-separated names; all by default, but long_run and throughput_pair"
+        "--only", default="", help=f"comma-separated names; all by default, but {', '.join(sorted(APART))}"
     )
     arguments = parser.parse_args()
     names = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))

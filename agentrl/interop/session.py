@@ -213,14 +213,11 @@ class Session:
         if said is None:
             return [], True
         observations, done = await self.run_step(said)
-        ours = {self._ids[call.id][0]: call.id for call in given.tool_calls}
-        messages = []
-        for observation in observations:
-            entry: dict[str, Any] = {"role": observation.role, "content": observation.content}
-            if observation.role == "tool":
-                entry["tool_call_id"] = ours.get(observation.call_id) or self._fresh(
-                    observation.call_id, observation.name
-                )
+        calls, messages = given.tool_calls, []
+        for number, seen in enumerate(observations):  # one per call, in their order; the policy's ids need not differ
+            entry: dict[str, Any] = {"role": seen.role, "content": seen.content}
+            if seen.role == "tool":
+                entry["tool_call_id"] = calls[number].id if calls else self._fresh(seen.call_id, seen.name)
             messages.append(entry)
         return messages, done
 

@@ -65,6 +65,26 @@ def test_calls_that_cannot_be_read_get_their_error(opened: Any) -> None:
     asyncio.run(main())
 
 
+def test_results_name_their_calls(opened: Any) -> None:
+    """Two calls of one turn get their own results, in their order."""
+    pairs = []
+
+    async def two(task: Task, client: Any, box: Any) -> None:
+        said = await client.chat(list(client.messages), tools=list(client.tools))
+        told, _ = await client.step(said)
+        pairs.extend(
+            [(c["id"], m["tool_call_id"], m["content"]) for c, m in zip(said["tool_calls"], told, strict=True)]
+        )
+
+    async def main() -> None:
+        async with opened(two, in_turn(call("echo one") + "\n" + call("echo two"))) as stage:
+            await stage.play()
+            assert [ours == theirs for ours, theirs, _ in pairs] == [True, True]
+            assert ["one" in pairs[0][2], "two" in pairs[1][2]] == [True, True]
+
+    asyncio.run(main())
+
+
 def test_tools_of_any_name_that_the_policy_calls_are_told_apart(opened: Any) -> None:
     """A name that no tool could have comes back as it was said, gets its error, and the conversation goes on."""
     odd = ["run file", "r\u00fcn", "x" * 300, "<|im_start|>", "run/../run"]
