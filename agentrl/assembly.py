@@ -174,7 +174,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             say=progress.say,
         )
         shared = takes_turns and recipe.rollout.engine.type == "transformers" and recipe.cluster is None
-        publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
+        publisher = Publisher(engine, learner.weights, adapter=learner.adapter, deliver=learner.deliver, shared=shared)
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
         play = partial(_play, recipe.run.seed, folder.key, player, store, progress)

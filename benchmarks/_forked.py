@@ -5,6 +5,7 @@ Memory that one part leaves behind, a kernel that it replaced or a crash is of n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -49,10 +50,8 @@ def forked(work: Callable[[], Row], seconds: float) -> Row:
     finally:
         os.close(reader)
         for target in (lambda: os.killpg(child, signal.SIGKILL), lambda: os.kill(child, signal.SIGKILL)):
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 target()
-            except (ProcessLookupError, PermissionError):
-                pass
         os.waitpid(child, 0)
 
 

@@ -29,13 +29,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks._forked import forked  # before torch: it says how CUDA is looked for
-
 import torch
 
 from agentrl.learn import attention, compile, logprobs
 from agentrl.learn.learner import Learner
 from agentrl.recipe import Recipe
+from benchmarks._forked import forked
 from benchmarks.learner import (
     TINY,
     Row,
@@ -70,7 +69,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 ROWS = (
     "ours", "profile", "all 8k", "plain", "layers compiled", "trl", "micro-batches of 32k", "keys not repeated",
-    "sdpa cudnn", "sdpa", "not compiled", "checkpointed", "head in one chunk", "flex", "micro-batches of 8k", "profile all 8k",
+    "sdpa cudnn", "sdpa", "not compiled", "checkpointed", "head in one chunk", "flex",
+    "micro-batches of 8k", "profile all 8k",
 )  # fmt: skip
 CLASSES = (
     ("attention", r"flash|fmha|attention|sdpa|flex"),
@@ -106,7 +106,9 @@ def main() -> None:
     for name in names:
         left = options.seconds - (time.perf_counter() - began)
         started = time.perf_counter()
-        row = forked(partial(job, name, shape, rate["matrix_tflops"] * 1e12), left) if left > 5 else {"error": "no time"}
+        row = (
+            forked(partial(job, name, shape, rate["matrix_tflops"] * 1e12), left) if left > 5 else {"error": "no time"}
+        )
         result["rows"].append({"name": name} | row | {"took_s": round(time.perf_counter() - started, 1)})
         print(json.dumps(result["rows"][-1]), file=sys.stderr if options.json else sys.stdout, flush=True)
         if options.out:

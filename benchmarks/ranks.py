@@ -29,8 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks._forked import forked  # before torch: it says how CUDA is looked for
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -42,6 +40,7 @@ from agentrl.learn.pack import divide
 from agentrl.learn.rank_learner import Exchange, RankLearner
 from agentrl.recipe import Recipe
 from agentrl.types import Segment, TrainingSample
+from benchmarks._forked import forked
 
 Row = dict[str, Any]
 QWEN2 = {"vocab_size": 151_936, "max_position_embeddings": 40_960, "pad_token_id": None, "eos_token_id": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -191,28 +191,30 @@ def _with_lora(model: Any, section: LoraSection, adapter: Path | None) -> Any:
         raise RecipeError(f"model.lora.targets: {error}") from error
 
 
-def merged_state(model: Any) -> dict[str, Tensor]:
-    """Return the model's tensors by their plain names, with LoRA merged into copies of the layers it changes.
+def base_tensors(model: Any) -> dict[str, Tensor]:
+    """Return the model's own tensors by their plain names, without what LoRA adds. A weight shared by two layers
+    appears once. Parameters of which only a shard is here are left out."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return {
+        name.replace(".base_layer.", "."): p.detach()
+        for name, p in inner.named_parameters()
+        if ".lora_" not in name and ".lora_magnitude" not in name and type(p.data) is Tensor
+    }
 
-    Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once. Parameters
-    of which only a shard is here are left out.
+
+def merged_state(model: Any, only: Container[str] | None = None) -> dict[str, Tensor]:
+    """Return the model's tensors as `base_tensors` does, with LoRA merged into copies of the layers it changes.
+
+    Without LoRA these are the model's own tensors, not copies. `only` names those that are wanted.
     """
+    state = {name: t for name, t in base_tensors(model).items() if only is None or name in only}
     if not hasattr(model, "get_base_model"):
-        return {name: p.detach() for name, p in model.named_parameters() if type(p.data) is Tensor}
-    inner = model.get_base_model()
-    state: dict[str, Tensor] = {}
-    for name, parameter in inner.named_parameters():
-        if ".lora_" in name or ".lora_magnitude" in name or type(parameter.data) is not Tensor:
-            continue
-        if ".base_layer." not in name:
-            state[name] = parameter.detach()
-            continue
-        layer = inner.get_submodule(name.rsplit(".base_layer.", 1)[0])
-        plain = name.replace(".base_layer.", ".")
-        state[plain] = parameter.detach()
-        if name.endswith(".weight"):
-            delta = layer.get_delta_weight(layer.active_adapters[0])
-            state[plain] = (parameter.detach().float() + delta.float()).to(parameter.dtype)
+        return state
+    for name, module in model.get_base_model().named_modules():
+        weight = f"{name}.weight"
+        if hasattr(module, "get_delta_weight") and weight in state:
+            delta = module.get_delta_weight(module.active_adapters[0])
+            state[weight] = (state[weight].float() + delta.float()).to(state[weight].dtype)
     return state
 
 

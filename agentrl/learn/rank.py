@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl import seeds
+from agentrl.engines.base import Delivery, Receipt
 from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import RecipeError
 from agentrl.learn import rank_checkpoint
@@ -30,6 +31,7 @@ from agentrl.learn.pack import Batch
 from agentrl.learn.rank_learner import Exchange, RankLearner
 from agentrl.learn.rank_pool import PULSE
 from agentrl.learn.step_report import StepReport
+from agentrl.learn.weights import stale
 from agentrl.recipe import Recipe, WarmStartSection
 from agentrl.types import TrainingSample
 
@@ -48,6 +50,7 @@ class RankProcess:
         self._count = 0
         self._unanswered: list[int] = []
         self.learner: Any = None
+        self._sender: Any = None
 
     # Signs of life --------------------------------------------------------------------------------------------------
 
@@ -102,6 +105,21 @@ class RankProcess:
                 self._leave(number % 2, bucket)
         while self._unanswered:
             self._taken()
+
+    def publish(self, order: Delivery) -> Receipt | None:
+        """Send the policy to servers: all ranks gather a bucket, rank 0 sends it."""
+        from agentrl.engines.sglang.buckets import BUCKET_BYTES, BucketSender
+
+        if (receipt := stale(order, self.learner.version)) is not None:
+            return receipt
+        plan = self.learner.plan(BUCKET_BYTES)
+        if self.number:
+            for _ in self.learner.buckets(plan):
+                pass
+            return None
+        self._sender = self._sender or BucketSender(stable=False)
+        sent: Receipt = self._sender.send(order, self.learner.buckets(plan), len(plan))
+        return sent
 
     def _leave(self, slot: int, bucket: dict[str, Tensor]) -> None:
         while slot in self._unanswered:

@@ -216,17 +216,35 @@ class RankLearner(Learner):
 
     # Whole tensors --------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def buckets(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the policy's whole tensors, one layer or the rest of the model at a time, in the precision of the
-        forward pass. All ranks iterate together; what was yielded is gone at the next turn."""
+    def plan(self, size: int = 0) -> list[list[FSDPModule]]:
+        """Divide what is gathered together into buckets of at least this many bytes; the same on every rank."""
         self.gather_nothing()
-        for module in units(self._scorer):
-            module.unshard()
+        *layers, root = units(self._scorer)
+        sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]  # type: ignore[attr-defined]
+        sizes.append(sum(p.numel() for p in root.parameters()) - sum(sizes))  # type: ignore[attr-defined]
+        groups: list[list[FSDPModule]] = [[]]
+        held = 0
+        for module, count in zip((*layers, root), sizes, strict=True):
+            if held >= max(size, 1):
+                groups.append([])
+                held = 0
+            groups[-1].append(module)
+            held += count * self._dtype.itemsize
+        return groups
+
+    @torch.no_grad()
+    def buckets(self, plan: Sequence[Sequence[FSDPModule]] | None = None) -> Iterator[dict[str, Tensor]]:
+        """Yield the policy's whole tensors, those of a plan's modules at a time, in the precision of the forward pass.
+        All ranks iterate together; what was yielded is gone at the next turn."""
+        self.gather_nothing()
+        for modules in self.plan() if plan is None else plan:
+            for module in modules:
+                module.unshard()
             try:
                 yield merged_state(self.model)  # what is sharded is left out
             finally:
-                module.reshard()
+                for module in modules:
+                    module.reshard()
             self.exchange.progress()
 
     @torch.no_grad()

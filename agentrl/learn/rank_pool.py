@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -69,6 +70,8 @@ class RankPool:
         """Memory in which rank 0 leaves buckets: one is filled while the other is used."""
         self.ranks: list[Rank] = []
         self._closed = False
+        self._lock = threading.RLock()
+        """One command at a time: a server that is started again may want weights while the learner works."""
         try:
             for number in range(ranks):
                 self.ranks.append(self._start(number, ranks))
@@ -111,6 +114,17 @@ class RankPool:
         `arguments` are the same for all ranks, or with `each` one tuple for every rank. `on_bucket` is called with
         each bucket that rank 0 has left in a slot; the next but one waits until it returns.
         """
+        with self._lock:
+            return self._call(command, arguments, each, on_bucket, say)
+
+    def _call(
+        self,
+        command: str,
+        arguments: Sequence[tuple[Any, ...]] | tuple[Any, ...],
+        each: bool,
+        on_bucket: Callable[[int, Any, str], None],
+        say: Callable[[str], None],
+    ) -> list[Any]:
         if self._closed:
             raise LearnerError("the learner's ranks have ended")
         for rank in self.ranks:

@@ -1,8 +1,9 @@
 """The learner of a recipe with `learner.ranks`: the same face as `Learner`, the work in rank processes.
 
-step(batch) ── divided over ranks ──> rank_pool ──> RankLearner on each ── one report of the whole batch
-model       the policy on the driver's side, brought up to date bucket by bucket: what the embedded engine samples
-            from
+step(batch)     ── divided over ranks ──> rank_pool ──> RankLearner on each ── one report of the whole batch
+deliver(order)  ── all ranks gather a bucket, rank 0 sends it to the servers ── nothing passes through the driver
+model           the policy on the driver's side, brought up to date bucket by bucket, where the embedded engine samples
+                from it; with servers it is given up once they have it
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.engines.base import Delivery, Receipt
 from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import LearnerError
 from agentrl.learn import shard_files
@@ -45,6 +47,8 @@ class ShardedLearner:
         self.tokenizer = tokenizer
         self.recipe = recipe
         self.version = self.steps = self.skipped = 0
+        self._mirrors = recipe.rollout.engine.type == "transformers"
+        """Whether somebody on the driver's side samples from `model`."""
         section = recipe.learner
         self.pool = RankPool(section.ranks, timeout_s=section.rank_timeout_s)
         try:
@@ -89,7 +93,9 @@ class ShardedLearner:
         self.version, self.steps, self.skipped = self.pool.call("counters")[0]
 
     def _refresh(self) -> None:
-        """Bring the driver's model up to date."""
+        """Bring the driver's model up to date, where it is used."""
+        if not self._mirrors:
+            return
         if hasattr(self.model, "peft_config"):
             self._refresh_adapter()
             return
@@ -129,7 +135,21 @@ class ShardedLearner:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's tensors by their names in a transformers folder; LoRA is merged into copies."""
+        assert self._mirrors, "servers get the weights from rank 0"
         return merged_state(self.model)
+
+    def deliver(self, order: Delivery) -> Receipt:
+        """Send the policy to servers bucket by bucket, from rank 0."""
+        receipt: Receipt = self.pool.call("publish", (order,))[0]
+        if not self._mirrors:
+            self._give_up_weights()
+        return receipt
+
+    def _give_up_weights(self) -> None:
+        """Free the driver's own copy of what is not an adapter: servers and ranks have the weights."""
+        for name, parameter in self.model.named_parameters():
+            if ".lora_" not in name and parameter.device.type != "meta":
+                parameter.data = torch.empty_like(parameter, device="meta")
 
     def adapter(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """Return configuration and tensors of the LoRA adapter; None without LoRA."""
@@ -177,6 +197,7 @@ class ShardedLearner:
     def _write_configuration(self, folder: Path) -> None:
         """Write what a transformers folder has beside the weights; of LoRA all, because adapters are small."""
         if hasattr(self.model, "peft_config"):
+            self._refresh_adapter()
             save_model(self.model, self.tokenizer, folder)
             return
         self.model.config.architectures = [type(self.model).__name__]
