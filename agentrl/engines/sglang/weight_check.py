@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -103,7 +104,9 @@ def cpu_hash(tensors: Sequence[Tensor], digits: int = 16) -> str:
     """Return SHA-256 over the bytes: servers on the CPU hash weights so, and all servers adapters."""
     hasher = hashlib.sha256()
     for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.detach().cpu().contiguous()
+        # Not through numpy: memory that it has seen can never be freed before its tensor, as FSDP does.
+        hasher.update((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))
     return hasher.hexdigest()[:digits]
 
 
