@@ -151,7 +151,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         saved = checkpoint.latest(folder.checkpoints)
         _tell(saved, folder, recipe.learner.ranks, progress.say)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
-        learner = open_learner(policy.model, policy.tokenizer, recipe, stack)
+        learner = open_learner(policy.model, policy.tokenizer, recipe, stack, _rank_pool(recipe, stack, progress.say))
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
         progress.recall(metrics.rows)
@@ -204,6 +204,18 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             judge=judge,
             watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
         )
+
+
+def _rank_pool(recipe: Recipe, stack: AsyncExitStack, say: Say) -> Any:
+    """Return where the learner's ranks are: on the recipe's cluster; None for processes of this machine."""
+    if recipe.cluster is None or recipe.learner.ranks == 1:
+        return None
+    from agentrl.cluster import connect
+
+    stack.enter_context(connect.connected(recipe.cluster, say=say))
+    from agentrl.cluster.ranks import RayRankPool
+
+    return RayRankPool(recipe)
 
 
 async def _play(

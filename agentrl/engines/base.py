@@ -39,6 +39,8 @@ class Delivery:
     """Where servers of other machines reach the sender."""
     timeout_s: float
     """Limit for each bucket."""
+    bucket_bytes: int = 1 << 30
+    """Tensors are sent together until they have this size: each request costs milliseconds, each byte memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

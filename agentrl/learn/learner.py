@@ -210,7 +210,7 @@ class Learner:
                 return receipt
             if self._sender is None:
                 self._sender = BucketSender(stable=self.model is self._inner)
-            count, all_buckets = buckets(self.model)
+            count, all_buckets = buckets(self.model, order.bucket_bytes)
             sent: Receipt = self._sender.send(order, all_buckets, count)
             return sent
 

@@ -8,8 +8,6 @@ model           the policy on the driver's side, brought up to date bucket by bu
 
 from __future__ import annotations
 
-import mmap
-import os
 import shutil
 import tempfile
 import time
@@ -23,8 +21,6 @@ import torch
 from torch import Tensor
 
 from agentrl.engines.base import Delivery, Receipt
-from agentrl.engines.transformers.decoding import checksum
-from agentrl.errors import LearnerError
 from agentrl.learn import shard_files
 from agentrl.learn.hub import model_folder
 from agentrl.learn.learner import Learner, pack_samples
@@ -39,10 +35,11 @@ Bucket = dict[str, Tensor]
 
 
 class ShardedLearner:
-    """Trains in `learner.ranks` processes of this machine."""
+    """Trains in `learner.ranks` processes: of this machine, or wherever `pool` has them."""
 
-    def __init__(self, model: Any, tokenizer: Any, recipe: Recipe) -> None:
-        """Start the ranks; `model` and `tokenizer` come from `load_model`, and stay with the driver."""
+    def __init__(self, model: Any, tokenizer: Any, recipe: Recipe, pool: Any = None) -> None:
+        """Start the ranks; `model` and `tokenizer` come from `load_model`, and stay with the driver. `pool` is a
+        `RankPool` or something like it, by default processes beside this one."""
         self.model = model
         self.tokenizer = tokenizer
         self.recipe = recipe
@@ -50,10 +47,11 @@ class ShardedLearner:
         self._mirrors = recipe.rollout.engine.type == "transformers"
         """Whether somebody on the driver's side samples from `model`."""
         section = recipe.learner
-        self.pool = RankPool(section.ranks, timeout_s=section.rank_timeout_s)
+        self.pool: Any = pool or RankPool(section.ranks, timeout_s=section.rank_timeout_s)
         try:
             threads = recipe.run.threads or max(1, torch.get_num_threads() // section.ranks)
             data = recipe.model_dump(mode="json", by_alias=True)
+            data["model"]["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")  # auto is decided once
             source: Path | None = None
             if isinstance(recipe.model, PretrainedModel):  # one folder for all: a branch of the hub may move meanwhile
                 folder = model_folder(recipe.model.path, recipe.model.revision)
@@ -61,8 +59,7 @@ class ShardedLearner:
             else:
                 source = self.pool.folder / "model"
                 save_model(model, tokenizer, source)
-            options = (data, source and str(source), threads, section.rank_timeout_s)
-            self._largest = self.pool.call("start", options)[0]
+            self.pool.start(data, source, threads)
             if source is not None:
                 shutil.rmtree(source)
             self._refresh()
@@ -117,21 +114,7 @@ class ShardedLearner:
 
     def stream(self, use: Callable[[Bucket], None]) -> None:
         """Call `use` with the policy's whole tensors, a bucket at a time; they are gone when it returns."""
-
-        def on_bucket(slot: int, layout: list[tuple[str, torch.dtype, tuple[int, ...], int]], digest: str) -> None:
-            size = os.fstat(self.pool.slots[slot]).st_size
-            memory = mmap.mmap(self.pool.slots[slot], size)
-            bucket = {}
-            for name, dtype, shape, start in layout:
-                count = torch.Size(shape).numel()
-                bucket[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).reshape(shape)
-            if checksum(bucket) != digest:
-                raise LearnerError("weights changed on their way from rank 0 of the learner; is the memory sound?")
-            use(bucket)
-
-        for handle in self.pool.slots:
-            os.ftruncate(handle, self._largest)
-        self.pool.call("weights", on_bucket=on_bucket)
+        self.pool.stream(use)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's tensors by their names in a transformers folder; LoRA is merged into copies."""
@@ -223,10 +206,10 @@ class ShardedLearner:
         self.pool.close()
 
 
-def open_learner(model: Any, tokenizer: Any, recipe: Recipe, stack: ExitStack | Any) -> Any:
-    """Return the learner of a recipe; `stack` closes it."""
+def open_learner(model: Any, tokenizer: Any, recipe: Recipe, stack: ExitStack | Any, pool: Any = None) -> Any:
+    """Return the learner of a recipe; `stack` closes it. `pool` is where its ranks are, if not on this machine."""
     if recipe.learner.ranks == 1:
         return Learner(model, tokenizer, recipe)
-    learner = ShardedLearner(model, tokenizer, recipe)
+    learner = ShardedLearner(model, tokenizer, recipe, pool)
     stack.callback(learner.close)
     return learner

@@ -25,11 +25,11 @@ def stale(order: Delivery, version: int) -> Receipt | None:
     )
 
 
-def buckets(model: Any) -> tuple[int, Iterator[Mapping[str, torch.Tensor]]]:
+def buckets(model: Any, size: int) -> tuple[int, Iterator[Mapping[str, torch.Tensor]]]:
     """Return how many buckets a model's tensors make, and the buckets. LoRA is merged one bucket at a time."""
     from agentrl.engines.sglang.buckets import split
 
-    names = [set(bucket) for bucket in split(base_tensors(model))]
+    names = [set(bucket) for bucket in split(base_tensors(model), size)]
     return len(names), (merged_state(model, only=wanted) for wanted in names)
 
 

@@ -41,8 +41,6 @@ from agentrl.engines.sglang.weight_check import Expected
 from agentrl.errors import EngineError
 
 SHARED_MEMORY = "/dev/shm"
-BUCKET_BYTES = 1 << 30
-"""Tensors are sent together until they have this size: each request costs milliseconds, each byte of it memory."""
 ALIGNMENT = 64
 GRACE_S = 5.0
 """How long the other servers may take to answer once one is lost."""
@@ -58,9 +56,9 @@ class ServersLost(EngineError):
         self.urls = tuple(urls)
 
 
-def split(tensors: Bucket, size: int | None = None) -> list[dict[str, Tensor]]:
-    """Divide tensors into buckets. Those of one layer stay together, because servers stack some of them."""
-    limit = BUCKET_BYTES if size is None else size
+def split(tensors: Bucket, limit: int) -> list[dict[str, Tensor]]:
+    """Divide tensors into buckets of at most so many bytes, where a layer is not larger by itself. Its tensors stay
+    together, because servers stack some of them."""
     buckets: list[dict[str, Tensor]] = [{}]
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in distinct(tensors).items():

@@ -91,7 +91,7 @@ class Sync:
             return await asyncio.to_thread(weights.deliver, order)
         if weights.tensors is None:
             raise EngineError("SGLang has a copy of the weights: publish needs their tensors")
-        buckets = split(weights.tensors)
+        buckets = split(weights.tensors, order.bucket_bytes)
         return await asyncio.to_thread(self._sender.send, order, buckets, len(buckets))
 
     async def close(self) -> None:
