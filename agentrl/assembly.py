@@ -130,12 +130,13 @@ class Run:
 @asynccontextmanager
 async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
-    from agentrl.learn import checkpoint
+    from agentrl.learn import checkpoint, memory
     from agentrl.learn.sharded import open_learner
     from agentrl.learn.weights import Publisher
 
     check_judge(recipe)  # what is wrong with environments or trackers shows before a folder is made
     tracking.check(recipe.trackers)
+    warning = memory.refuse_what_cannot_fit(recipe)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
@@ -145,6 +146,8 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         progress = stack.enter_context(
             Progress(recipe.run.steps, name=recipe.run.name, evaluate_every=every, show=show)
         )
+        if warning:
+            progress.say(warning)
         judge = await stack.enter_async_context(
             judges.open_judge(recipe, environments, path=folder.judge, say=progress.say)
         )

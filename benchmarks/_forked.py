@@ -44,14 +44,16 @@ def forked(work: Callable[[], Row], seconds: float) -> Row:
                 time.sleep(0.05)
                 continue
             if not part:
-                return json.loads(text) if text else {"error": "the process ended without a result"}  # type: ignore[no-any-return]
+                row: Row = json.loads(text) if text else {"error": "the process ended without a result"}
+                return row
             text += part
         return {"error": f"the time was up after {seconds:.0f} s"}
     finally:
         os.close(reader)
-        for target in (lambda: os.killpg(child, signal.SIGKILL), lambda: os.kill(child, signal.SIGKILL)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                target()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 

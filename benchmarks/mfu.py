@@ -157,14 +157,15 @@ def our_step(shape: Shape, changes: dict[str, Any]) -> Callable[[], object]:
     device = place()
     if "compiled" in changes:
         compile.COMPILED = changes["compiled"]
-        register(torch._dynamo.disable(attention.packed_attention))  # lengths change with every batch
+        dynamo: Any = torch._dynamo
+        register(dynamo.disable(attention.packed_attention))  # lengths change with every batch
     if changes.get("flex"):
         register(flex_attention)
     if changes.get("grouped"):  # torch 2.11's function takes no enable_gqa, but its kernel may not need it
         from torch.nn.attention.varlen import varlen_attn
 
         kernel = lambda *tensors, enable_gqa=False, **options: varlen_attn(*tensors, **options)  # noqa: E731
-        attention._varlen_kernel = lambda: (kernel, True)  # type: ignore[assignment, return-value]
+        attention._varlen_kernel = lambda: (kernel, True)  # type: ignore[assignment]
     if "chunk_bytes" in changes:
         logprobs.CHUNK_BYTES, logprobs.CHUNK_SHARE = changes["chunk_bytes"], 1.0
     if changes.get("cudnn") and device.type == "cuda":
@@ -188,7 +189,9 @@ def our_step(shape: Shape, changes: dict[str, Any]) -> Callable[[], object]:
 
 def register(function: Any) -> None:
     """Use another attention function for packed batches."""
-    attention.ALL_ATTENTION_FUNCTIONS.register(attention.NAME, function)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(attention.NAME, function)
 
 
 def flex_attention(module: Any, query: Any, key: Any, value: Any, mask: Any, *, packing: Any, **options: Any) -> Any:

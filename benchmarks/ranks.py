@@ -290,7 +290,10 @@ def curve(case: dict[str, Any]) -> Row:
 def _curve(case: dict[str, Any], order: int, rank: bool) -> list[float]:
     """Train on texts; return the mean negative logprob of each step's tokens before its update."""
     recipe = recipe_of(case)
-    with one_rank() if rank else contextlib.nullcontext() as exchange:
+    learner: Any
+    model: Any
+    group: Any = one_rank() if rank else contextlib.nullcontext()
+    with group as exchange:
         if case["model"]:
             from transformers import AutoModelForCausalLM
 

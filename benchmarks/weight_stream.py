@@ -63,7 +63,8 @@ def model_of(folder: str, recipe: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     dtype: Any = getattr(torch, recipe.model.dtype)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    return model.eval()
 
 
 def publish(url: str, learner: Any, way: str, size: int) -> Row:

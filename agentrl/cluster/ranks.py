@@ -120,13 +120,13 @@ class RankActor(RankCommands):
 
     def store(self) -> Any:
         """Return where the ranks find each other: at rank 0's node."""
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         host, port = self._meeting
         if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface(node_address())):
             os.environ["GLOO_SOCKET_IFNAME"] = name
         limit = timedelta(seconds=120)
-        return dist.TCPStore(host, port, self.ranks, is_master=self.number == 0, timeout=limit)
+        return TCPStore(host, port, self.ranks, is_master=self.number == 0, timeout=limit)
 
     def device(self, name: str) -> torch.device:
         """Return the device: the GPU that Ray set aside for this rank, or the CPU."""
@@ -157,11 +157,12 @@ class RayRankPool:
                     f"learner.ranks is {section.ranks}, and each needs {each}, but the cluster has {total} in all; "
                     "lower it or add nodes"
                 )
-            kind = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"work": 1, "side": 2})(RankActor)
+            groups = {"work": 1, "side": 2}
+            kind = cluster.remote(max_restarts=0, max_task_retries=0, concurrency_groups=groups)(RankActor)
             for number in range(section.ranks):
                 place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
                 options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0)}
-                actor = kind.options(scheduling_strategy=place, **options).remote(number, section.ranks)  # type: ignore[attr-defined]
+                actor = kind.options(scheduling_strategy=place, **options).remote(number, section.ranks)
                 self.ranks.append(actor)
         except BaseException:
             self.close()
@@ -180,7 +181,7 @@ class RayRankPool:
                     f"run.out: a node with one of the learner's ranks does not see {self._run}; ranks write their "
                     "parts of a checkpoint themselves, so it must lie on storage that all nodes share"
                 )
-            folders: list[str | None] = [model and str(model) for _ in self.ranks]
+            folders: list[str | None] = [None if model is None else str(model) for _ in self.ranks]
             if not all(has_model for has_model, _ in seen):
                 files = ray.put({file.name: file.read_bytes() for file in own.iterdir() if file.is_file()})
                 for number, (has_model, _) in enumerate(seen):

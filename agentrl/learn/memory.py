@@ -1,4 +1,4 @@
-"""Estimates the memory of a learner by part, from shapes and recipe alone, for `agentrl train --dry-run`.
+"""Estimates the memory of a learner by part, from shapes and recipe alone, before anything is loaded.
 
 The parts that persist (weights, masters, gradients, moments, reference) are exact. Activations count what a layer keeps
 for its backward pass; they, and what kernels use in passing, are estimates.
@@ -6,15 +6,115 @@ for its backward pass; they, and what kernels use in passing, are estimates.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from agentrl.errors import RecipeError
 from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import choose, repeats_keys
 from agentrl.learn.compile import can_compile
+from agentrl.learn.hub import model_folder
 from agentrl.learn.logprobs import chunk_rows
-from agentrl.recipe import Recipe
+from agentrl.learn.model import _with_lora, device_of, precision, scratch_model
+from agentrl.recipe import PolicyJudge, PretrainedModel, Recipe, SglangEngine
+
+MARGIN = 1.25
+"""A run is refused when it needs so much more than there is; below that it is only told, since this is an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a recipe's learner needs of a device's memory."""
+
+    need: float
+    """GiB."""
+    have: float
+    """GiB."""
+    text: str
+
+    @property
+    def advice(self) -> str:
+        """Say what to change."""
+        return (
+            f"memory: {self.text}; lower learner.micro_tokens, set learner.checkpointing: true, learner.optimizer: "
+            "adamw8bit or learner.offload: true, add model.lora, or divide it over learner.ranks"
+        )
+
+
+def fit(recipe: Recipe) -> Fit:
+    """Compare what each part of the learner will take with what the device has now; nothing is loaded."""
+    section, ranks = recipe.learner, recipe.learner.ranks
+    device = device_of(section.device)
+    model = shapes(recipe, device)
+    parameters = list(model.parameters())
+    sizes = parts(model, recipe, device)
+    if recipe.judge is not None and isinstance(recipe.judge.engine, PolicyJudge):
+        sizes["judge"] = sum(p.numel() * p.element_size() for p in parameters)
+    need = sum(sizes.values()) / 2**30
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    if device.type == "cuda":
+        have = torch.cuda.mem_get_info(device)[0] / 2**30
+        if isinstance(recipe.rollout.engine, SglangEngine) and recipe.rollout.engine.launch and recipe.cluster is None:
+            have *= 1 - recipe.rollout.engine.memory_fraction
+    else:
+        have = available_memory()
+        if section.offload:
+            sizes["master weights and moments"] = 12 * trained
+            need = sum(sizes.values()) / 2**30
+        need *= ranks  # on the CPU they share one memory
+    listed = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sizes.items())
+    each = f", each of {ranks} ranks" if ranks > 1 else ""
+    text = (
+        f"about {need:.1f} GiB of {have:.1f} GiB ({trained / 1e6:.1f} M trained parameters, {device}{each}: {listed})"
+    )
+    host = 16 * trained / 2**30 if device.type == "cuda" and section.offload else 0.0
+    if host > available_memory():
+        need, have = host, available_memory()
+        text = f"learner.offload needs about {host:.1f} GiB of the host's {have:.1f} GiB"
+    return Fit(need, have, text)
+
+
+def refuse_what_cannot_fit(recipe: Recipe) -> str | None:
+    """Raise RecipeError for a recipe that is far too large for the device; return a warning for one that may be."""
+    result = fit(recipe)
+    if result.need > MARGIN * result.have:
+        raise RecipeError(result.advice)
+    return f"this may not fit. {result.advice}" if result.need > result.have else None
+
+
+def shapes(recipe: Recipe, device: torch.device) -> Any:
+    """Return the recipe's model without its weights: every tensor has a shape and a precision, and no memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    section = recipe.model
+    dtype = precision(section.dtype, device)
+    with torch.device("meta"):
+        if not isinstance(section, PretrainedModel):
+            tokenizer = type("Sized", (SimpleNamespace,), {"__len__": lambda self: 0})(eos_token_id=1, pad_token_id=0)
+            model = scratch_model(section, tokenizer).to(dtype)
+        else:
+            folder = model_folder(section.path, section.revision)
+            if not (folder / "config.json").is_file():
+                raise RecipeError(f"model.path: {folder} is no transformers folder: it has no config.json")
+            try:
+                config = AutoConfig.from_pretrained(folder)
+                make: Any = AutoModelForCausalLM.from_config
+                model = make(config, attn_implementation="sdpa", dtype=dtype)
+            except (OSError, ValueError, KeyError, ImportError) as error:
+                raise RecipeError(f"model.path: {folder} cannot be loaded: {error}") from error
+            if section.lora is not None:
+                model = _with_lora(model, section.lora, None)
+    return model
+
+
+def available_memory() -> float:
+    """Return how many GiB of the machine's memory can be had."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["MemAvailable"].split()[0]) / 2**20
 
 
 def parts(model: Any, recipe: Recipe, device: torch.device, *, sharded: bool | None = None) -> dict[str, int]:

@@ -103,7 +103,8 @@ def test_two_ranks_train_like_one_process_and_lose_nothing_when_one_is_killed(
         def kill_before_writing(command: str, *arguments: Any, **options: Any) -> list[Any]:
             if command == "write":
                 os.kill(killed.process.pid, signal.SIGKILL)
-            return call(command, *arguments, **options)
+            results: list[Any] = call(command, *arguments, **options)
+            return results
 
         monkeypatch.setattr(learner.pool, "call", kill_before_writing)
         learner.steps = 2
