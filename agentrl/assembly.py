@@ -130,12 +130,13 @@ class Run:
 @asynccontextmanager
 async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
-    from agentrl.learn import checkpoint
+    from agentrl.learn import checkpoint, memory
     from agentrl.learn.sharded import open_learner
     from agentrl.learn.weights import Publisher
 
     check_judge(recipe)  # what is wrong with environments or trackers shows before a folder is made
     tracking.check(recipe.trackers)
+    warning = memory.refuse_what_cannot_fit(recipe)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
@@ -145,13 +146,15 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         progress = stack.enter_context(
             Progress(recipe.run.steps, name=recipe.run.name, evaluate_every=every, show=show)
         )
+        if warning:
+            progress.say(warning)
         judge = await stack.enter_async_context(
             judges.open_judge(recipe, environments, path=folder.judge, say=progress.say)
         )
         saved = checkpoint.latest(folder.checkpoints)
         _tell(saved, folder, recipe.learner.ranks, progress.say)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
-        learner = open_learner(policy.model, policy.tokenizer, recipe, stack)
+        learner = open_learner(policy.model, policy.tokenizer, recipe, stack, _rank_pool(recipe, stack, progress.say))
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
         progress.recall(metrics.rows)
@@ -174,7 +177,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             say=progress.say,
         )
         shared = takes_turns and recipe.rollout.engine.type == "transformers" and recipe.cluster is None
-        publisher = Publisher(engine, learner.weights, adapter=learner.adapter, shared=shared)
+        publisher = Publisher(engine, learner.weights, adapter=learner.adapter, deliver=learner.deliver, shared=shared)
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
         play = partial(_play, recipe.run.seed, folder.key, player, store, progress)
@@ -204,6 +207,18 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             judge=judge,
             watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
         )
+
+
+def _rank_pool(recipe: Recipe, stack: AsyncExitStack, say: Say) -> Any:
+    """Return where the learner's ranks are: on the recipe's cluster; None for processes of this machine."""
+    if recipe.cluster is None or recipe.learner.ranks == 1:
+        return None
+    from agentrl.cluster import connect
+
+    stack.enter_context(connect.connected(recipe.cluster, say=say))
+    from agentrl.cluster.ranks import RayRankPool
+
+    return RayRankPool(recipe)
 
 
 async def _play(

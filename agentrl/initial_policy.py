@@ -48,7 +48,14 @@ def load_policy(
     # With ranks and servers of their own, this process only keeps a copy of what it sends.
     apart = recipe.learner.ranks > 1 and recipe.rollout.engine.type != "transformers"
     device = "cpu" if apart else recipe.learner.device
-    model, tokenizer = load_model(recipe.model, texts=texts, seed=recipe.run.seed, folder=folder, device=device)
+    model, tokenizer = load_model(
+        recipe.model,
+        texts=texts,
+        seed=recipe.run.seed,
+        folder=folder,
+        device=device,
+        trained_on=recipe.learner.device,
+    )
     model.eval()
     weight = next(model.parameters())
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and slow_bfloat16():

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl import initial_policy, judges, seeds, serving
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
-from agentrl.recipe import OpenaiEngine, PolicyJudge, Recipe, SglangEngine, SglangJudge
+from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine, SglangJudge
 from agentrl.report import episode, tracking
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
@@ -40,6 +40,7 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free / 2**30
     yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}; {free:.0f} GiB of disk left"
+    yield "memory", _memory(recipe)
     runtimes = stack.enter_context(serving.runtimes(recipe))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
@@ -52,7 +53,6 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
         yield "cluster", _cluster(recipe)
     policy = initial_policy.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
-    yield "memory", _memory(recipe, policy.model)
     for name, runtime in runtimes.items():
         yield f"episode in {name}", _episode(recipe, runtime, policy)
 
@@ -110,46 +110,14 @@ def _judge(recipe: Recipe, runtimes: Mapping[str, EnvRuntime]) -> str:
     return "; ".join(lines)
 
 
-def _memory(recipe: Recipe, model: Any) -> str:
-    """Compare what each part of the learner will take with what the device has."""
-    import torch
-
+def _memory(recipe: Recipe) -> str:
+    """Compare what the learner will need with what its device has, from shapes alone."""
     from agentrl.learn import memory
-    from agentrl.learn.model import device_of
 
-    parameters = list(model.parameters())
-    weights = sum(p.numel() * p.element_size() for p in parameters)
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
-    ranks = recipe.learner.ranks
-    device = device_of(recipe.learner.device) if ranks > 1 else parameters[0].device
-    sizes = memory.parts(model, recipe, device)
-    if recipe.judge is not None and isinstance(recipe.judge.engine, PolicyJudge):
-        sizes["judge"] = weights
-    need = sum(sizes.values()) / 2**30
-    if device.type == "cuda":
-        have = torch.cuda.mem_get_info(device)[0] / 2**30 + (weights / 2**30 if parameters[0].is_cuda else 0.0)
-        if isinstance(recipe.rollout.engine, SglangEngine):
-            have *= 1 - recipe.rollout.engine.memory_fraction
-    else:
-        have = _available_memory()
-        need *= ranks  # on the CPU they share one memory
-    listed = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sizes.items())
-    each = f", each of {ranks} ranks" if ranks > 1 else ""
-    text = (
-        f"about {need:.1f} GiB of {have:.1f} GiB ({trained / 1e6:.1f} M trained parameters, {device}{each}: {listed})"
-    )
-    if need > have:
-        raise AgentRLError(
-            f"memory: {text}; lower learner.micro_tokens, set learner.checkpointing: true, add model.lora, or divide "
-            "it over learner.ranks"
-        )
-    return text
-
-
-def _available_memory() -> float:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["MemAvailable"].split()[0]) / 2**20
+    result = memory.fit(recipe)
+    if result.need > result.have:
+        raise AgentRLError(result.advice)
+    return result.text
 
 
 def _episode(recipe: Recipe, runtime: EnvRuntime, policy: Any) -> str:

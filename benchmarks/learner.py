@@ -56,6 +56,8 @@ class Shape:
     micro_tokens: int
     prompt: int = 0
     """Tokens of the prompt that eight sequences have in common; 0: a quarter of each sequence, all different."""
+    equal: bool = False
+    """Whether every sequence is as long as the longest."""
 
 
 QWEN = {
@@ -225,6 +227,8 @@ def head_loss(
 
 def lengths_of(shape: Shape) -> list[int]:
     """A common prompt, then heavy-tailed: lognormal around an eighth of the longest, one as long as they come."""
+    if shape.equal:
+        return [shape.longest] * shape.sequences
     random = np.random.default_rng(0)
     drawn = shape.prompt + random.lognormal(math.log(shape.longest / 8), 0.9, shape.sequences - 1)
     return [shape.longest, *np.clip(drawn, shape.prompt + 32, shape.longest).astype(int).tolist()]

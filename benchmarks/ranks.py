@@ -1,12 +1,14 @@
 """The sharded learner against the plain one, and the estimate of memory against measured peaks, in one run.
 
-    python benchmarks/ranks.py [--cases NAME,...] [--seconds 540] [--json]
+    python -m benchmarks.ranks [--cases NAME,...] [--seconds 540] [--json] [--out FILE] [--model FOLDER]
 
 Random weights in real shapes: nothing is downloaded. Every case has a process, hence peaks, of its own.
 
     pair-*      the same batches through `Learner` and through `RankLearner` with one rank (FSDP2; more GPUs are not
-                used): seconds per step, peak memory, and the loss of each of 50 steps
+                used): seconds per step, peak memory, and the losses
     fit-*       one model and setting each: does it fit, the measured peak, and the estimate by part
+    curve-*     how likely a text becomes over 50 steps: the plain learner twice, with the sequences in another order,
+                and one rank; the difference of the first two is the noise
     stream      whole tensors from the shards bucket by bucket, as they go to an engine: seconds and bytes
     checkpoint  shards and model written, read back, and the same weights
 
@@ -20,10 +22,10 @@ import contextlib
 import gc
 import json
 import platform
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from agentrl.learn.pack import divide
 from agentrl.learn.rank_learner import Exchange, RankLearner
 from agentrl.recipe import Recipe
 from agentrl.types import Segment, TrainingSample
+from benchmarks._forked import forked
 
 Row = dict[str, Any]
 QWEN2 = {"vocab_size": 151_936, "max_position_embeddings": 40_960, "pad_token_id": None, "eos_token_id": None}
@@ -66,21 +69,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 SHORT = {"micro_tokens": 8192}
 LONG = {"micro_tokens": 32_768, "checkpointing": True}
+EIGHT = {"optimizer": "adamw8bit"}
 CASES: dict[str, dict[str, Any]] = {
-    "pair-0.5B-8k": {"do": "pair", "shape": "0.5B", "longest": 8192, "learner": {"micro_tokens": 16_384}},
-    "pair-1.5B-8k": {"do": "pair", "shape": "1.5B", "longest": 8192, "learner": {"micro_tokens": 16_384}, "steps": 10},
-    "fit-1.5B-8k": {"do": "fit", "shape": "1.5B", "longest": 8192, "learner": {"micro_tokens": 8192}},
+    "pair-1.5B-8k": {"do": "pair", "shape": "1.5B", "longest": 8192, "learner": {"micro_tokens": 16_384}, "steps": 12},
+    "fit-1.5B-8k": {"do": "fit", "shape": "1.5B", "longest": 8192, "learner": SHORT},
     "fit-1.5B-32k": {"do": "fit", "shape": "1.5B", "longest": 32_768, "learner": LONG},
+    "fit-8B-lora-8k": {"do": "fit", "shape": "8B", "longest": 8192, "lora": 16, "learner": SHORT},
+    "fit-8B-lora-32k": {"do": "fit", "shape": "8B", "longest": 32_768, "lora": 16, "learner": LONG},
+    "fit-4B-8k-8bit": {"do": "fit", "shape": "4B", "longest": 8192, "learner": SHORT | EIGHT},
+    "fit-4B-32k-8bit": {"do": "fit", "shape": "4B", "longest": 32_768, "learner": LONG | EIGHT},
+    "curve-smollm2": {"do": "curve", "shape": "tiny", "longest": 512, "learner": {"micro_tokens": 4096}},
+    "fit-rank-1.5B-8k": {"do": "fit", "shape": "1.5B", "longest": 8192, "learner": SHORT, "rank": True},
+    "fit-1.5B-16k": {"do": "fit", "shape": "1.5B", "longest": 16_384, "learner": {"micro_tokens": 16_384}},
+    "stream": {"do": "stream", "shape": "1.5B", "longest": 1024},
     "fit-4B-8k-offload": {"do": "fit", "shape": "4B", "longest": 8192, "learner": SHORT | {"offload": True}},
     "fit-4B-32k-offload": {"do": "fit", "shape": "4B", "longest": 32_768, "learner": LONG | {"offload": True}},
-    "fit-8B-lora-8k": {"do": "fit", "shape": "8B", "longest": 8192, "lora": 16, "learner": {"micro_tokens": 8192}},
-    "fit-8B-lora-32k": {"do": "fit", "shape": "8B", "longest": 32_768, "lora": 16, "learner": LONG},
-    "stream": {"do": "stream", "shape": "1.5B", "longest": 1024},
     "checkpoint": {"do": "checkpoint", "shape": "0.5B", "longest": 1024},
+    "pair-0.5B-8k": {"do": "pair", "shape": "0.5B", "longest": 8192, "learner": {"micro_tokens": 16_384}},
 }  # fmt: skip
+"""The most important ones first: those at the end are left out when the time is up."""
 TINY_CASES: dict[str, dict[str, Any]] = {
     "pair-tiny": {"do": "pair", "shape": "tiny", "longest": 256, "steps": 5, "learner": {"micro_tokens": 512}},
+    "fit-tiny": {"do": "fit", "shape": "tiny", "longest": 256, "learner": {"micro_tokens": 256, "checkpointing": True}},
     "fit-tiny-lora": {"do": "fit", "shape": "tiny", "longest": 256, "lora": 4, "learner": {"micro_tokens": 512}},
+    "fit-tiny-rank": {"do": "fit", "shape": "tiny", "longest": 256, "rank": True, "learner": {"micro_tokens": 512}},
+    "fit-tiny-offload": {"do": "fit", "shape": "tiny", "longest": 256, "learner": {"offload": True}},
+    "curve-tiny": {"do": "curve", "shape": "tiny", "longest": 64, "steps": 12, "learner": {"micro_tokens": 256}},
     "stream-tiny": {"do": "stream", "shape": "tiny", "longest": 64},
     "checkpoint-tiny": {"do": "checkpoint", "shape": "tiny", "longest": 64},
 }
@@ -90,46 +104,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", help="comma-separated; by default all")
     parser.add_argument("--seconds", type=float, default=540.0, help="start nothing new after this long")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds that one case may take")
     parser.add_argument("--json", action="store_true", help="print JSON; rows still appear on stderr as they come")
-    parser.add_argument("--case", help=argparse.SUPPRESS)  # one case, in the process of its own
+    parser.add_argument("--out", type=Path, help="write the JSON here after each case too")
+    parser.add_argument("--model", help="a transformers folder for curve-*; random weights without it")
     options = parser.parse_args()
     cases = CASES if torch.cuda.is_available() else TINY_CASES
-    if options.case:
-        print(json.dumps(run(cases[options.case])))
-        return
     names = options.cases.split(",") if options.cases else list(cases)
     if unknown := [name for name in names if name not in cases]:
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(cases)}")
     began = time.perf_counter()
     rows: list[Row] = []
+    result = {"machine": platform.machine(), "torch": torch.__version__, "rows": rows}
+    if torch.cuda.is_available():
+        result |= forked(lambda: {"machine": torch.cuda.get_device_name()}, 60.0)
     for name in names:
-        left = options.seconds - (time.perf_counter() - began)
-        rows.append({"case": name} | (child(name, left) if left > 0 else {"error": "left out: the time was up"}))
+        started = time.perf_counter()
+        left = min(options.limit, options.seconds - (started - began))
+        case = cases[name] | {"model": options.model}
+        if left < 5:
+            row = {"error": "no time"}
+        else:
+            row = pair(case, left) if case["do"] == "pair" else forked(partial(run, case), left)
+        rows.append({"case": name} | row | {"took_s": round(time.perf_counter() - started, 1)})
         print(json.dumps(rows[-1]), file=sys.stderr if options.json else sys.stdout, flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1))
     if options.json:
-        machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-        print(json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1))
-
-
-def child(name: str, seconds: float) -> Row:
-    """Run one case in a process of its own."""
-    command = [sys.executable, __file__, "--case", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": "the time was up"}
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]}
-    row: Row = json.loads(done.stdout.strip().splitlines()[-1])
-    return row
+        print(json.dumps(result, indent=1))
 
 
 def run(case: dict[str, Any]) -> Row:
     """Run a case here; running out of memory is a result too."""
+    jobs = {"fit": fit, "curve": curve, "stream": stream, "checkpoint": save_and_load}
     try:
-        return {"pair": pair, "fit": fit, "stream": stream, "checkpoint": save_and_load}[case["do"]](case)
+        return jobs[case["do"]](case)
     except torch.OutOfMemoryError as error:
-        return {"fits": False, "error": str(error).splitlines()[0][:200]}
+        return {"fits": False, "error": str(error).splitlines()[0][:300]}
 
 
 def device() -> torch.device:
@@ -139,6 +150,8 @@ def device() -> torch.device:
 def recipe_of(case: dict[str, Any]) -> Recipe:
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     learner = {"lr": 1e-5, "max_mismatch": 1e9, "device": device().type} | case.get("learner", {})
+    if case["do"] == "curve":
+        learner["old_logprobs"] = "recompute"
     model: dict[str, Any] = {"type": "pretrained", "path": "random", "dtype": dtype}
     if case.get("lora"):
         model["lora"] = {"rank": case["lora"]}
@@ -166,7 +179,10 @@ def model_of(case: dict[str, Any], recipe: Recipe, place: torch.device) -> Any:
 def samples(case: dict[str, Any], seed: int, vocabulary: int) -> list[TrainingSample]:
     """Sequences of heavy-tailed lengths, the longest as the case says; three quarters of each are sampled."""
     random = np.random.default_rng(seed)
-    lengths = [case["longest"], *np.clip(random.lognormal(np.log(case["longest"] / 4), 0.7, 7), 16, case["longest"])]
+    lengths = [case["longest"]] * 2  # two micro-batches: the second one's pass finds gradients of the first
+    if case["do"] != "fit":
+        tail = np.clip(random.lognormal(np.log(case["longest"] / 4), 0.7, 7), 16, case["longest"])
+        lengths = [case["longest"], *tail]
     made = []
     for number, length in enumerate(int(n) for n in lengths):
         sampled = np.arange(length) >= length // 4
@@ -184,7 +200,7 @@ def samples(case: dict[str, Any], seed: int, vocabulary: int) -> list[TrainingSa
 def train(learner: Learner, case: dict[str, Any], steps: int) -> Row:
     """Train some steps on the same batches; return times, peak and losses."""
     vocabulary = SHAPES[case["shape"]][1]["vocab_size"]
-    seconds, losses, peak = [], [], 0.0
+    seconds, losses, peak, reserved = [], [], 0.0, 0.0
     for step in range(steps):
         batch = learner.pack(samples(case, step, vocabulary))
         batch = divide(batch, 1)[0] if isinstance(learner, RankLearner) else batch
@@ -195,9 +211,10 @@ def train(learner: Learner, case: dict[str, Any], steps: int) -> Row:
         seconds.append(time.perf_counter() - began)
         losses.append(report.loss)
         peak = max(peak, report.memory_gb if step else 0.0)  # the first step compiles
+        reserved = max(reserved, report.memory_held_gb)
     return {
         "seconds": round(float(np.median(seconds[2:] or seconds)), 4), "peak_gib": round(peak, 3), "losses": losses,
-        "tokens": batch.tokens,
+        "reserved_gib": round(reserved, 3), "tokens": batch.tokens, "each": [round(s, 4) for s in seconds],
     }  # fmt: skip
 
 
@@ -212,36 +229,124 @@ def one_rank() -> Any:
         dist.destroy_process_group()
 
 
-def pair(case: dict[str, Any]) -> Row:
-    """Train the plain and the sharded learner on the same batches, one after the other."""
+def half(case: dict[str, Any], rank: bool) -> Row:
+    """Train one of the two learners of a pair."""
     recipe, steps = recipe_of(case), case.get("steps", 50)
-    plain = train(Learner(model_of(case, recipe, device()), None, recipe), case, steps)
-    gc.collect()
-    if device().type == "cuda":
-        torch.cuda.empty_cache()
+    model = model_of(case, recipe, device())
+    if not rank:
+        return train(Learner(model, None, recipe), case, steps)
     with one_rank() as exchange:
-        host = model_of(case, recipe, device()).to("cpu")  # the same draws, then on the host as a rank loads it
-        sharded = train(RankLearner(host, None, recipe, device=device(), exchange=exchange), case, steps)
-    apart = max(abs(a - b) for a, b in zip(plain["losses"], sharded["losses"], strict=True))
+        return train(RankLearner(model.to("cpu"), None, recipe, device=device(), exchange=exchange), case, steps)
+
+
+def pair(case: dict[str, Any], seconds: float) -> Row:
+    """Train the plain and the sharded learner on the same batches, each in a process of its own."""
+    began = time.perf_counter()
+    plain = forked(partial(half, case, False), seconds)
+    sharded = forked(partial(half, case, True), max(5.0, seconds - (time.perf_counter() - began)))
+    if "error" in plain or "error" in sharded:
+        return {"plain": plain, "sharded": sharded, "error": plain.get("error") or sharded.get("error")}
+    apart = [abs(a - b) for a, b in zip(plain["losses"], sharded["losses"], strict=True)]
     return {
-        "plain": plain, "sharded": sharded, "time_ratio": round(sharded["seconds"] / plain["seconds"], 4),
+        "time_ratio": round(sharded["seconds"] / plain["seconds"], 4),
         "memory_ratio": round(sharded["peak_gib"] / plain["peak_gib"], 4) if plain["peak_gib"] else None,
-        "largest_loss_difference": apart, "first_loss_difference": abs(plain["losses"][0] - sharded["losses"][0]),
+        "largest_loss_difference": max(apart), "first_loss_difference": apart[0], "plain": plain, "sharded": sharded,
     }  # fmt: skip
 
 
 def fit(case: dict[str, Any]) -> Row:
     """Train three steps; compare the peak with the estimate."""
     recipe = recipe_of(case)
+    steps = 2 if recipe.learner.offload else 3
     model = model_of(case, recipe, device())
-    estimated = {name: round(size / 2**30, 4) for name, size in memory.parts(model, recipe, device()).items()}
-    trained = train(Learner(model, None, recipe), case, 3)
-    total = sum(estimated.values())
-    peak = trained["peak_gib"]
+    estimated = memory.parts(model, recipe, device(), sharded=bool(case.get("rank")))
+    if case.get("rank"):
+        with one_rank() as exchange:
+            learner = RankLearner(model.to("cpu"), None, recipe, device=device(), exchange=exchange)
+            trained = train(learner, case, steps)
+    else:
+        trained = train(Learner(model, None, recipe), case, steps)
+    total, peak = sum(estimated.values()) / 2**30, trained["peak_gib"]
     return {
-        "fits": True, "peak_gib": peak, "estimate_gib": round(total, 3), "parts": estimated,
-        "estimate_over_peak": round(total / peak, 3) if peak else None, "seconds": trained["seconds"],
+        "fits": True, "peak_gib": peak, "estimate_gib": round(total, 3),
+        "estimate_over_peak": round(total / peak, 3) if peak else None,
+        "parts": {name: round(size / 2**30, 4) for name, size in estimated.items()},
+        "reserved_gib": trained["reserved_gib"], "seconds": trained["seconds"],
     }  # fmt: skip
+
+
+def curve(case: dict[str, Any]) -> Row:
+    """Compare how a text's mean logprob rises: plain, plain in another order, one rank, one after the other."""
+    curves = {"plain": _curve(case, 0, False), "noise": _curve(case, 1, False), "rank": _curve(case, 0, True)}
+    plain = np.array(curves["plain"])
+    apart = {name: np.abs(np.array(curves[name]) - plain) for name in ("noise", "rank")}
+    return {
+        "plain": curves["plain"][::7], "last": {name: values[-1] for name, values in curves.items()},
+        **{f"{name}_{kind}": float(getattr(d, kind)()) for name, d in apart.items() for kind in ("mean", "max")},
+        "curves": curves,
+    }  # fmt: skip
+
+
+def _curve(case: dict[str, Any], order: int, rank: bool) -> list[float]:
+    """Train on texts; return the mean negative logprob of each step's tokens before its update."""
+    recipe = recipe_of(case)
+    learner: Any
+    model: Any
+    group: Any = one_rank() if rank else contextlib.nullcontext()
+    with group as exchange:
+        if case["model"]:
+            from transformers import AutoModelForCausalLM
+
+            dtype: Any = getattr(torch, recipe.model.dtype)
+            model = AutoModelForCausalLM.from_pretrained(case["model"], dtype=dtype, attn_implementation="sdpa")
+        else:
+            model = model_of(case, recipe, torch.device("cpu"))
+        model.eval()
+        learner = (
+            RankLearner(model, None, recipe, device=device(), exchange=exchange)
+            if rank
+            else Learner(model.to(device()), None, recipe)
+        )
+        texts = _texts(case, int(model.config.vocab_size))
+        values = []
+        for step in range(case.get("steps", 50)):
+            chosen = texts[16 * step : 16 * step + 16]
+            random = np.random.default_rng((order, step))
+            batch = learner.pack([_text_sample(chosen[i], i) for i in (random.permutation(16) if order else range(16))])
+            report = learner.step(divide(batch, 1)[0] if rank else batch)
+            values.append(report.mismatch.mean)  # the engine's logprobs are said to be 0
+        del learner, model
+    gc.collect()
+    if device().type == "cuda":
+        torch.cuda.empty_cache()
+    return values
+
+
+def _texts(case: dict[str, Any], vocabulary: int) -> Any:
+    """Return token ids of this project's own pages, or of a made-up language without a tokenizer."""
+    count, length = 16 * case.get("steps", 50), case["longest"]
+    if not case["model"]:
+        random = np.random.default_rng(0)
+        starts = random.integers(0, vocabulary, (count, 1))
+        return ((starts + 7 * np.arange(length)) % vocabulary).astype(np.int32)
+    from transformers import AutoTokenizer
+
+    files = sorted(p for p in Path(__file__).resolve().parents[1].glob("**/*.py") if p.stat().st_size < 40_000)
+    text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    ids = np.array(AutoTokenizer.from_pretrained(case["model"])(text[: 6 * count * length])["input_ids"], np.int32)
+    return np.resize(ids, (count, length))
+
+
+def _text_sample(ids: Any, number: int) -> TrainingSample:
+    """Return a text of which every token counts alike."""
+    sampled = np.arange(len(ids)) > 0
+    segment = Segment(
+        ids, np.zeros(len(ids), np.float32), np.where(sampled, 0, -1).astype(np.int32),
+        np.where(sampled, 2, 0).astype(np.uint8),
+    )  # fmt: skip
+    return TrainingSample(
+        segment=segment, advantages=sampled.astype(np.float32), weight=1.0, group=number, trajectory=0
+    )
 
 
 def stream(case: dict[str, Any]) -> Row:

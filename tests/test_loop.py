@@ -186,6 +186,20 @@ def test_a_dry_run_tries_every_part_and_trains_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_does_not_fit_is_said_before_anything_starts(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is loaded, no sandbox opened, no folder made: parts are estimated from shapes."""
+    monkeypatch.setattr("agentrl.learn.memory.available_memory", lambda: 1e-6)
+    path = str(write())
+    assert train(path, "--dry-run") == 1
+    said = capsys.readouterr().out
+    assert "failed   memory: about" in said and "activations" in said and "environments" not in said
+    assert train(path) == 2
+    assert "memory: about" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_dry_run_finds_what_is_missing(write: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     pretrained = {"type": "pretrained", "path": "no/such/model"}
     data = yaml.safe_load(write().read_text()) | {"model": pretrained}

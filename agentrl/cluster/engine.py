@@ -33,6 +33,8 @@ class PlayersEngine:
         self._players, self._pack, self._servers = players, pack, servers
         self._version = version
         self.by_checksum = servers is None
+        self.streams = servers is not None and getattr(servers, "streams", False)
+        """Whether weights can be sent bucket by bucket, from where they are."""
 
     @property
     def version(self) -> int:

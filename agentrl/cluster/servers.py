@@ -27,6 +27,7 @@ from agentrl.cluster.server_actor import Plan, ServerActor, fingerprint, node_ad
 from agentrl.engines.base import Sampling, Weights
 from agentrl.engines.sglang.engine import SglangEngine, copied
 from agentrl.engines.sglang.server import Server
+from agentrl.engines.sglang.weights import Stale
 from agentrl.errors import AgentRLError, EngineError, RecipeError
 from agentrl.recipe import SglangEngine as Section
 from agentrl.types import Completion
@@ -57,6 +58,9 @@ class Held:
 
 class RayServers:
     """All servers of a run. Made inside a connection to Ray; `start` comes first."""
+
+    streams = True
+    """Takes weights that are sent bucket by bucket, from where they are."""
 
     def __init__(self, template: Server, section: Section, *, version: int = 0, say: Say = print) -> None:
         """`template`: a server as one machine would launch it: model, flags and limits are taken from it."""
@@ -204,20 +208,29 @@ class RayServers:
                 async with self._lock:
                     if not self._flowing.is_set():
                         continue
-                    if self._last is not None:
-                        alone = self._client([held.url])
-                        try:
-                            await alone.start()
-                            await alone.publish(self._last)
-                        finally:
-                            await alone.close()
-                    self._up[held.slot] = held
-                    await self._use()
-                    return
+                    if await self._has_weights(held):
+                        self._up[held.slot] = held
+                        await self._use()
+                        return
+                await asyncio.sleep(WATCH_S)  # the learner has gone on: the next version is on its way
         except BaseException:
             self._up.pop(held.slot, None)
             self._discard(held)
             raise
+
+    async def _has_weights(self, held: Held) -> bool:
+        """Give a server the weights that were published last; tell whether that was possible."""
+        if self._last is None:
+            return True
+        alone = self._client([held.url])
+        try:
+            await alone.start()
+            await alone.publish(self._last)
+        except Stale:
+            return False
+        finally:
+            await alone.close()
+        return True
 
     def _client(self, urls: Sequence[str]) -> SglangEngine:
         way = self._section.sync

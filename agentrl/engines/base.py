@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl.errors import EngineError
@@ -27,6 +27,40 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Where weights go, for the process that has them."""
+
+    urls: tuple[str, ...]
+    """The servers."""
+    way: str
+    """How: tensor, distributed or disk."""
+    version: int
+    address: str
+    """Where servers of other machines reach the sender."""
+    timeout_s: float
+    """Limit for each bucket."""
+    bucket_bytes: int = 1 << 30
+    """Tensors are sent together until they have this size: each request costs milliseconds, each byte memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What became of a delivery."""
+
+    error: str = ""
+    """What went wrong; empty when every server has all weights."""
+    lost: tuple[str, ...] = ()
+    """Servers that ended meanwhile."""
+    stale: bool = False
+    """Whether nothing was sent because the learner has gone on: it will publish a newer version."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    buckets: int = 0
+    nbytes: int = 0
+    largest: int = 0
+    """Bytes of the largest bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """New weights for an engine, with their version."""
 
@@ -35,6 +69,9 @@ class Weights:
     """Name → torch tensor; None for an engine that shares the learner's tensors."""
     adapter: Mapping[str, Any] | None = None
     """peft's adapter_config, when `tensors` are those of a LoRA adapter instead of the whole model's."""
+    deliver: Callable[[Delivery], Receipt] | None = None
+    """Sends the whole tensors to servers bucket by bucket, in place of `tensors`; for an engine with `streams`. It
+    blocks, and may be called again for as long as the learner has this version."""
     checksum: str = ""
     """Hash over the tensors, for an engine with `by_checksum`, which compares it with what it holds."""
 

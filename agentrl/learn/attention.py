@@ -170,6 +170,12 @@ class _Gather(torch.autograd.Function):
         return total.index_add_(0, indices, gradient.float()).to(gradient.dtype), None
 
 
+def repeats_keys() -> bool:
+    """Return whether the kernel needs a copy of the keys and values for every query head that shares them."""
+    available = _varlen_kernel()
+    return available is not None and not available[1]
+
+
 @cache
 def _varlen_kernel() -> tuple[Any, bool] | None:
     """Return torch's kernel if it is there, and whether it lets several query heads share a key head."""

@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from agentrl.errors import StorageError, UserError
 from agentrl.hashing import folder_identity
 from agentrl.learn import checkpoint
-from agentrl.learn.model import load_model, merged_state, save_model
+from agentrl.learn.hub import model_folder
+from agentrl.learn.model import load_model, merged_state, precision, save_model
 from agentrl.recipe import PretrainedModel, Recipe
 from agentrl.report import model_card
 
@@ -64,6 +67,9 @@ def _find(run: Path, step: int | None) -> checkpoint.Checkpoint:
 def _merge(saved: checkpoint.Checkpoint, to: Path) -> None:
     section = Recipe.model_validate(saved.recipe).model
     assert isinstance(section, PretrainedModel), "only pretrained models take LoRA"
+    if section.dtype == "auto":  # as the base model is stored, whatever this machine is fast at
+        stored = precision("auto", torch.device("cpu"), model_folder(section.path, section.revision))
+        section = section.model_copy(update={"dtype": str(stored).removeprefix("torch.")})
     model, _ = load_model(section, folder=saved.model, device="cpu")
     base: Any
     base, tokenizer = load_model(section.model_copy(update={"lora": None}), device="cpu")

@@ -8,6 +8,7 @@ step(batch): [reference, old logprobs] ── for each epoch and minibatch:
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.engines.base import Delivery, Receipt
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import Kind, choose, packed
@@ -37,6 +39,7 @@ from agentrl.learn.step_report import (
     mismatch,
     quantile,
 )
+from agentrl.learn.weights import buckets, stale
 from agentrl.recipe import Recipe, WarmStartSection
 from agentrl.types import TrainingSample, Trajectory
 
@@ -56,6 +59,9 @@ class Learner:
         """Updates skipped over the whole run."""
         self.algorithm = resolve(recipe.algorithm)
         self._section = recipe.learner
+        self._busy = threading.RLock()
+        """Held while weights change, and while they are sent."""
+        self._sender: Any = None
         if self.algorithm.correction != "none" and self._section.old_logprobs == "engine":
             raise RecipeError(
                 f"algorithm.correction: {self.algorithm.correction} compares the learner's old logprobs with the "
@@ -104,7 +110,7 @@ class Learner:
     def step(self, batch: Batch) -> StepReport:
         """Train on a batch. Raise EngineError when engine and learner disagree beyond the recipe's bound."""
         # Both blocks include the backward pass, in which checkpointed layers run again.
-        with packed(self._inner), self._compiled.use():
+        with self._busy, packed(self._inner), self._compiled.use():
             return self._step(batch)
 
     def _step(self, batch: Batch) -> StepReport:
@@ -194,6 +200,19 @@ class Learner:
     def adapter(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """Return configuration and tensors of the LoRA adapter; None without LoRA."""
         return adapter_state(self.model)
+
+    def deliver(self, order: Delivery) -> Receipt:
+        """Send the policy to servers bucket by bucket, where it is still the version that was ordered."""
+        from agentrl.engines.sglang.buckets import BucketSender
+
+        with self._busy:
+            if (receipt := stale(order, self.version)) is not None:
+                return receipt
+            if self._sender is None:
+                self._sender = BucketSender(stable=self.model is self._inner)
+            count, all_buckets = buckets(self.model, order.bucket_bytes)
+            sent: Receipt = self._sender.send(order, all_buckets, count)
+            return sent
 
     def release(self) -> None:
         """Release cached GPU memory, so that a server on the same GPU can use it."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import timeit
+from collections.abc import Container, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,34 @@ def slow_bfloat16() -> bool:
     return not supported
 
 
+@cache
+def fast_dtype(device_type: str) -> torch.dtype:
+    """Return the precision that a kind of device is fast at: bfloat16 where it has instructions for it, and on a
+    processor also measures them as clearly faster; else float32."""
+    if device_type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    if device_type != "cpu" or slow_bfloat16():
+        return torch.float32
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        product = torch.ones(512, 512, dtype=dtype)
+        seconds[dtype] = min(timeit.repeat(lambda product=product: product @ product, number=2, repeat=6))  # type: ignore[misc]
+    return torch.bfloat16 if seconds[torch.bfloat16] < 0.7 * seconds[torch.float32] else torch.float32
+
+
+def precision(name: str, device: torch.device, folder: Path | None = None) -> torch.dtype:
+    """Return the precision of a recipe's `model.dtype`; `auto` keeps that of a folder's model, where there is one, and
+    else takes what the device is fast at."""
+    if name == "auto":
+        config = folder / "config.json" if folder is not None else None
+        stored = json.loads(config.read_text(encoding="utf-8")) if config is not None and config.is_file() else {}
+        name = stored.get("dtype") or stored.get("torch_dtype") or ""
+        if name not in ("float32", "bfloat16"):
+            return fast_dtype(device.type)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def load_model(
     section: PretrainedModel | ScratchModel,
     *,
@@ -67,13 +98,15 @@ def load_model(
     seed: int = 0,
     folder: Path | None = None,
     device: str = "auto",
+    trained_on: str | None = None,
 ) -> tuple[Any, Any]:
     """Return the model and its tokenizer, from a checkpoint's `folder` instead of the section's source where given.
 
-    `texts` (rendered demonstrations) train a scratch model's tokenizer; `seed` draws its weights and LoRA's.
+    `texts` (rendered demonstrations) train a scratch model's tokenizer; `seed` draws its weights and LoRA's;
+    `trained_on` is the learner's device where the model is loaded on another one.
     """
-    dtype = getattr(torch, section.dtype)
     target = device_of(device)
+    dtype = precision(section.dtype, device_of(trained_on) if trained_on else target, folder)
     adapter = folder if folder is not None and (folder / "adapter_config.json").is_file() else None
     with torch.random.fork_rng(devices=[target] if target.type == "cuda" else []):
         torch.manual_seed(seeds.derive(seed, "model"))
@@ -191,28 +224,30 @@ def _with_lora(model: Any, section: LoraSection, adapter: Path | None) -> Any:
         raise RecipeError(f"model.lora.targets: {error}") from error
 
 
-def merged_state(model: Any) -> dict[str, Tensor]:
-    """Return the model's tensors by their plain names, with LoRA merged into copies of the layers it changes.
+def base_tensors(model: Any) -> dict[str, Tensor]:
+    """Return the model's own tensors by their plain names, without what LoRA adds. A weight shared by two layers
+    appears once. Parameters of which only a shard is here are left out."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return {
+        name.replace(".base_layer.", "."): p.detach()
+        for name, p in inner.named_parameters()
+        if ".lora_" not in name and ".lora_magnitude" not in name and type(p.data) is Tensor
+    }
 
-    Without LoRA these are the model's own tensors, not copies. A weight shared by two layers appears once. Parameters
-    of which only a shard is here are left out.
+
+def merged_state(model: Any, only: Container[str] | None = None) -> dict[str, Tensor]:
+    """Return the model's tensors as `base_tensors` does, with LoRA merged into copies of the layers it changes.
+
+    Without LoRA these are the model's own tensors, not copies. `only` names those that are wanted.
     """
+    state = {name: t for name, t in base_tensors(model).items() if only is None or name in only}
     if not hasattr(model, "get_base_model"):
-        return {name: p.detach() for name, p in model.named_parameters() if type(p.data) is Tensor}
-    inner = model.get_base_model()
-    state: dict[str, Tensor] = {}
-    for name, parameter in inner.named_parameters():
-        if ".lora_" in name or ".lora_magnitude" in name or type(parameter.data) is not Tensor:
-            continue
-        if ".base_layer." not in name:
-            state[name] = parameter.detach()
-            continue
-        layer = inner.get_submodule(name.rsplit(".base_layer.", 1)[0])
-        plain = name.replace(".base_layer.", ".")
-        state[plain] = parameter.detach()
-        if name.endswith(".weight"):
-            delta = layer.get_delta_weight(layer.active_adapters[0])
-            state[plain] = (parameter.detach().float() + delta.float()).to(parameter.dtype)
+        return state
+    for name, module in model.get_base_model().named_modules():
+        weight = f"{name}.weight"
+        if hasattr(module, "get_delta_weight") and weight in state:
+            delta = module.get_delta_weight(module.active_adapters[0])
+            state[weight] = (state[weight].float() + delta.float()).to(state[weight].dtype)
     return state
 
 

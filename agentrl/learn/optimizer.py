@@ -58,6 +58,10 @@ class Optimizer:
         on_host = torch.empty(parameter.shape, dtype=wide, device="cpu", pin_memory=parameter.is_cuda)
         return on_host.copy_(parameter.detach())
 
+    def _own(self, tensor: Tensor) -> Tensor:
+        """Return the part of a parameter or gradient that belongs to its master."""
+        return tensor
+
     def _adamw(self) -> torch.optim.Optimizer:
         section, masters = self.section, list(self.masters.values())
         options: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
@@ -80,7 +84,7 @@ class Optimizer:
         """Start again from the current parameters, without the moments of earlier steps."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                self.masters[name].copy_(parameter)
+                self.masters[name].copy_(self._own(parameter))
         self.zero()
         self._adam = self._adamw()
 
@@ -120,14 +124,14 @@ class Optimizer:
             group["lr"] = self.section.lr * factor
         for name, master in self.masters.items():
             gradient = self.gradient(name)
-            master.grad = None if gradient is None else gradient.to(master.device)
+            master.grad = None if gradient is None else self._own(gradient).to(master.device)
         torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.section.clip_norm, norm)
         self._adam.step()
         self.zero()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if self.masters[name] is not parameter:
-                    parameter.copy_(self.masters[name])
+                    self._own(parameter).copy_(self.masters[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masters and AdamW's moments."""

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl import seeds
+from agentrl.engines.base import Delivery, Receipt
 from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import RecipeError
 from agentrl.learn import rank_checkpoint
@@ -30,6 +31,7 @@ from agentrl.learn.pack import Batch
 from agentrl.learn.rank_learner import Exchange, RankLearner
 from agentrl.learn.rank_pool import PULSE
 from agentrl.learn.step_report import StepReport
+from agentrl.learn.weights import stale
 from agentrl.recipe import Recipe, WarmStartSection
 from agentrl.types import TrainingSample
 
@@ -37,48 +39,49 @@ ALIGNMENT = 64
 """Tensors in a bucket begin at multiples of this many bytes."""
 
 
-class RankProcess:
-    """What a rank's commands do; each is a method of the same name."""
+class RankCommands:
+    """What a rank's commands do; each is a method of the same name. How it is reached is the subclass's."""
 
-    def __init__(self, folder: Path, number: int, ranks: int, connection: Connection, pulses: int, slots: list[int]):
-        self.folder, self.number, self.ranks = folder, number, ranks
-        self.connection = connection
-        self._slots = slots
-        self._pulse_map = mmap.mmap(pulses, ranks * PULSE.size)
-        self._count = 0
-        self._unanswered: list[int] = []
+    def __init__(self, number: int, ranks: int) -> None:
+        self.number, self.ranks = number, ranks
         self.learner: Any = None
-
-    # Signs of life --------------------------------------------------------------------------------------------------
+        self._sender: Any = None
 
     def progress(self) -> None:
         """Tell the driver that this rank has got on."""
-        self._count += 1
-        PULSE.pack_into(self._pulse_map, self.number * PULSE.size, time.monotonic(), self._count)
+        raise NotImplementedError
 
-    def watch(self, driver: int) -> None:
-        """Show a sign of life every second, and end when the driver is gone; runs in a thread."""
-        while os.getppid() == driver:
-            PULSE.pack_into(self._pulse_map, self.number * PULSE.size, time.monotonic(), self._count)
-            time.sleep(1.0)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os._exit(1)
+    def say(self, text: str) -> None:
+        """Have the driver say something."""
+        raise NotImplementedError
 
-    # Commands -------------------------------------------------------------------------------------------------------
+    def hand_over(self, number: int, bucket: dict[str, Tensor]) -> None:
+        """Give the driver a bucket; wait while it still has the last but one."""
+        raise NotImplementedError
+
+    def all_taken(self) -> None:
+        """Wait until the driver has taken every bucket."""
+        raise NotImplementedError
+
+    def store(self) -> Any:
+        """Return where the ranks find each other."""
+        raise NotImplementedError
+
+    def device(self, name: str) -> torch.device:
+        """Return the device of this rank."""
+        return _device(name, self.number, self.ranks)
 
     def start(self, recipe: dict[str, Any], model: str | None, threads: int, timeout_s: float) -> int:
         """Join the group, load the model and shard it; return the bytes of the largest bucket."""
         parsed = Recipe.model_validate(recipe)
         torch.set_num_threads(threads)
         torch.manual_seed(seeds.derive(parsed.run.seed, "torch", "rank", self.number))
-        device = _device(parsed.learner.device, self.number, self.ranks)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = dist.FileStore(str(self.folder / "rendezvous"), self.ranks)  # type: ignore[attr-defined]
+        device = self.device(parsed.learner.device)
         limit = timedelta(seconds=2 * timeout_s + 60)  # the driver gives up before
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group(backend, store=store, rank=self.number, world_size=self.ranks, timeout=limit)
+        dist.init_process_group(backend, store=self.store(), rank=self.number, world_size=self.ranks, timeout=limit)
         exchange = Exchange(dist.new_group(backend="gloo", timeout=limit), self.progress)
         source = None if model is None else Path(model)
         loaded, tokenizer = load_model(parsed.model, seed=parsed.run.seed, folder=source, device="cpu")
@@ -96,32 +99,26 @@ class RankProcess:
         return self.learner.version, self.learner.steps, self.learner.skipped
 
     def weights(self) -> None:
-        """Leave the policy's whole tensors bucket by bucket in the slots; rank 0 alone fills them."""
+        """Hand the policy's whole tensors to the driver bucket by bucket; rank 0 alone does."""
         for number, bucket in enumerate(self.learner.buckets()):
             if self.number == 0:
-                self._leave(number % 2, bucket)
-        while self._unanswered:
-            self._taken()
+                self.hand_over(number, bucket)
+        self.all_taken()
 
-    def _leave(self, slot: int, bucket: dict[str, Tensor]) -> None:
-        while slot in self._unanswered:
-            self._taken()
-        size = sum(map(_room, bucket.values()))
-        layout, start = [], 0
-        with mmap.mmap(self._slots[slot], size) as memory:
-            for name, tensor in bucket.items():
-                flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-                flat.copy_(tensor.reshape(-1))
-                del flat  # the map cannot be closed while something looks into it
-                layout.append((name, tensor.dtype, tuple(tensor.shape), start))
-                start += _room(tensor)
-        self._unanswered.append(slot)
-        self.connection.send_bytes(pickle.dumps(("bucket", (slot, layout, checksum(bucket)))))
+    def publish(self, order: Delivery) -> Receipt | None:
+        """Send the policy to servers: all ranks gather a bucket, rank 0 sends it."""
+        from agentrl.engines.sglang.buckets import BucketSender
 
-    def _taken(self) -> None:
-        assert self.connection.recv_bytes() == b"taken"
-        self._unanswered.pop(0)
-        self.progress()
+        if (receipt := stale(order, self.learner.version)) is not None:
+            return receipt
+        plan = self.learner.plan(order.bucket_bytes)
+        if self.number:
+            for _ in self.learner.buckets(plan):
+                pass
+            return None
+        self._sender = self._sender or BucketSender(stable=False)
+        sent: Receipt = self._sender.send(order, self.learner.buckets(plan), len(plan))
+        return sent
 
     def adapter(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """Return the LoRA adapter's configuration and whole tensors, from rank 0."""
@@ -148,15 +145,74 @@ class RankProcess:
         """Train on demonstrations; return the last mean loss."""
         from agentrl.learn.sharded_sft import fine_tune
 
-        say = self._say if self.number == 0 else lambda text: None
+        say = self.say if self.number == 0 else lambda text: None
         return fine_tune(self.learner, samples, section, seed=seed, rank=self.number, ranks=self.ranks, say=say)
-
-    def _say(self, text: str) -> None:
-        self.connection.send_bytes(pickle.dumps(("say", text)))
 
     def release(self) -> None:
         """Release cached GPU memory."""
         self.learner.release()
+
+
+class RankProcess(RankCommands):
+    """A rank as a process beside its driver."""
+
+    def __init__(self, folder: Path, number: int, ranks: int, connection: Connection, pulses: int, slots: list[int]):
+        super().__init__(number, ranks)
+        self.folder = folder
+        self.connection = connection
+        self._slots = slots
+        self._pulse_map = mmap.mmap(pulses, ranks * PULSE.size)
+        self._count = 0
+        self._unanswered: list[int] = []
+
+    def progress(self) -> None:
+        """Tell the driver that this rank has got on."""
+        self._count += 1
+        PULSE.pack_into(self._pulse_map, self.number * PULSE.size, time.monotonic(), self._count)
+
+    def watch(self, driver: int) -> None:
+        """Show a sign of life every second, and end when the driver is gone; runs in a thread."""
+        while os.getppid() == driver:
+            PULSE.pack_into(self._pulse_map, self.number * PULSE.size, time.monotonic(), self._count)
+            time.sleep(1.0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(1)
+
+    def store(self) -> Any:
+        """Return where the ranks find each other: a file beside their logs."""
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return dist.FileStore(str(self.folder / "rendezvous"), self.ranks)  # type: ignore[attr-defined]
+
+    def hand_over(self, number: int, bucket: dict[str, Tensor]) -> None:
+        """Leave a bucket in one of two slots of shared memory."""
+        slot = number % 2
+        while slot in self._unanswered:
+            self._taken()
+        size = sum(map(_room, bucket.values()))
+        layout, start = [], 0
+        with mmap.mmap(self._slots[slot], size) as memory:
+            for name, tensor in bucket.items():
+                flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+                flat.copy_(tensor.reshape(-1))
+                del flat  # the map cannot be closed while something looks into it
+                layout.append((name, tensor.dtype, tuple(tensor.shape), start))
+                start += _room(tensor)
+        self._unanswered.append(slot)
+        self.connection.send_bytes(pickle.dumps(("bucket", (slot, layout, checksum(bucket)))))
+
+    def all_taken(self) -> None:
+        """Wait until the driver has taken every bucket."""
+        while self._unanswered:
+            self._taken()
+
+    def _taken(self) -> None:
+        assert self.connection.recv_bytes() == b"taken"
+        self._unanswered.pop(0)
+        self.progress()
+
+    def say(self, text: str) -> None:
+        """Have the driver say something."""
+        self.connection.send_bytes(pickle.dumps(("say", text)))
 
     def serve(self) -> None:
         """Run commands until the driver closes the connection."""

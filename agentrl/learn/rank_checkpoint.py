@@ -43,8 +43,9 @@ def _shards(learner: RankLearner, number: int, ranks: int) -> tuple[dict[str, Te
     tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
     starts, shapes = {}, {}
     for name, master in learner.optimizer.masters.items():
-        shapes[name] = list(master.shape)
-        starts[name] = rows_of(master.shape[0], number, ranks)[0]
+        whole = learner.optimizer.parameters[name].shape
+        shapes[name] = list(whole)
+        starts[name] = rows_of(whole[0], number, ranks)[0]
         state = learner.optimizer.moments(name)
         parts = {"master": local(master)}
         parts |= {kind: local(state[kind]) for kind in KINDS if kind in state}
@@ -108,8 +109,10 @@ def load(folder: Path, learner: RankLearner, number: int, ranks: int) -> None:
     optimizer.forget()
     with torch.no_grad():
         for name, master in optimizer.masters.items():
-            rows = rows_of(master.shape[0], number, ranks)
+            parameter = optimizer.parameters[name]
+            rows = rows_of(parameter.shape[0], number, ranks)
             local(master).copy_(reader.read("master", name, *rows))
+            local(parameter).copy_(local(master))
             if (step := reader.step(name)) is not None:
                 moments = {kind: torch.zeros_like(master.detach()) for kind in ("exp_avg", "exp_avg_sq")}
                 for kind, tensor in moments.items():

@@ -90,13 +90,19 @@ class ShardOptimizer(Optimizer):
         super().__init__(parameters, section)
         self.exchange = exchange
 
+    def _master(self, parameter: Tensor) -> Tensor:
+        return super()._master(local(parameter))  # with `learner.offload`: on the host, where AdamW runs
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return local(tensor) if self.section.offload else tensor
+
     def norm(self) -> Tensor:
         """Return the norm of the whole gradient."""
         local = [g.to_local() for g in map(self.gradient, self.masters) if isinstance(g, DTensor)]
         squares = [torch.linalg.vector_norm(g, dtype=torch.float64).square() for g in local if g.numel()]
         total = float(torch.stack(squares).sum()) if squares else 0.0
         wide = torch.float64 if any(m.dtype == torch.float64 for m in self.masters.values()) else torch.float32
-        device = next(iter(self.masters.values())).device
+        device = next(iter(self.parameters.values())).device
         return torch.tensor(math.sqrt(self.exchange.total(total)), dtype=wide, device=device)
 
 
@@ -105,10 +111,10 @@ class RankLearner(Learner):
 
     def __init__(self, model: Any, tokenizer: Any, recipe: Recipe, *, device: torch.device, exchange: Exchange) -> None:
         """Take the whole model on the host, the same on every rank; its shards go to `device`."""
-        if recipe.learner.optimizer != "adamw" or recipe.learner.offload:
+        if recipe.learner.optimizer != "adamw":
             raise RecipeError(
-                "learner.ranks needs learner.optimizer: adamw and learner.offload: false; ranks divide the optimizer's "
-                "memory among them"
+                "learner.ranks needs learner.optimizer: adamw; ranks divide its memory among them, and learner.offload "
+                "takes it off the GPUs"
             )
         self.exchange = exchange
         self._target = device
@@ -216,17 +222,35 @@ class RankLearner(Learner):
 
     # Whole tensors --------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def buckets(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the policy's whole tensors, one layer or the rest of the model at a time, in the precision of the
-        forward pass. All ranks iterate together; what was yielded is gone at the next turn."""
+    def plan(self, size: int = 0) -> list[list[FSDPModule]]:
+        """Divide what is gathered together into buckets of at least this many bytes; the same on every rank."""
         self.gather_nothing()
-        for module in units(self._scorer):
-            module.unshard()
+        *layers, root = units(self._scorer)
+        sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]  # type: ignore[attr-defined]
+        sizes.append(sum(p.numel() for p in root.parameters()) - sum(sizes))  # type: ignore[attr-defined]
+        groups: list[list[FSDPModule]] = [[]]
+        held = 0
+        for module, count in zip((*layers, root), sizes, strict=True):
+            if held >= max(size, 1):
+                groups.append([])
+                held = 0
+            groups[-1].append(module)
+            held += count * self._dtype.itemsize
+        return groups
+
+    @torch.no_grad()
+    def buckets(self, plan: Sequence[Sequence[FSDPModule]] | None = None) -> Iterator[dict[str, Tensor]]:
+        """Yield the policy's whole tensors, those of a plan's modules at a time, in the precision of the forward pass.
+        All ranks iterate together; what was yielded is gone at the next turn."""
+        self.gather_nothing()
+        for modules in self.plan() if plan is None else plan:
+            for module in modules:
+                module.unshard()
             try:
                 yield merged_state(self.model)  # what is sharded is left out
             finally:
-                module.reshard()
+                for module in modules:
+                    module.reshard()
             self.exchange.progress()
 
     @torch.no_grad()
@@ -241,8 +265,7 @@ class RankLearner(Learner):
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a sharded tensor that this rank has."""
-    assert isinstance(tensor, DTensor)
-    part: Tensor = tensor.to_local()
+    part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part.detach()
 
 

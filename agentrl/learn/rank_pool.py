@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 
+from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import AgentRLError, LearnerError
 
 PULSE = struct.Struct("dq")
@@ -67,8 +69,11 @@ class RankPool:
         self._pulse_map = mmap.mmap(self._pulses, ranks * PULSE.size)
         self.slots = [os.memfd_create(f"agentrl-bucket-{n}") for n in range(2)]
         """Memory in which rank 0 leaves buckets: one is filled while the other is used."""
+        self._largest = 0
         self.ranks: list[Rank] = []
         self._closed = False
+        self._lock = threading.RLock()
+        """One command at a time: a server that is started again may want weights while the learner works."""
         try:
             for number in range(ranks):
                 self.ranks.append(self._start(number, ranks))
@@ -111,6 +116,17 @@ class RankPool:
         `arguments` are the same for all ranks, or with `each` one tuple for every rank. `on_bucket` is called with
         each bucket that rank 0 has left in a slot; the next but one waits until it returns.
         """
+        with self._lock:
+            return self._call(command, arguments, each, on_bucket, say)
+
+    def _call(
+        self,
+        command: str,
+        arguments: Sequence[tuple[Any, ...]] | tuple[Any, ...],
+        each: bool,
+        on_bucket: Callable[[int, Any, str], None],
+        say: Callable[[str], None],
+    ) -> list[Any]:
         if self._closed:
             raise LearnerError("the learner's ranks have ended")
         for rank in self.ranks:
@@ -143,6 +159,28 @@ class RankPool:
         if errors:
             self._fail(errors)
         return [results[rank.number] for rank in self.ranks]
+
+    def start(self, recipe: dict[str, Any], model: Path | None, threads: int) -> None:
+        """Have every rank load the model, from a folder of ours or as the recipe says, and shard it."""
+        options = (recipe, model and str(model), threads, self.timeout_s)
+        self._largest = self.call("start", options)[0]
+
+    def stream(self, use: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        """Call `use` with the policy's whole tensors, a bucket at a time; they are gone when it returns."""
+
+        def on_bucket(slot: int, layout: list[tuple[str, torch.dtype, tuple[int, ...], int]], digest: str) -> None:
+            memory = mmap.mmap(self.slots[slot], os.fstat(self.slots[slot]).st_size)
+            bucket = {}
+            for name, dtype, shape, start in layout:
+                count = torch.Size(shape).numel()
+                bucket[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).reshape(shape)
+            if checksum(bucket) != digest:
+                raise LearnerError("weights changed on their way from rank 0 of the learner; is the memory sound?")
+            use(bucket)
+
+        for handle in self.slots:
+            os.ftruncate(handle, self._largest)
+        self.call("weights", on_bucket=on_bucket)
 
     def _hand_on(self, rank: Rank, use: Callable[[], None]) -> None:
         """Use a bucket, and tell rank 0 that its memory is free; ranks in the middle of it are of no use any more."""

@@ -1,14 +1,13 @@
 """The learner of a recipe with `learner.ranks`: the same face as `Learner`, the work in rank processes.
 
-step(batch) ── divided over ranks ──> rank_pool ──> RankLearner on each ── one report of the whole batch
-model       the policy on the driver's side, brought up to date bucket by bucket: what the embedded engine samples
-            from
+step(batch)     ── divided over ranks ──> rank_pool ──> RankLearner on each ── one report of the whole batch
+deliver(order)  ── all ranks gather a bucket, rank 0 sends it to the servers ── nothing passes through the driver
+model           the policy on the driver's side, brought up to date bucket by bucket, where the embedded engine samples
+                from it; with servers it is given up once they have it
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import shutil
 import tempfile
 import time
@@ -21,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.engines.transformers.decoding import checksum
-from agentrl.errors import LearnerError
+from agentrl.engines.base import Delivery, Receipt
 from agentrl.learn import shard_files
 from agentrl.learn.hub import model_folder
 from agentrl.learn.learner import Learner, pack_samples
@@ -37,19 +35,23 @@ Bucket = dict[str, Tensor]
 
 
 class ShardedLearner:
-    """Trains in `learner.ranks` processes of this machine."""
+    """Trains in `learner.ranks` processes: of this machine, or wherever `pool` has them."""
 
-    def __init__(self, model: Any, tokenizer: Any, recipe: Recipe) -> None:
-        """Start the ranks; `model` and `tokenizer` come from `load_model`, and stay with the driver."""
+    def __init__(self, model: Any, tokenizer: Any, recipe: Recipe, pool: Any = None) -> None:
+        """Start the ranks; `model` and `tokenizer` come from `load_model`, and stay with the driver. `pool` is a
+        `RankPool` or something like it, by default processes beside this one."""
         self.model = model
         self.tokenizer = tokenizer
         self.recipe = recipe
         self.version = self.steps = self.skipped = 0
+        self._mirrors = recipe.rollout.engine.type == "transformers"
+        """Whether somebody on the driver's side samples from `model`."""
         section = recipe.learner
-        self.pool = RankPool(section.ranks, timeout_s=section.rank_timeout_s)
+        self.pool: Any = pool or RankPool(section.ranks, timeout_s=section.rank_timeout_s)
         try:
             threads = recipe.run.threads or max(1, torch.get_num_threads() // section.ranks)
             data = recipe.model_dump(mode="json", by_alias=True)
+            data["model"]["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")  # auto is decided once
             source: Path | None = None
             if isinstance(recipe.model, PretrainedModel):  # one folder for all: a branch of the hub may move meanwhile
                 folder = model_folder(recipe.model.path, recipe.model.revision)
@@ -57,8 +59,7 @@ class ShardedLearner:
             else:
                 source = self.pool.folder / "model"
                 save_model(model, tokenizer, source)
-            options = (data, source and str(source), threads, section.rank_timeout_s)
-            self._largest = self.pool.call("start", options)[0]
+            self.pool.start(data, source, threads)
             if source is not None:
                 shutil.rmtree(source)
             self._refresh()
@@ -89,7 +90,9 @@ class ShardedLearner:
         self.version, self.steps, self.skipped = self.pool.call("counters")[0]
 
     def _refresh(self) -> None:
-        """Bring the driver's model up to date."""
+        """Bring the driver's model up to date, where it is used."""
+        if not self._mirrors:
+            return
         if hasattr(self.model, "peft_config"):
             self._refresh_adapter()
             return
@@ -111,25 +114,25 @@ class ShardedLearner:
 
     def stream(self, use: Callable[[Bucket], None]) -> None:
         """Call `use` with the policy's whole tensors, a bucket at a time; they are gone when it returns."""
-
-        def on_bucket(slot: int, layout: list[tuple[str, torch.dtype, tuple[int, ...], int]], digest: str) -> None:
-            size = os.fstat(self.pool.slots[slot]).st_size
-            memory = mmap.mmap(self.pool.slots[slot], size)
-            bucket = {}
-            for name, dtype, shape, start in layout:
-                count = torch.Size(shape).numel()
-                bucket[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).reshape(shape)
-            if checksum(bucket) != digest:
-                raise LearnerError("weights changed on their way from rank 0 of the learner; is the memory sound?")
-            use(bucket)
-
-        for handle in self.pool.slots:
-            os.ftruncate(handle, self._largest)
-        self.pool.call("weights", on_bucket=on_bucket)
+        self.pool.stream(use)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's tensors by their names in a transformers folder; LoRA is merged into copies."""
+        assert self._mirrors, "servers get the weights from rank 0"
         return merged_state(self.model)
+
+    def deliver(self, order: Delivery) -> Receipt:
+        """Send the policy to servers bucket by bucket, from rank 0."""
+        receipt: Receipt = self.pool.call("publish", (order,))[0]
+        if not self._mirrors:
+            self._give_up_weights()
+        return receipt
+
+    def _give_up_weights(self) -> None:
+        """Free the driver's own copy of what is not an adapter: servers and ranks have the weights."""
+        for name, parameter in self.model.named_parameters():
+            if ".lora_" not in name and parameter.device.type != "meta":
+                parameter.data = torch.empty_like(parameter, device="meta")
 
     def adapter(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """Return configuration and tensors of the LoRA adapter; None without LoRA."""
@@ -177,6 +180,7 @@ class ShardedLearner:
     def _write_configuration(self, folder: Path) -> None:
         """Write what a transformers folder has beside the weights; of LoRA all, because adapters are small."""
         if hasattr(self.model, "peft_config"):
+            self._refresh_adapter()
             save_model(self.model, self.tokenizer, folder)
             return
         self.model.config.architectures = [type(self.model).__name__]
@@ -202,10 +206,10 @@ class ShardedLearner:
         self.pool.close()
 
 
-def open_learner(model: Any, tokenizer: Any, recipe: Recipe, stack: ExitStack | Any) -> Any:
-    """Return the learner of a recipe; `stack` closes it."""
+def open_learner(model: Any, tokenizer: Any, recipe: Recipe, stack: ExitStack | Any, pool: Any = None) -> Any:
+    """Return the learner of a recipe; `stack` closes it. `pool` is where its ranks are, if not on this machine."""
     if recipe.learner.ranks == 1:
         return Learner(model, tokenizer, recipe)
-    learner = ShardedLearner(model, tokenizer, recipe)
+    learner = ShardedLearner(model, tokenizer, recipe, pool)
     stack.callback(learner.close)
     return learner

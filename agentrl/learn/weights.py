@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from agentrl import recipe
-from agentrl.engines.base import Engine, Weights
+from agentrl.engines.base import Delivery, Engine, Receipt, Weights
 from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import EngineError
-from agentrl.learn.model import merged_state
+from agentrl.learn.model import base_tensors, merged_state
+
+
+def stale(order: Delivery, version: int) -> Receipt | None:
+    """Return the receipt of an order for weights that the learner has no more; None where it has them."""
+    if order.version == version:
+        return None
+    return Receipt(
+        stale=True, error=f"policy version {order.version} is gone: the learner has {version}, and will publish it"
+    )
+
+
+def buckets(model: Any, size: int) -> tuple[int, Iterator[Mapping[str, torch.Tensor]]]:
+    """Return how many buckets a model's tensors make, and the buckets. LoRA is merged one bucket at a time."""
+    from agentrl.engines.sglang.buckets import split
+
+    names = [set(bucket) for bucket in split(base_tensors(model), size)]
+    return len(names), (merged_state(model, only=wanted) for wanted in names)
 
 
 class Publisher:
@@ -25,13 +42,15 @@ class Publisher:
         tensors: Callable[[], Mapping[str, torch.Tensor]],
         *,
         adapter: Callable[[], tuple[Mapping[str, Any], Mapping[str, torch.Tensor]] | None] = lambda: None,
+        deliver: Callable[[Delivery], Receipt] | None = None,
         shared: bool = False,
         timeout_s: float = 900.0,
     ) -> None:
         """Take callables that are called at each publication.
 
         `tensors` returns the policy by the names of a transformers folder, `adapter` configuration and tensors of a
-        LoRA adapter, for an engine that loads it beside the base model. `shared` means that the engine samples from the
+        LoRA adapter, for an engine that loads it beside the base model. `deliver` sends the policy to servers bucket by
+        bucket, for an engine that streams. `shared` means that the engine samples from the
         same tensors, so that nothing is sent.
         """
         self.engine = engine
@@ -39,6 +58,7 @@ class Publisher:
         """How long the last publication took."""
         self._tensors = tensors
         self._adapter = adapter
+        self._deliver = deliver
         self._shared = shared
         self._timeout_s = timeout_s
 
@@ -50,6 +70,8 @@ class Publisher:
             weights = Weights(version=version)
         elif adapter is not None:
             weights = Weights(version=version, adapter=adapter[0], tensors=adapter[1])
+        elif self._deliver is not None and getattr(self.engine, "streams", False):
+            weights = Weights(version=version, deliver=self._deliver)
         else:
             tensors = dict(self._tensors())
             by_checksum = getattr(self.engine, "by_checksum", False)  # other engines check in their own way

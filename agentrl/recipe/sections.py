@@ -75,8 +75,10 @@ class PretrainedModel(Section):
     such as Qwen/Qwen3-4B, downloaded once by huggingface_hub (HF_HOME, HF_TOKEN, HF_ENDPOINT)."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id. By default its main branch, which may change between runs."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of the forward pass. Master weights stay float32. Use float32 on a CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the forward pass. Master weights stay float32. `auto` takes what the learner's device is fast at:
+    bfloat16 on a GPU that has it, and on a processor where it is measured to be clearly faster; else float32. A resumed
+    run keeps what it began with."""
     attention: Literal["auto", "sdpa", "varlen"] = "auto"
     """Attention over packed sequences. `varlen` is one flash kernel (GPU, bfloat16), `sdpa` one call per sequence
     (anywhere). `auto` takes varlen where it works."""
@@ -101,8 +103,8 @@ class ScratchModel(Section):
     """Tokens of the tokenizer."""
     context: Count = 1024
     """Longest sequence in tokens."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward pass. Master weights stay float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Precision of the forward pass, as for a pretrained model. Master weights stay float32."""
     attention: Literal["auto", "sdpa", "varlen"] = "auto"
     """Attention over packed sequences, as for a pretrained model."""
     float32_head: bool = False

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from agentrl.engines.base import Weights
-from agentrl.engines.sglang.weight_check import cpu_hash, differing, gpu_hash, gpu_hashes
+from agentrl.engines.base import Receipt, Weights
+from agentrl.engines.sglang.weight_check import cpu_hash, gpu_hash, gpu_hashes, hashes
 from agentrl.engines.sglang.weights import Sync
 from agentrl.errors import EngineError
 
@@ -53,19 +53,22 @@ def test_stacked_and_padded_tensors_are_compared_as_the_server_holds_them(on_gpu
         "model.norm.weight": taken(torch.ones(8)),
         "model.rotary.cos_sin_cache": "0",  # nobody sends it
     }
-    assert differing(sent, held, on_gpu=on_gpu) == ([], 3)
+    expected = {name: value for name, value in held.items() if value != "0"}
+    assert hashes(sent, held, on_gpu=on_gpu) == expected
     sent["model.layers.0.self_attn.k_proj.weight"][3, 7] += 1e-3
-    assert differing(sent, held, on_gpu=on_gpu) == (["model.layers.0.self_attn.qkv_proj.weight"], 3)
+    other = hashes(sent, held, on_gpu=on_gpu)
+    assert [name for name in expected if other[name] != expected[name]] == ["model.layers.0.self_attn.qkv_proj.weight"]
 
 
 def test_a_way_that_fails_is_left_with_a_warning_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     sync = Sync([], way="auto", local=True)
 
-    async def send(way: str, tensors: object, version: int) -> None:
+    async def send(way: str, weights: object) -> Receipt:
         tried.append(way)
         if way == "tensor":
             raise EngineError("no shared memory")
+        return Receipt()
 
     monkeypatch.setattr(sync, "_send", send)
     with pytest.warns(UserWarning, match="by disk from now on: tensor: no shared memory"):

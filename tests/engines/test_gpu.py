@@ -35,10 +35,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from agentrl.engines.base import Sampling, Weights
-from agentrl.engines.sglang import weights as sglang_weights
+from agentrl.engines.sglang import buckets
 from agentrl.engines.sglang.engine import SglangEngine
 
-sglang_weights._backend = lambda tensor, clients: "nccl"
+buckets._backend = lambda tensor, clients, address: "nccl"
 
 async def main(url, folder):
     tensors = {name: t.cuda() * 1.25 for name, t in load_file(Path(folder) / "model.safetensors").items()}

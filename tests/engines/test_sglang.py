@@ -18,7 +18,7 @@ from agentrl.engines.base import Sampling, Weights
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.routing import Router
 from agentrl.engines.sglang.server import Server
-from agentrl.engines.sglang.weights import distinct
+from agentrl.engines.sglang.weight_check import Expected
 from agentrl.errors import EngineError, UserError
 from agentrl.types import Completion
 
@@ -62,9 +62,11 @@ def test_weights_by_tensor_process_group_and_file(
 def test_weights_that_did_not_arrive_are_noticed(opened: Any, model: Any) -> None:
     async def main() -> None:
         async with opened("sglang") as engine:
-            sent = distinct(scaled(model, 1.5))
+            expected = Expected(engine._clients[0])
+            await expected.prepare()
+            await expected.add(scaled(model, 1.5))
             with pytest.raises(EngineError, match=r"model\.embed_tokens\.weight differs"):
-                await engine._sync._check(sent)
+                await expected.compare()
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.errors import RecipeError
 from agentrl.learn import memory
 from agentrl.learn.learner import Learner
 from agentrl.learn.model import load_model, save_model
@@ -66,14 +67,14 @@ def test_ranks_divide_what_persists(make_recipe: MakeRecipe) -> None:
     layer = sum(p.numel() for p in model.model.layers[0].parameters())
     embeddings = 270 * 32
     assert count == embeddings + 32 + 2 * layer
-    per_token = (4 * 32 + 3 * 32 + 3 * 32 + 3 * 96) * 2
+    kept = (4 * 32 + 2 * 32 + 2 * 32 + 4 * 96) * 2 + 4 * 2 + 2 * 32 * (4 + 2)  # nothing is compiled on a CPU
     assert memory.parts(model, recipe, CPU) == {
         "shards of weights": count,
         "gathered weights": (embeddings + 32 + 2 * layer) * 2,
         "gradients": count + 2 * layer,
         "moments": 2 * count,
-        "activations": 100 * 2 * per_token,
-        "head": 100 * 270 * 2 + 270 * 32 * 2,
+        "activations": 100 * 2 * kept,
+        "head": 270 * 32 * 2 + 100 * 4 * 96 * 2,
     }
 
 
@@ -86,3 +87,41 @@ def test_less_is_kept_with_checkpointing_offload_and_fewer_tokens(make_recipe: M
     assert total(checkpointing=True) < total()
     assert total(micro_tokens=1000) < total()
     assert total() - total(offload=True) == 8 * sum(p.numel() for p in model.parameters())
+
+
+def test_a_recipe_that_cannot_fit_is_refused_before_anything_is_loaded(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape of billions of which there is only the configuration: parts are listed, nothing is read or drawn."""
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=151_936, hidden_size=8192, intermediate_size=65_536, num_hidden_layers=2, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path / "large")
+    base = make_recipe().model_dump(by_alias=True)
+
+    def recipe(learner: dict[str, Any], **model: Any) -> Recipe:
+        section = {"path": str(tmp_path / "large"), "dtype": "bfloat16", **model}
+        return Recipe.model_validate(base | {"model": section, "learner": base["learner"] | learner})
+
+    monkeypatch.setattr(memory, "available_memory", lambda: 100.0)
+    with pytest.raises(
+        RecipeError, match=r"memory: about \d+\.\d GiB of 100\.0 GiB \(5878\.4 M trained.* weights 10\.95, "
+    ):
+        memory.refuse_what_cannot_fit(recipe({}))
+    monkeypatch.setattr(memory, "available_memory", lambda: 60.0)
+    lora = recipe({"micro_tokens": 2048, "checkpointing": True}, lora={"rank": 16})
+    assert memory.refuse_what_cannot_fit(lora) is None
+    estimated = memory.parts(memory.shapes(lora, CPU), lora, CPU)
+    assert {name: round(size / 2**30, 1) for name, size in estimated.items()}["weights"] == 11.0
+    monkeypatch.setattr(memory, "available_memory", lambda: 0.9 * memory.fit(lora).need)
+    warning = memory.refuse_what_cannot_fit(lora)
+    assert warning is not None and warning.startswith("this may not fit. memory: about")
+
+
+def test_a_scratch_model_is_estimated_as_it_will_be_built(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    model, _ = load_model(recipe.model, device="cpu")
+    assert memory.parts(memory.shapes(recipe, CPU), recipe, CPU) == memory.parts(model, recipe, CPU)

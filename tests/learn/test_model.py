@@ -16,7 +16,7 @@ from agentrl.errors import RecipeError, UserError
 from agentrl.learn import checkpoint
 from agentrl.learn.export import export
 from agentrl.learn.learner import Learner
-from agentrl.learn.model import load_model, save_model, scratch_tokenizer
+from agentrl.learn.model import fast_dtype, load_model, precision, save_model, scratch_tokenizer
 from agentrl.recipe import PretrainedModel, Recipe
 from agentrl.types import TrainingSample
 
@@ -189,3 +189,26 @@ def test_export_writes_a_folder_that_transformers_loads(
         export(tmp_path / "run", tmp_path / "other", step=9)
     with pytest.raises(UserError, match="no run folder"):
         export(tmp_path, tmp_path / "other")
+
+
+def test_auto_takes_what_the_device_is_fast_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU without bfloat16 and a processor that emulates it get float32; a stored model keeps its precision."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for native, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        fast_dtype.cache_clear()
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, native=native: native)
+        assert precision("auto", cuda) == expected
+    times = {torch.float32: 1.0, torch.bfloat16: 0.5}
+    monkeypatch.setattr("agentrl.learn.model.slow_bfloat16", lambda: False)
+    monkeypatch.setattr("timeit.repeat", lambda work, **options: [times[work().dtype]])
+    for ratio, expected in ((0.5, torch.bfloat16), (0.9, torch.float32)):
+        fast_dtype.cache_clear()
+        times[torch.bfloat16] = ratio
+        assert precision("auto", cpu) == expected
+    fast_dtype.cache_clear()
+    monkeypatch.setattr("agentrl.learn.model.slow_bfloat16", lambda: True)
+    assert precision("auto", cpu) == torch.float32
+    fast_dtype.cache_clear()
+    assert (precision("bfloat16", cpu), precision("float32", cuda)) == (torch.bfloat16, torch.float32)
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    assert precision("auto", cpu, tmp_path) == torch.bfloat16

@@ -51,7 +51,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "skip": {"do": "skip", "ranks": [2], "recipe": recipe()},
     "mismatch": {"do": "mismatch", "ranks": [0, 2], "recipe": recipe(learner={"max_mismatch": 1e-6})},
     "wrong": {"do": "wrong", "ranks": [2], "recipe": recipe()},
-    "save": {"do": "save", "ranks": [2], "recipe": recipe()},
+    "offload": {"do": "gradients", "ranks": [0, 2], "double": True, "recipe": recipe(learner={"offload": True})},
+    "save": {"do": "save", "ranks": [2], "recipe": recipe(learner={"offload": True})},
     "load": {"do": "load", "ranks": [0, 2, 3], "recipe": recipe()},
 }  # fmt: skip
 
@@ -90,7 +91,7 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 @pytest.mark.parametrize(
     ("job", "bound"),
-    [("double", 1e-14), ("lora", 1e-14), ("experts", 1e-6), ("float", 1e-6)],
+    [("double", 1e-14), ("lora", 1e-14), ("offload", 1e-14), ("experts", 1e-6), ("float", 1e-6)],
 )
 def test_gradients_and_figures_are_those_of_one_process(
     results: dict[str, dict[int, Any]], job: str, bound: float

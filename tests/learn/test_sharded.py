@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from agentrl.engines.base import Delivery
 from agentrl.errors import LearnerError
 from agentrl.learn import checkpoint
 from agentrl.learn.export import export
@@ -27,6 +29,7 @@ from agentrl.learn.rank_pool import RankPool
 from agentrl.learn.sharded import ShardedLearner
 from agentrl.recipe import Recipe
 from agentrl.types import TrainingSample
+from tests.engines.fake_server import FakeServer
 
 MakeRecipe = Callable[..., Recipe]
 MakeSamples = Callable[..., list[TrainingSample]]
@@ -68,6 +71,20 @@ def test_two_ranks_train_like_one_process_and_lose_nothing_when_one_is_killed(
         for name, tensor in alone.weights().items():
             assert float((tensor - learner.weights()[name]).abs().mean()) < 1e-5, name
 
+        server = FakeServer({name: torch.zeros_like(t) for name, t in learner.weights().items()})
+        server.running = False
+        try:
+            order = Delivery(
+                urls=(server.url,), way="tensor", version=1, address="127.0.0.1", timeout_s=30.0, bucket_bytes=1
+            )
+            receipt = learner.deliver(order)
+            assert (receipt.error, receipt.buckets, server.version) == ("", 3, "1")
+            assert same(server.tensors, learner.weights())
+            gone_version = learner.deliver(replace(order, version=0))
+            assert (gone_version.stale, gone_version.buckets) == (True, 0)
+        finally:
+            server.close()
+
         saved = checkpoint.load(checkpoint.save(tmp_path / "run" / "checkpoints", learner, {"drawn": 1}))
         assert (saved.step, saved.sampler, saved.learner["ranks"]) == (1, {"drawn": 1}, 2)
         exported = export(tmp_path / "run", tmp_path / "exported")
@@ -86,7 +103,8 @@ def test_two_ranks_train_like_one_process_and_lose_nothing_when_one_is_killed(
         def kill_before_writing(command: str, *arguments: Any, **options: Any) -> list[Any]:
             if command == "write":
                 os.kill(killed.process.pid, signal.SIGKILL)
-            return call(command, *arguments, **options)
+            results: list[Any] = call(command, *arguments, **options)
+            return results
 
         monkeypatch.setattr(learner.pool, "call", kill_before_writing)
         learner.steps = 2

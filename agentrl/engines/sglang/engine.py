@@ -7,7 +7,8 @@ publish() ─────┘ newer servers: pause (requests are retracted), upda
                  older servers: the gate closes, requests are aborted and keep their tokens, update, the gate opens
                  and each request sends its prefix again
 A launched server that dies fails its requests with a diagnosis, is started again and gets the last weights; requests
-of the other servers keep their tokens and wait.
+of the other servers keep their tokens and wait. One that dies while weights are sent is started again (or left out,
+where it was not ours to start), and all servers get the weights from the beginning: none samples from half of them.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 
 from agentrl import seeds
 from agentrl.engines.base import NO_ROOM, Sampling, Weights, room
+from agentrl.engines.sglang.buckets import ServersLost
 from agentrl.engines.sglang.client import Client, ConnectionBroken, Reply
 from agentrl.engines.sglang.routing import Router, of_group
 from agentrl.engines.sglang.server import Server
-from agentrl.engines.sglang.weights import Sync, adapter_body
+from agentrl.engines.sglang.weights import Stale, Sync, adapter_body
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 from agentrl.verifiers.busy import off_the_clock
@@ -39,6 +41,9 @@ MOVE_S = 600.0
 
 class SglangEngine:
     """Any number of servers, launched by us or already running."""
+
+    streams = True
+    """Takes weights that are sent bucket by bucket, from where they are."""
 
     def __init__(
         self,
@@ -89,6 +94,8 @@ class SglangEngine:
         self._unloading: set[asyncio.Task[None]] = set()
         self._released = False
         self._last: Weights | None = None
+        self._half: str | None = None
+        """Why nothing may be sampled: a server may hold some of the new weights and some of the old ones."""
         self._gate = asyncio.Event()
         self._updating = asyncio.Lock()
         self._reviving = asyncio.Lock()
@@ -152,6 +159,8 @@ class SglangEngine:
     async def _examine(self, client: Client) -> None:
         """Find out what a server can do."""
         info = await client.info()
+        if await client.knows("/continue_generation"):  # a run that ended during an update left it standing still
+            await client.call("/continue_generation", {})
         limits = (self._context, info.get("context_length"), info.get("max_req_input_len"))
         self._context = min((int(limit) for limit in limits if limit), default=None)
         self.adapters = self.adapters and bool(info.get("enable_lora"))
@@ -207,6 +216,8 @@ class SglangEngine:
         versions: list[int] = []
         while True:
             await self._gate.wait()
+            if self._half is not None:
+                raise EngineError(self._half)
             while not self._clients:
                 with off_the_clock():  # an episode has no part in the loss of a server
                     await self._moved.wait()
@@ -260,18 +271,16 @@ class SglangEngine:
 
     async def publish(self, weights: Weights) -> None:
         """Send new weights to every server; requests under way continue with them."""
-        assert self._sync is not None
         async with self._updating:
-            was_open = self._gate.is_set()
+            was_open = self._gate.is_set() or self._half is not None
             began = time.monotonic()
             try:
                 if weights.adapter is not None:
                     await self._publish_adapter(weights)
                 else:
-                    await self._hold()
-                    paused = time.monotonic()
-                    await self._sync.send(weights)
-                    self._update = {"hold_s": paused - began, **self._sync.seconds}
+                    await self._send(weights)
+                    self._half = None
+                    self._update["hold_s"] -= began
                 self._version = weights.version  # before the gate opens: what starts now has the new weights
             finally:
                 if was_open:
@@ -280,6 +289,62 @@ class SglangEngine:
             self._router.forget()
             if self.servers:  # only a server that we launched can be started again and need them again
                 self._last = copied(weights) if self._keep_copy else weights
+
+    async def _send(self, weights: Weights) -> None:
+        """Send weights to all servers; again from the beginning where one ends meanwhile, without it or with another
+        in its place."""
+        while True:
+            sync = self._sync
+            assert sync is not None
+            try:
+                await self._hold()
+                paused = time.monotonic()
+                await sync.send(weights)
+                self._update = {"hold_s": paused, **sync.seconds}
+                return
+            except ServersLost as error:
+                self._fail(sync, weights.version)
+                if self._moves:  # who named the servers will name others
+                    raise
+                await self._replace(error)
+            except BaseException:
+                self._fail(sync, weights.version)
+                raise
+
+    def _fail(self, sync: Sync, version: int) -> None:
+        if sync.half:
+            self._half = (
+                f"sending policy version {version} to SGLang failed in the middle; nothing is sampled from half of "
+                "it, so this turn ends until an update succeeds"
+            )
+
+    async def _replace(self, error: ServersLost) -> None:
+        """Start servers again that ended during an update, or go on without them where they are not ours to start."""
+        lost, first = error.urls, str(error).splitlines()[0]
+        if self.servers:
+            if self._restarts_left <= 0:
+                raise error
+            self._restarts_left -= 1
+            self._counts["restarts"] += 1
+            self._say(f"a server ended while it got new weights, and is started again: {first}")
+            for server in self.servers:
+                if server.url in lost:
+                    await server.stop()
+            await self._drain()
+            await self._launch()
+            await self._connect()
+            return
+        left = [client for client in self._clients if client.url not in lost]
+        if not left:
+            raise error
+        self._say(f"going on without {', '.join(lost)}, which ended while it got new weights: {first}")
+        await self._drain()
+        for client in self._clients:
+            if client not in left:
+                await client.close()
+        self.urls = [url for url in self.urls if url.rstrip("/") not in lost]
+        self._clients, self._router = left, Router(len(left))
+        self._sync = self._new_sync()
 
     async def _publish_adapter(self, weights: Weights) -> None:
         """Load a LoRA adapter beside the old one; requests under way keep their tokens and continue with it."""
@@ -311,7 +376,14 @@ class SglangEngine:
         await self._all(FLUSH, {})  # an update while a batch still finishes would end the server
 
     async def _all(self, path: str, body: Mapping[str, Any]) -> None:
-        await asyncio.gather(*(client.call(path, body) for client in self._clients))
+        calls = (client.call(path, body) for client in self._clients)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        lost = [(c.url, r) for c, r in zip(self._clients, results, strict=True) if isinstance(r, ConnectionBroken)]
+        if lost:
+            raise ServersLost(str(lost[0][1]), [url for url, _ in lost])
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def _drain(self) -> None:
         """Let no request start, and abort those under way; each keeps its tokens."""
@@ -326,7 +398,7 @@ class SglangEngine:
             await asyncio.sleep(0.02)
 
     async def _release(self) -> None:
-        if self._spans:
+        if self._spans and self._half is None:
             await self._all("/continue_generation", {})
 
     async def pause(self) -> None:
@@ -375,12 +447,22 @@ class SglangEngine:
                 if self._last is not None and self._last.adapter is not None:
                     self._adapter = None
                     await self._publish_adapter(self._last)
-                elif self._last is not None and self._sync is not None:
-                    await self._sync.send(self._last)
+                elif self._last is not None and self._sync is not None and not await self._restore(self._last):
+                    return  # the gate opens with the publication that is under way
             except Exception:
                 self._restarts_left = 0
                 await self._stop()
             self._gate.set()  # after a failed restart, requests fail at once with the server's log
+
+    async def _restore(self, weights: Weights) -> bool:
+        """Send the last weights again; tell whether that was possible, because the learner may have gone on."""
+        assert self._sync is not None
+        try:
+            await self._sync.send(weights)
+        except Stale:
+            self._half = "a server was started again and waits for the next policy version"
+            return False
+        return True
 
     def statistics(self) -> Mapping[str, float]:
         """Return counters since the start, and the seconds that each part of the last update took."""

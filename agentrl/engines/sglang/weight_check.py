@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,40 +29,68 @@ HASHED_BYTES = 1 << 28
 """Bytes of weights that are copied and hashed together."""
 
 
-async def check(client: Client, tensors: Mapping[str, Tensor]) -> None:
-    """Compare what a server holds with what was sent; raise EngineError with the first name that differs."""
-    if await client.ranks() == 1 and await client.knows("/weights_checker"):
+class Expected:
+    """What a server must hold after an update, collected bucket by bucket."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._names: frozenset[str] | None = None
+        """The server's names of its tensors; None where it gives no hashes."""
+        self._hashes: dict[str, str] = {}
+        self._on_gpu = False
+        self._samples: dict[str, Tensor] = {}
+
+    async def prepare(self) -> None:
+        """Ask the server what its tensors are called."""
+        sums = await self._sums()
+        self._names = None if sums is None else frozenset(sums)
+        self._on_gpu = (await self._client.info()).get("device") != "cpu"
+
+    async def _sums(self) -> Mapping[str, str] | None:
+        client = self._client
+        if await client.ranks() != 1 or not await client.knows("/weights_checker"):
+            return None
         ranks = (await client.call("/weights_checker", {"action": "checksum"})).get("ranks") or []
-        if ranks:
-            on_gpu = (await client.info()).get("device") != "cpu"
-            wrong, compared = await asyncio.to_thread(differing, tensors, ranks[0]["checksums"], on_gpu=on_gpu)
-            if compared and not wrong:
+        sums: Mapping[str, str] | None = ranks[0]["checksums"] if ranks else None
+        return sums
+
+    async def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Hash the tensors of a bucket as the server will, and remember some values."""
+        if self._names is not None:
+            self._hashes |= await asyncio.to_thread(hashes, tensors, self._names, on_gpu=self._on_gpu)
+        for name in list(tensors)[:: max(1, len(tensors) // SPOT_CHECKS)]:
+            self._samples[name] = tensors[name][:ROWS].detach().to("cpu", copy=True)
+
+    async def compare(self) -> None:
+        """Compare what the server holds with what was sent; raise EngineError with the first name that differs."""
+        sums = await self._sums() if self._hashes else None
+        if sums is not None:
+            wrong = [name for name, value in self._hashes.items() if sums.get(name) != value]
+            if not wrong:
                 return
-            if len(wrong) < compared:
+            if len(wrong) < len(self._hashes):
                 raise EngineError(f"after the update the server's {wrong[0]} differs from what was sent")
-    # No hashes, or every one differs: the server may hash in another way, so compare some values.
-    for name in list(tensors)[:: max(1, len(tensors) // SPOT_CHECKS)]:
-        answer = await client.call("/get_weights_by_name", {"name": name, "truncate_size": ROWS})
-        held = answer.get("parameter", answer.get("message"))
-        if not isinstance(held, list):
-            raise EngineError(f"the server does not say what its {name} is, so the update cannot be checked")
-        sent = tensors[name][: len(held)].float().cpu()
-        if not torch.equal(torch.tensor(held).to(tensors[name].dtype).float(), sent):
-            raise EngineError(f"after the update the server's {name} differs from what was sent")
+        # No hashes, or every one differs: the server may hash in another way, so compare some values.
+        for name, sent in list(self._samples.items())[:: max(1, len(self._samples) // SPOT_CHECKS)]:
+            answer = await self._client.call("/get_weights_by_name", {"name": name, "truncate_size": ROWS})
+            held = answer.get("parameter", answer.get("message"))
+            if not isinstance(held, list):
+                raise EngineError(f"the server does not say what its {name} is, so the update cannot be checked")
+            if not torch.equal(torch.tensor(held).to(sent.dtype).float(), sent[: len(held)].float()):
+                raise EngineError(f"after the update the server's {name} differs from what was sent")
 
 
-def differing(tensors: Mapping[str, Tensor], checksums: Mapping[str, str], *, on_gpu: bool) -> tuple[list[str], int]:
-    """Return the names whose hash differs from the server's, and how many could be compared."""
+def hashes(tensors: Mapping[str, Tensor], names: Iterable[str], *, on_gpu: bool) -> dict[str, str]:
+    """Return the hashes that a server must have for those of its tensors, by its names, that are made of these."""
     pieces: dict[str, list[Tensor]] = {}
-    for name in checksums:
+    for name in names:
         parts = [name]
         for stacked, members in STACKED.items():
             if stacked in name:
                 parts = [name.replace(stacked, member) for member in members]
         if all(part in tensors for part in parts):
             pieces[name] = [_as_served(part, tensors[part]).detach().reshape(-1) for part in parts]
-    hashes = gpu_hashes(pieces) if on_gpu else {name: cpu_hash(parts) for name, parts in pieces.items()}
-    return [name for name, value in hashes.items() if value != checksums[name]], len(hashes)
+    return gpu_hashes(pieces) if on_gpu else {name: cpu_hash(parts) for name, parts in pieces.items()}
 
 
 def _as_served(name: str, tensor: Tensor) -> Tensor:
@@ -75,7 +104,9 @@ def cpu_hash(tensors: Sequence[Tensor], digits: int = 16) -> str:
     """Return SHA-256 over the bytes: servers on the CPU hash weights so, and all servers adapters."""
     hasher = hashlib.sha256()
     for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.detach().cpu().contiguous()
+        # Not through numpy: memory that it has seen can never be freed before its tensor, as FSDP does.
+        hasher.update((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))
     return hasher.hexdigest()[:digits]
 
 
