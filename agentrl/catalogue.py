@@ -22,6 +22,9 @@ from agentrl.errors import CatalogueError
 
 Kind = Literal["envs", "verifiers", "sandboxes"]
 KINDS: tuple[Kind, ...] = ("envs", "verifiers", "sandboxes")
+BRIDGES: dict[str, str] = {"dataset": "agentrl.interop.dataset", "openenv": "agentrl.interop.openenv"}
+"""Environments that only their options make concrete, with the modules that export them: data sets, and what other
+frameworks offer. `members` leaves them out, since without options there is nothing in them to check or to play."""
 CHECKOUT = Path(__file__).resolve().parent.parent
 NAMED = "AGENTRL_NAMED"
 """The variable that tells child processes which folders were named by their path."""
@@ -152,6 +155,8 @@ def load(kind: Kind, name: str) -> Any:
     the nearest right one, and with the places that were searched."""
     name = named(kind, name)
     by_name = members(kind)
+    if name not in by_name and kind == "envs" and name in BRIDGES:
+        return import_module(BRIDGES[name]).EXPORT
     if name not in by_name:
         raise CatalogueError(_unknown(kind, name, by_name))
     member = by_name[name]

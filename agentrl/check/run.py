@@ -82,7 +82,7 @@ async def check(
     `judge` names the judge of an environment whose verifier asks one: a YAML file with the section, or URL#MODEL.
     `on_stuck` is called from another thread, with the report so far, once the author's code holds everything up.
     """
-    kind = load(name)
+    kind = load(name, dict(options or {}))
     names = tuple(only) if only is not None else tuple(ALL)
     unknown = [check_name for check_name in names if check_name not in ALL]
     if unknown:

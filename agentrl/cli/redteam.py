@@ -23,6 +23,7 @@ def redteam(
     sandbox: SandboxOption = "namespace",
     levels: LevelsOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 1,
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
     scorer: Annotated[
         str,
         typer.Option(
@@ -80,6 +81,7 @@ def redteam(
         backend=backend or sandbox,
         levels=tuple(numbers(",".join([*([levels] if levels else []), *(level or ())])) or ()),
         tasks=tasks,
+        options=tuple(option or ()),
         scorer=scorer,
         honest=honest,
         wrong=wrong,

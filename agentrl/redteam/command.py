@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress as Bar
 
 from agentrl import envs, judges, sandboxes
-from agentrl.catalogue import is_path, members, named
+from agentrl.catalogue import BRIDGES, is_path, members, named
+from agentrl.envs.base import Environment
+from agentrl.envs.commands import parsed
 from agentrl.envs.in_flight import running
 from agentrl.errors import AgentRLError, CatalogueError, UserError
 from agentrl.redteam import formats, suite
@@ -46,6 +49,8 @@ class Request:
     levels: tuple[int, ...] = ()
     tasks: int = 1
     """Tasks of each level."""
+    options: tuple[str, ...] = ()
+    """`key=value`, for the environment."""
     scorer: str = ""
     honest: str = ""
     wrong: str = ""
@@ -68,7 +73,7 @@ class Request:
     def written(self) -> str:
         """Write the part of it that leads to the same targets as Python."""
         names = {"target", "backend", "levels", "tasks", "scorer", "honest", "wrong", "rows", "columns", "convention"}
-        names |= {"python", "scorer_timeout", "judge"}
+        names |= {"python", "scorer_timeout", "judge", "options"}
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in names]
         return f"Request({', '.join(f'{name}={value!r}' for name, value, default in values if value != default)})"
 
@@ -105,7 +110,7 @@ def attack_targets(request: Request) -> list[AttackTarget]:
         path = Path(request.target)
     if (path / "task.toml").is_file():
         return [_all_tasks(path.resolve().name, harbor(path))]
-    if path.is_dir() and request.target not in members("envs"):
+    if path.is_dir() and request.target not in members("envs") and request.target not in BRIDGES:
         raise UserError(f"{request.target} is a folder, but not a Harbor task: there is no task.toml in it")
     if request.target in TESTBEDS:
         judge = _judge(request)
@@ -114,7 +119,9 @@ def attack_targets(request: Request) -> list[AttackTarget]:
     if request.target in NAIVE_GRADERS:
         return [_all_tasks(request.target, NAIVE_GRADERS[request.target])]
     try:
-        environment = envs.load(request.target)
+        options = parsed(request.options)
+        kind = envs.load(request.target, options)
+        environment: Callable[[], Environment] = partial(kind, **options) if options else kind
     except CatalogueError as error:
         known = ", ".join([*members("envs"), *TESTBEDS])
         raise UserError(f"{error}\n  known environments and verifiers: {known}") from None
@@ -184,7 +191,7 @@ def _refuse(request: Request, update: bool, *files: Path | None) -> None:
 
 def _is_environment(request: Request) -> bool:
     own = is_path(request.target) and (Path(request.target) / "__init__.py").is_file()
-    return not request.scorer and (own or request.target in members("envs"))
+    return not request.scorer and (own or request.target in members("envs") or request.target in BRIDGES)
 
 
 async def _run(request: Request, bar: Bar | None) -> list[Report]:
