@@ -17,7 +17,7 @@ from dataclasses import replace
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Played, Stage, Stop, drive, system_works
-from agentrl.errors import InfraError, UserError, fault_of
+from agentrl.errors import InfraError, fault_of
 from agentrl.types import Message, Outcome, Task
 
 
@@ -63,8 +63,8 @@ class SteppedEpisode:
         self._actions.put_nowait(message)
         try:
             shown = await self._next()
-        except Exception as error:
-            if not self._repeat or isinstance(error, UserError):
+        except Exception:
+            if not self._repeat:
                 raise
             self._repeat = False
             shown = await self._again()

@@ -99,6 +99,7 @@ class StdioProcess:
         except ValueError:
             raise AgentError(f"the program in the sandbox wrote a line of more than {self._limit} bytes") from None
         if not line.endswith(b"\n"):
+            await asyncio.wait(self._tasks, timeout=0.5)  # what it wrote to stderr may still be on its way
             raise AgentError(f"the program in the sandbox has ended{self._why()}")
         return line[:-1]
 
