@@ -22,9 +22,16 @@ from agentrl.errors import CatalogueError
 
 Kind = Literal["envs", "verifiers", "sandboxes"]
 KINDS: tuple[Kind, ...] = ("envs", "verifiers", "sandboxes")
-BRIDGES: dict[str, str] = {"dataset": "agentrl.interop.dataset", "openenv": "agentrl.interop.openenv"}
-"""Environments that only their options make concrete, with the modules that export them: data sets, and what other
-frameworks offer. `members` leaves them out, since without options there is nothing in them to check or to play."""
+BRIDGES: dict[str, str] = {
+    "dataset": "agentrl.interop.dataset:Dataset",
+    "gsm8k": "agentrl.interop.benchmarks:Gsm8k",
+    "humaneval": "agentrl.interop.benchmarks:Humaneval",
+    "math500": "agentrl.interop.benchmarks:Math500",
+    "mbpp": "agentrl.interop.benchmarks:Mbpp",
+    "openenv": "agentrl.interop.openenv:OpenEnv",
+}
+"""Environments over what others made, with the classes that play them: data sets, test sets, other frameworks. They
+depend on options or on files that are not here, so `members` leaves them out: there may be nothing in them to check."""
 CHECKOUT = Path(__file__).resolve().parent.parent
 NAMED = "AGENTRL_NAMED"
 """The variable that tells child processes which folders were named by their path."""
@@ -119,6 +126,12 @@ def is_path(text: str) -> bool:
     return os.sep in text or text.startswith((".", "~"))
 
 
+def bridge(name: str) -> str:
+    """Return the bridge that a name means, as `dataset` or `dataset:questions`; nothing where it means none."""
+    first = name.partition(":")[0]
+    return first if first in BRIDGES else ""
+
+
 def members(kind: Kind) -> dict[str, Member]:
     """Return every member of `kind`, by name. Two of one name are an error that names both places."""
     package = CHECKOUT / "agentrl" / kind
@@ -155,8 +168,9 @@ def load(kind: Kind, name: str) -> Any:
     the nearest right one, and with the places that were searched."""
     name = named(kind, name)
     by_name = members(kind)
-    if name not in by_name and kind == "envs" and name in BRIDGES:
-        return import_module(BRIDGES[name]).EXPORT
+    if name not in by_name and kind == "envs" and bridge(name):
+        module, _, attribute = BRIDGES[bridge(name)].partition(":")
+        return getattr(import_module(module), attribute)
     if name not in by_name:
         raise CatalogueError(_unknown(kind, name, by_name))
     member = by_name[name]

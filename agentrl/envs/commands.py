@@ -61,6 +61,7 @@ def list_(as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return 0
+    bridges = ", ".join(sorted(catalogue.BRIDGES))
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         if "error" in row:
@@ -68,6 +69,7 @@ def list_(as_json: bool) -> int:
         else:
             first, last = row["levels"]
             typer.echo(f"{row['name']:{width}}  levels {first}-{last}  {', '.join(row['tools'])}  {row['about']}")
+    typer.echo(f"over what others made (docs/bridges.md): {bridges}")
     return 0
 
 

@@ -172,9 +172,11 @@ class Exported:
         print(f"agentrl: an episode gets no reward: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     async def _score(self, final: str | None) -> float | None:
-        if self._playing is None or self._trouble is not None:
+        if self._playing is None:
             return None
         try:
+            if self._trouble is not None:
+                return None
             return (await self._playing.settle(final)).score
         except Exception as error:
             self._fail(error)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 from agentrl import envs, judges, sandboxes
-from agentrl.catalogue import BRIDGES, is_path, members, named
+from agentrl.catalogue import bridge, is_path, members, named
 from agentrl.envs.base import Environment
 from agentrl.envs.commands import parsed
 from agentrl.envs.in_flight import running
@@ -110,7 +110,7 @@ def attack_targets(request: Request) -> list[AttackTarget]:
         path = Path(request.target)
     if (path / "task.toml").is_file():
         return [_all_tasks(path.resolve().name, harbor(path))]
-    if path.is_dir() and request.target not in members("envs") and request.target not in BRIDGES:
+    if path.is_dir() and request.target not in members("envs") and not bridge(request.target):
         raise UserError(f"{request.target} is a folder, but not a Harbor task: there is no task.toml in it")
     if request.target in TESTBEDS:
         judge = _judge(request)
@@ -191,7 +191,7 @@ def _refuse(request: Request, update: bool, *files: Path | None) -> None:
 
 def _is_environment(request: Request) -> bool:
     own = is_path(request.target) and (Path(request.target) / "__init__.py").is_file()
-    return not request.scorer and (own or request.target in members("envs") or request.target in BRIDGES)
+    return not request.scorer and (own or request.target in members("envs") or bool(bridge(request.target)))
 
 
 async def _run(request: Request, bar: Bar | None) -> list[Report]:
