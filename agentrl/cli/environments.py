@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 import typer
 
 from agentrl.cli import complete
-from agentrl.cli.base import EnvArgument, FormerLevels, JudgeOption, LevelsOption, Overrides, SandboxOption, env_app
+from agentrl.cli.base import (
+    EnvArgument,
+    FormerLevels,
+    JudgeOption,
+    LevelsOption,
+    Overrides,
+    SandboxOption,
+    app,
+    env_app,
+)
 
 
 @env_app.command("new")
@@ -36,6 +45,27 @@ def env_get(
     from agentrl.interop import peers
 
     raise typer.Exit(peers.get(name, say=typer.echo))
+
+
+@app.command("serve")
+def serve(
+    name: EnvArgument,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen at.")] = 8000,
+    sandbox: SandboxOption = "namespace",
+    sessions: Annotated[int, typer.Option(min=1, help="The most sessions at once.")] = 64,
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+) -> None:
+    """Offer an environment to OpenEnv clients: one WebSocket session per episode, tools, MCP. Needs openenv, here or as
+    `agentrl env get openenv` installs it."""
+    from agentrl.envs import commands
+    from agentrl.interop import openenv_server, peers
+
+    options = commands.parsed(option or [])
+    peers.in_environment_of("openenv")
+    raise typer.Exit(
+        openenv_server.serve(name, host=host, port=port, sandbox=sandbox, options=options, sessions=sessions)
+    )
 
 
 @env_app.command("check")

@@ -33,7 +33,7 @@ from agentrl.redteam.search import search
 from agentrl.redteam.suite import AttackTarget
 from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer, Testbed
 from agentrl.sandboxes.pool import Pool
-from agentrl.verifiers.base import Judge
+from agentrl.verifiers.base import Judge, Verifier, parts_of
 
 Watch = Callable[[Callable[[str], None]], AbstractAsyncContextManager[None]]
 
@@ -138,6 +138,14 @@ def _all_tasks(name: str, environment: type[Testbed], judge: Judge | None = None
     return AttackTarget.of(name, environment, per_level=count, judge=judge or ScriptedExaminer())
 
 
+def reported(verifier: Verifier) -> list[str]:
+    """Say whose word the scores are, where they are not computed here."""
+    peers = [part.reports for part in parts_of(verifier) if part.reports]
+    return [
+        f"rewards are reported by {peer} (trust `reported`): its own grading is what was attacked" for peer in peers
+    ]
+
+
 def _judge(request: Request) -> Judge:
     return judges.named(request.judge) if request.judge else ScriptedExaminer()
 
@@ -205,7 +213,8 @@ async def _run(request: Request, bar: Bar | None) -> list[Report]:
         targets = attack_targets(request)
         async with opened(targets, pool) as notes, judges.asked_by(targets) as judged:
             reports = [await _attacked(target, request, corpus, pool, bar) for target in targets]
-        return [replace(report, notes=(*notes, *judged)) for report in reports]
+        words = [note for target in targets for note in reported(target.make().verifier)]
+        return [replace(report, notes=(*notes, *judged, *words)) for report in reports]
     finally:
         pool.close()
 
