@@ -47,6 +47,24 @@ def env_get(
     raise typer.Exit(peers.get(name, say=typer.echo))
 
 
+@env_app.command("export")
+def env_export(
+    name: EnvArgument,
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must be new or empty.")],
+    to: Annotated[Literal["verifiers"], typer.Option("--to", help="The framework to write it for.")],
+    split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="The default split.")] = "train",
+    levels: Annotated[str | None, typer.Option(metavar="NUMBER", help="The level that is the default.")] = None,
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+) -> None:
+    """Write an environment as a package of another framework."""
+    from agentrl.envs import commands
+    from agentrl.interop import export
+
+    options = commands.parsed(option or [])
+    for path in export.verifiers(name, folder, options, split=split, level=commands.one_level(levels)):
+        typer.echo(f"wrote {path}")
+
+
 @app.command("serve")
 def serve(
     name: EnvArgument,
@@ -55,14 +73,25 @@ def serve(
     sandbox: SandboxOption = "namespace",
     sessions: Annotated[int, typer.Option(min=1, help="The most sessions at once.")] = 64,
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+    protocol: Annotated[
+        Literal["openenv", "mcp"], typer.Option(help="openenv: a web server. mcp: one episode over stdin and stdout.")
+    ] = "openenv",
+    split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="mcp: which tasks.")] = "train",
+    levels: Annotated[str | None, typer.Option(metavar="NUMBER", help="mcp: the task's level.")] = None,
+    index: Annotated[int, typer.Option(min=0, help="mcp: which task of the level.")] = 0,
+    seed: Annotated[int, typer.Option(help="mcp: decides the episode.")] = 0,
 ) -> None:
-    """Offer an environment to OpenEnv clients: one WebSocket session per episode, tools, MCP. Needs openenv, here or as
-    `agentrl env get openenv` installs it."""
+    """Offer an environment to OpenEnv clients (one WebSocket session per episode, many at once), or one episode's tools
+    to an MCP client. Needs the package openenv or mcp, here or as `agentrl env get` installs it."""
     from agentrl.envs import commands
-    from agentrl.interop import openenv_server, peers
+    from agentrl.interop import mcp_server, openenv_server, peers
 
     options = commands.parsed(option or [])
-    peers.in_environment_of("openenv")
+    peers.in_environment_of(protocol)
+    if protocol == "mcp":
+        level = commands.one_level(levels)
+        place = {"split": split, "level": level, "index": index, "seed": seed}
+        raise typer.Exit(mcp_server.serve(name, sandbox=sandbox, options=options, **place))
     raise typer.Exit(
         openenv_server.serve(name, host=host, port=port, sandbox=sandbox, options=options, sessions=sessions)
     )
