@@ -80,7 +80,7 @@ def demonstration_tasks(
         share = round(count * section.weight / total)
         for number in range(share):
             level, place = levels[number % len(levels)], number // len(levels)
-            size = environment.count(section.split, level)
+            size = environment.size_of(section.split, level)
             index = place if size is None else size - 1 - place % max(1, size)
             chosen.append((environments[section.name], task_of(environment, section.split, level, index)))
     random.Random(seeds.derive(recipe.run.seed, "demonstrations")).shuffle(chosen)

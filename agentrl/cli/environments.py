@@ -89,9 +89,8 @@ def serve(
     options = commands.parsed(option or [])
     peers.in_environment_of(protocol)
     if protocol == "mcp":
-        level = commands.one_level(levels)
-        place = {"split": split, "level": level, "index": index, "seed": seed}
-        raise typer.Exit(mcp_server.serve(name, sandbox=sandbox, options=options, **place))
+        task = mcp_server.Place(split=split, level=commands.one_level(levels), index=index, seed=seed)
+        raise typer.Exit(mcp_server.serve(name, task, sandbox=sandbox, options=options))
     raise typer.Exit(
         openenv_server.serve(name, host=host, port=port, sandbox=sandbox, options=options, sessions=sessions)
     )

@@ -54,7 +54,7 @@ class Tasks:
             )
         if source.split not in environment.splits:
             raise RecipeError(f"envs: {source.name} has no tasks of the split {source.split}; see its `splits`")
-        counts = [environment.count(source.split, level) for level in self.levels]
+        counts = [environment.size_of(source.split, level) for level in self.levels]
         if 0 in counts:
             raise RecipeError(
                 f"envs: {source.name} has no task of the split {source.split} and level "

@@ -1,7 +1,6 @@
 """Environments: the SDK, and every member of the top-level folder envs/."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from agentrl.catalogue import bridge as _bridge
@@ -29,7 +28,14 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> type[Environmen
     return environment if options is None else environment.configured(options)
 
 
-@cache
+_under_names: dict[tuple[str, type[Environment]], type[Environment]] = {}
+
+
 def _called(name: str, environment: type[Environment]) -> type[Environment]:
     """Return a bridge's environment under the name that a recipe gives it: it may have several of one bridge."""
-    return environment if environment.name == name else type(environment.__name__, (environment,), {"name": name})
+    if environment.name == name:
+        return environment
+    key = (name, environment)
+    if key not in _under_names:
+        _under_names[key] = type(environment.__name__, (environment,), {"name": name})
+    return _under_names[key]

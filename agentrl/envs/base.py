@@ -99,13 +99,13 @@ class Environment:
         """Return the class for these options: a subclass where tools, levels or the verifier depend on them."""
         return cls
 
-    def count(self, split: Split, level: int) -> int | None:
+    def size_of(self, split: Split, level: int) -> int | None:
         """Return the number of tasks of a split and level; None means no limit."""
         return self.size
 
     def tasks(self, split: Split, level: int, start: int = 0) -> Iterator[Task]:
         """Yield the tasks of a split and level in order, from any index."""
-        count = self.count(split, level)
+        count = self.size_of(split, level)
         for index in itertools.count(start) if count is None else range(start, count):
             yield self.task(split, level, index)
 

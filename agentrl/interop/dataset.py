@@ -109,7 +109,7 @@ class Dataset(Environment):
             Dataset._made[key] = environment_of(cls, checked, _source(checked), cls.name or "dataset")
         return Dataset._made[key]
 
-    def count(self, split: Split, level: int) -> int | None:
+    def size_of(self, split: Split, level: int) -> int | None:
         return self.table.size(split, level)
 
     def task(self, split: Split, level: int, index: int) -> Task:
@@ -161,16 +161,20 @@ def environment_of(cls: type[Dataset], options: Options, source: Rows, name: str
 
 def verifier_of(options: Options) -> Verifier:
     """Return what grades the answers."""
+    verifier: Verifier
     if options.verifier == "math":
-        return MathAnswer(_expected, extract="boxed_alone" if options.strict else "boxed")
+        verifier = MathAnswer(_expected, extract="boxed_alone" if options.strict else "boxed")
+        return verifier
     if options.verifier == "exact":
         extract: Extract = "tag_alone" if options.strict else "tag"
-        return Answer(_expected, kind="exact", extract=extract, ignore_case=options.ignore_case)
+        verifier = Answer(_expected, kind="exact", extract=extract, ignore_case=options.ignore_case)
+        return verifier
     if options.verifier == "code":
         return CodeTests(_secret)
     try:
         criteria = [Criterion(**criterion) for criterion in options.rubric]
-        gold = [Gold(**_row(line)) for line in rows(options.gold)] if options.gold else []
+        source = rows(options.gold) if options.gold else []
+        gold = [Gold(**dict(source[number])) for number in range(len(source))]
     except TypeError as error:
         raise AuthoringError(f"dataset: rubric or gold has the wrong fields: {error}") from None
     if not criteria or not gold:
@@ -178,7 +182,8 @@ def verifier_of(options: Options) -> Verifier:
             "dataset: the verifier `judge` needs `rubric` (criteria with name and question) and `gold` (a JSONL file "
             "of submissions that people have graded: problem, text, passes), by which the judge is measured first"
         )
-    return JudgeVerifier(criteria, gold=gold, reference=_expected if options.answer else None)
+    verifier = JudgeVerifier(criteria, gold=gold, reference=_expected if options.answer else None)
+    return verifier
 
 
 def filled(template: str, row: Mapping[str, Any]) -> str:
@@ -266,10 +271,6 @@ def _level(options: Options, row: Mapping[str, Any]) -> int:
         return int(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise AuthoringError(f"dataset: column {options.level!r} must hold whole numbers, got {value!r:.40}") from None
-
-
-def _row(line: Any) -> dict[str, Any]:
-    return dict(line)
 
 
 def _expected(task: Task) -> str:

@@ -117,13 +117,13 @@ def with_server(
             raise SandboxError(f"{peer} does not list its tools: {error}") from error
         if now != pinned:
             raise SandboxError(f"{peer} lists other tools than when the environment was made")
-        begun = base.start(self)
+        begun: Any = base.start(self)
         return await begun if hasattr(begun, "__await__") else begun
 
     async def stop(self: Any) -> None:
         if getattr(self, "_mcp_server", None) is not None:
             await self._mcp_server.close()
-        ended: Any = base.stop(self)  # type: ignore[func-returns-value]
+        ended: Any = base.stop(self)
         if hasattr(ended, "__await__"):
             await ended
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from agentrl import envs
 from agentrl.envs.play import Played, message_of, stage
 from agentrl.envs.stepped import SteppedEpisode
 from agentrl.errors import UserError
-from agentrl.types import ToolCall
+from agentrl.types import Split, ToolCall
 
 OVER = "the episode is over"
 
@@ -57,31 +58,33 @@ def server_of(playing: SteppedEpisode, prompt: str) -> Any:
     return Server("agentrl", instructions=prompt, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-def serve(
-    name: str,
-    *,
-    split: str,
-    level: int | None,
-    index: int,
-    seed: int,
-    sandbox: str,
-    options: Mapping[str, Any],
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which episode is served."""
+
+    split: Split
+    level: int | None
+    """None: the easiest."""
+    index: int
+    seed: int
+
+
+def serve(name: str, place: Place, *, sandbox: str, options: Mapping[str, Any]) -> int:
     """Serve one episode over stdin and stdout, then grade it."""
     from mcp.server.stdio import stdio_server
 
     chosen = dict(options)
     kind = envs.load(name, chosen)
-    first = kind.levels[0] if level is None else level
-    if split not in kind.splits or first not in kind.levels:
+    level = kind.levels[0] if place.level is None else place.level
+    if place.split not in kind.splits or level not in kind.levels:
         raise UserError(
             f"{name} has the splits {', '.join(kind.splits)} and the levels {kind.levels[0]} to {kind.levels[-1]}"
         )
 
     async def main() -> None:
-        task = kind(**chosen).task(split, first, index)  # type: ignore[arg-type]
+        task = kind(**chosen).task(place.split, level, place.index)
         async with stage(sandbox, limit=4) as where:
-            playing = SteppedEpisode(partial(kind, **chosen), task, where, seed=seed)
+            playing = SteppedEpisode(partial(kind, **chosen), task, where, seed=place.seed)
             try:
                 opening = await playing.start()
                 server = server_of(playing, f"{opening[0].content}\n\n{opening[1].content}")

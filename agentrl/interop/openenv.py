@@ -138,7 +138,7 @@ def solution(path: Path, task: Task) -> list[ToolCall | str]:
     """Read a solution of a task from a JSON file."""
     try:
         content = json.loads(path.expanduser().read_text(encoding="utf-8"))
-        actions = content.get(task.id, content.get("*")) if isinstance(content, dict) else content
+        actions: Any = content.get(task.id, content.get("*")) if isinstance(content, dict) else content
         return [
             a if isinstance(a, str) else ToolCall(name=a["name"], arguments=a.get("arguments", {})) for a in actions
         ]

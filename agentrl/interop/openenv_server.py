@@ -150,7 +150,9 @@ def application(
             return list(kind.splits)
 
         def num_tasks(self, split: str) -> int:
-            return sum(kind(**chosen).count(split, level) or 1_000_000 for level in kind.levels)  # type: ignore[arg-type]
+            environment: Any = kind(**chosen)
+            sizes = [environment.size_of(split, level) for level in kind.levels]
+            return sum(1_000_000 if size is None else int(size) for size in sizes)
 
         def get_task(self, split: str, index: int) -> dict[str, Any]:
             level, at = kind.levels[index % len(kind.levels)], index // len(kind.levels)

@@ -105,7 +105,7 @@ def dataset(
     _trainable(name, kind, split)
     environment = kind(**chosen)
     first = kind.levels[0] if level is None else level
-    size = environment.count(split, first)
+    size = environment.size_of(split, first)
     indices = range(start, start + count if size is None else min(start + count, size))
     rows = [_row(environment.system, environment.task(split, first, index), index) for index in indices]
     return Dataset.from_list(rows)
@@ -115,11 +115,11 @@ def reward(completions: Sequence[Any], environments: Sequence[Any], **_: Any) ->
     """Give the score of each episode, for `reward_funcs`; None where the infrastructure failed, not the policy."""
     finals = [_final(completion) for completion in completions]
 
-    async def every() -> list[float | None]:
+    async def every() -> list[Any]:
         pairs = zip(environments, finals, strict=True)
         return await asyncio.gather(*(environment._score(final) for environment, final in pairs))
 
-    return wait(every())
+    return list(wait(every()))
 
 
 class Exported:

@@ -36,7 +36,7 @@ from agentrl.sandboxes.pool import Pool
 __all__ = ["AgentrlEnv", "AgentrlHarness", "Config", "Data", "EnvConfig", "Row", "rows"]
 
 
-class Data(vf.TaskData):  # type: ignore[misc, name-defined]
+class Data(vf.TaskData):  # type: ignore[misc]
     """Which task a row is. It stands on every trace, so it holds no secret: the Env makes the task again from it."""
 
     environment: str
@@ -47,7 +47,7 @@ class Data(vf.TaskData):  # type: ignore[misc, name-defined]
     sandbox: str
 
 
-class Row(vf.Task[Data]):  # type: ignore[misc, name-defined]
+class Row(vf.Task[Data]):  # type: ignore[misc]
     """One task."""
 
     @property
@@ -55,7 +55,7 @@ class Row(vf.Task[Data]):  # type: ignore[misc, name-defined]
         return f"{self.data.environment}/{self.data.split}/{self.data.level}/{self.data.index}"
 
 
-class Config(vf.TasksetConfig):  # type: ignore[misc, name-defined]
+class Config(vf.TasksetConfig):  # type: ignore[misc]
     """What can be chosen: `--env.taskset.split heldout`, and so on."""
 
     environment: str = ""
@@ -86,7 +86,7 @@ class AgentrlHarness(NullHarness):  # type: ignore[misc]
         runtime._uv_interpreters[path] = sys.executable
 
 
-class EnvConfig(vf.EnvConfig):  # type: ignore[misc, name-defined]
+class EnvConfig(vf.EnvConfig):  # type: ignore[misc]
     """Runs the harness as a process here; it holds nothing but the conversation."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
@@ -98,7 +98,7 @@ def rows(config: Any) -> Iterator[Row]:
     kind = envs.load(config.environment, options)
     environment = kind(**options)
     level = config.level or kind.levels[0]
-    size = environment.count(config.split, level)
+    size = environment.size_of(config.split, level)
     for index in range(config.count if size is None else min(config.count, size)):
         task = environment.task(config.split, level, index)
         data = Data(
@@ -116,7 +116,7 @@ def rows(config: Any) -> Iterator[Row]:
         yield Row(data, config.task)
 
 
-class AgentrlEnv(vf.Env[EnvConfig]):  # type: ignore[misc, name-defined]
+class AgentrlEnv(vf.Env[EnvConfig]):  # type: ignore[misc]
     """Plays rows: the episode lives in this process, the harness gets its tools as an MCP address."""
 
     async def start(self) -> None:

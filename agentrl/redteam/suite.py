@@ -64,7 +64,7 @@ class AttackTarget:
         tasks = tuple(
             environment.task(split, level, index)
             for level in chosen
-            for index in range(min(per_level, environment.count(split, level) or per_level))
+            for index in range(min(per_level, environment.size_of(split, level) or per_level))
         )
         return cls(name=name, make=make, tasks=tasks, judge=judge)
 

@@ -52,7 +52,7 @@ def test_a_file_becomes_an_environment(sums: dict[str, Any]) -> None:
     """Every row is in exactly one split, whatever its place in the file; the answer is graded, not its text."""
     kind = envs.load("dataset:sums", {**sums, "level": "hard"})
     environment = kind(**sums)
-    counts = {split: [environment.count(split, level) or 0 for level in (1, 2)] for split in SPLITS}
+    counts = {split: [environment.size_of(split, level) or 0 for level in (1, 2)] for split in SPLITS}
     assert (kind.name, kind.levels, sum(map(sum, counts.values()))) == ("dataset:sums", range(1, 3), 60)
     prompts = {
         split: {environment.task(split, level, i).prompt for level in (1, 2) for i in range(counts[split][level - 1])}
@@ -149,7 +149,7 @@ def test_the_checks_run_on_a_data_set(sums: dict[str, Any]) -> None:
 def test_a_test_set_is_never_trained_on(sums: dict[str, Any], split: Split) -> None:
     """Its rows are all of the split test; the curriculum refuses it by name whatever split a recipe asks for."""
     kind = envs.load("dataset:exam", {**sums, "evaluation_only": True})
-    assert (kind.splits, kind().count("test", 1), kind().count("train", 1)) == (("test",), 60, 0)
+    assert (kind.splits, kind().size_of("test", 1), kind().size_of("train", 1)) == (("test",), 60, 0)
     with pytest.raises(RecipeError, match="dataset:exam is for evaluation only"):
         Tasks(Source(name="dataset:exam", environment=kind(), split=split), 0)
     with pytest.raises(AuthoringError, match="no rows of split 'train'"):
@@ -202,7 +202,7 @@ def test_a_public_test_set_is_there_whole(olmo: Path, name: str) -> None:
     """All rows, all in the split test; the reference solves the first ones, a refusal does not."""
     kind = envs.load(name, {})
     environment = kind()
-    counts = [environment.count("test", level) or 0 for level in kind.levels]
+    counts = [environment.size_of("test", level) or 0 for level in kind.levels]
     assert sum(counts) + kind.table.repeats == benchmarks.COUNTS[name]  # type: ignore[attr-defined]
     assert kind.splits == ("test",)
     assert [p.score for p in played(kind, "test", None, "I do not know.")] == [1.0, 0.0]

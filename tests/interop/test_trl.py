@@ -120,7 +120,7 @@ def test_trouble_gives_no_reward_unless_the_policy_caused_it(
 
 def test_schemas_are_those_of_the_environment() -> None:
     """TRL reads the tool's own signature and docstring."""
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     kind = trl.factory("files", level=3)
     function = get_json_schema(kind().run)["function"]
@@ -131,7 +131,7 @@ def test_schemas_are_those_of_the_environment() -> None:
 
 def test_a_tool_that_has_only_a_schema_gets_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a peer announced can be called from TRL too."""
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     schema = {
         "properties": {"to": {"type": "string", "enum": ["left", "right"]}, "steps": {"type": "integer"}},
@@ -173,8 +173,12 @@ def test_two_steps_of_grpo(renderer: Renderer, tmp_path: Path) -> None:
     """TRL's trainer plays files through its own tool loop, with a tiny random model whose turns a script replaces:
     experts score 1, the others 0, one gets None; the loss is finite and the weights move."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from trl import GRPOConfig, GRPOTrainer, chat_template_utils
+    import transformers
+    from trl import chat_template_utils
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    hub: Any = transformers  # its classes are not annotated
 
     level = 2
     tokenizer: Any = renderer.tokenizer
@@ -185,13 +189,13 @@ def test_two_steps_of_grpo(renderer: Renderer, tmp_path: Path) -> None:
         tokenizer.response_schema = chat_template_utils.qwen3_schema
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=4096, **shape))
+    model = hub.LlamaForCausalLM(hub.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=4096, **shape))
     kind = envs.load("files")
     tasks = [kind().task("train", level, index) for index in range(4)]
     experts = {task.prompt: kind().expert(task) for task in tasks}
     rng, seen = random.Random(0), []
 
-    class Scripted(GRPOTrainer):  # type: ignore[misc]
+    class Scripted(GRPOTrainer):
         """Says what the expert would say, or gives up."""
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **options: Any) -> Any:
