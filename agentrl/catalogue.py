@@ -29,6 +29,7 @@ BRIDGES: dict[str, str] = {
     "math500": "agentrl.interop.benchmarks:Math500",
     "mbpp": "agentrl.interop.benchmarks:Mbpp",
     "openenv": "agentrl.interop.openenv:OpenEnv",
+    "verifiers": "agentrl.interop.verifiers_env:Verifiers",
 }
 """Environments over what others made, with the classes that play them: data sets, test sets, other frameworks. They
 depend on options or on files that are not here, so `members` leaves them out: there may be nothing in them to check."""

@@ -110,7 +110,9 @@ def env_check(
     """Tell whether an environment is fit for training; exits with 1 when a check fails."""
     from agentrl.check import command
     from agentrl.envs import commands
+    from agentrl.interop import peers
 
+    peers.go_where_it_works(name)
     options = commands.parsed(option or [])
     chosen = commands.numbers(levels)
     code = command.check(

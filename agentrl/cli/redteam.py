@@ -67,6 +67,7 @@ def redteam(
     from agentrl.check.watchdog import watch
     from agentrl.envs.commands import numbers
     from agentrl.errors import UserError
+    from agentrl.interop import peers
     from agentrl.redteam import command
 
     if list_:
@@ -74,6 +75,7 @@ def redteam(
         return
     if not target and not scorer:
         raise UserError("say what to attack: an environment, a verifier, a Harbor folder, or --scorer module:function")
+    peers.go_where_it_works(target)
     request = command.Request(
         target=target,
         families=tuple(family or ()),

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from agentrl.catalogue import CHECKOUT, cache_folder, for_children
+from agentrl.catalogue import CHECKOUT, bridge, cache_folder, for_children
 from agentrl.errors import UserError
 
 OURS = ("pydantic>=2.10", "gymnasium>=1.2", "pyyaml>=6.0", "rich>=13.9", "typer>=0.15", "httpx>=0.28", "numpy>=1.26",
@@ -83,7 +83,8 @@ def data(name: str, *, say: Callable[[str], None] | None = None) -> Path:
 
 def in_environment_of(name: str) -> None:
     """Go on in a framework's own environment where the framework is not installed here: the process is replaced."""
-    if find_spec(name) is not None:
+    spec = find_spec(name)
+    if spec is not None and spec.origin is not None:  # a folder of that name alone, such as ours, is no package
         return
     python = folder(name) / "bin" / "python"
     if not python.exists():
@@ -91,6 +92,12 @@ def in_environment_of(name: str) -> None:
             f"this needs the package {name}: `agentrl env get {name}` installs it in an environment of its own"
         )
     os.execve(python, [str(python), "-m", "agentrl", *sys.argv[1:]], {**os.environ, **for_children()})
+
+
+def go_where_it_works(environment: str) -> None:
+    """Go on in the environment of the framework whose package a bridge needs in its own process."""
+    if bridge(environment) == "verifiers":
+        in_environment_of("verifiers")
 
 
 def get(name: str, *, say: Callable[[str], None] = print) -> int:

@@ -53,3 +53,26 @@ def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not an empty folder"):
         export.verifiers("files", tmp_path, {}, split="train", level=None)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_taskset_is_played_checked_and_attacked() -> None:
+    """A taskset of verifiers' own: its tools, its reward of trust `reported`, the checks that need an expert named,
+    and the red team, which finds what a lenient reward pays for."""
+    variables = {**os.environ, "PYTHONPATH": f"{FOLDER / 'tasksets'}:{ROOT}"}
+    command = [str(interpreter("verifiers")), str(FOLDER / "verifiers_play.py")]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    seen = json.loads(result.stdout.splitlines()[-1])
+    (tool,) = seen["tools"]
+    assert (tool["name"].endswith("lookup"), list(tool["parameters"]["properties"])) == (True, ["word"])
+    assert (seen["size"], seen["scores"], seen["trust"]) == (4, [1.0, 0.0, 0.0], "reported")
+    assert seen["shown"] == ["<out>meaning0</out>"]
+    assert seen["refused"].startswith("error:")
+    assert {name: ok for name, (ok, _) in seen["checks"].items()} == {
+        "task_contract": True, "oracle_max": False, "canary_floor": True,
+    }  # fmt: skip
+    assert seen["checks"]["oracle_max"][1].startswith("this check needs an expert")
+    assert "rewards are reported by the verifiers taskset agentrl-glossary" in seen["rewards"]
+    assert seen["controls"][0] == ["oracle", 1.0] and "I.denied" in seen["breaches"]
+    assert any("reported by the verifiers taskset" in note for note in seen["notes"])
+    assert "the taskset no-such-taskset cannot be loaded" in seen["missing"]
