@@ -110,6 +110,8 @@ def attack_targets(request: Request) -> list[AttackTarget]:
         path = Path(request.target)
     if (path / "task.toml").is_file():
         return [_all_tasks(path.resolve().name, harbor(path))]
+    if path.is_dir() and (folders := sorted(file.parent for file in path.glob("*/task.toml"))):
+        return [_all_tasks(folder.name, harbor(folder)) for folder in folders]
     if path.is_dir() and request.target not in members("envs") and not bridge(request.target):
         raise UserError(f"{request.target} is a folder, but not a Harbor task: there is no task.toml in it")
     if request.target in TESTBEDS:
@@ -299,6 +301,8 @@ def run(
                 path.with_name(path.stem + suffix + path.suffix).write_text(write(report), encoding="utf-8")
         if not as_json:
             console.print(formats.screen(report))
+    if len(reports) > 1 and not as_json:
+        console.print(formats.overview(reports))
     if as_json:
         print(json.dumps(reports[0].data() if len(reports) == 1 else together(request.target, reports)))
     return 0 if all(report.ok for report in reports) else 1
