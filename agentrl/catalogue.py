@@ -25,6 +25,7 @@ KINDS: tuple[Kind, ...] = ("envs", "verifiers", "sandboxes")
 BRIDGES: dict[str, str] = {
     "dataset": "agentrl.interop.dataset:Dataset",
     "gsm8k": "agentrl.interop.benchmarks:Gsm8k",
+    "harbor": "agentrl.interop.harbor:Harbor",
     "humaneval": "agentrl.interop.benchmarks:Humaneval",
     "math500": "agentrl.interop.benchmarks:Math500",
     "mbpp": "agentrl.interop.benchmarks:Mbpp",
