@@ -141,7 +141,8 @@ async def check(
 
 def reported(kind: type[Environment]) -> str:
     """Say who reports the rewards of an environment and which of its tools' descriptions third parties wrote."""
-    peer = next((part.reports for part in parts_of(kind.verifier) if part.reports), "")
+    verifier: Any = getattr(kind, "verifier", None)  # an environment under test may have none
+    peer = next((part.reports for part in parts_of(verifier) if part.reports), "")
     foreign = [tool for tool in tools_of(kind).values() if isinstance(tool, SchemaTool)]
     lines = [f"rewards are reported by {peer}: trust `reported`, nothing of them is verified here"] if peer else []
     lines += [
