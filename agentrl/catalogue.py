@@ -22,6 +22,18 @@ from agentrl.errors import CatalogueError
 
 Kind = Literal["envs", "verifiers", "sandboxes"]
 KINDS: tuple[Kind, ...] = ("envs", "verifiers", "sandboxes")
+BRIDGES: dict[str, str] = {
+    "dataset": "agentrl.interop.dataset:Dataset",
+    "gsm8k": "agentrl.interop.benchmarks:Gsm8k",
+    "harbor": "agentrl.interop.harbor:Harbor",
+    "humaneval": "agentrl.interop.benchmarks:Humaneval",
+    "math500": "agentrl.interop.benchmarks:Math500",
+    "mbpp": "agentrl.interop.benchmarks:Mbpp",
+    "openenv": "agentrl.interop.openenv:OpenEnv",
+    "verifiers": "agentrl.interop.verifiers_env:Verifiers",
+}
+"""Environments over what others made, with the classes that play them: data sets, test sets, other frameworks. They
+depend on options or on files that are not here, so `members` leaves them out: there may be nothing in them to check."""
 CHECKOUT = Path(__file__).resolve().parent.parent
 NAMED = "AGENTRL_NAMED"
 """The variable that tells child processes which folders were named by their path."""
@@ -116,6 +128,12 @@ def is_path(text: str) -> bool:
     return os.sep in text or text.startswith((".", "~"))
 
 
+def bridge(name: str) -> str:
+    """Return the bridge that a name means, as `dataset` or `dataset:questions`; nothing where it means none."""
+    first = name.partition(":")[0]
+    return first if first in BRIDGES else ""
+
+
 def members(kind: Kind) -> dict[str, Member]:
     """Return every member of `kind`, by name. Two of one name are an error that names both places."""
     package = CHECKOUT / "agentrl" / kind
@@ -152,6 +170,9 @@ def load(kind: Kind, name: str) -> Any:
     the nearest right one, and with the places that were searched."""
     name = named(kind, name)
     by_name = members(kind)
+    if name not in by_name and kind == "envs" and bridge(name):
+        module, _, attribute = BRIDGES[bridge(name)].partition(":")
+        return getattr(import_module(module), attribute)
     if name not in by_name:
         raise CatalogueError(_unknown(kind, name, by_name))
     member = by_name[name]

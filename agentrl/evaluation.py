@@ -147,8 +147,10 @@ def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int)
     """Choose `count` tasks of one environment, spread evenly over the levels, the first ones of each."""
     environment = runtime.make()
     per_level = list(levels)
-    size = environment.size if environment.size is not None else count
-    places = [(level, index) for index in range(size) for level in per_level][:count]
+    sizes = {level: environment.size_of(split, level) for level in per_level}
+    counts = {level: count if size is None else size for level, size in sizes.items()}
+    longest = min(count, max(counts.values(), default=0))
+    places = [(level, index) for index in range(longest) for level in per_level if index < counts[level]][:count]
     return [Problem(runtime.name, task_of(environment, split, level, index), index) for level, index in places]
 
 

@@ -87,7 +87,8 @@ def demonstration_tasks(
         share = round(count * section.weight / total)
         for number in range(share):
             level, place = levels[number % len(levels)], number // len(levels)
-            index = place if environment.size is None else environment.size - 1 - place % environment.size
+            size = environment.size_of(section.split, level)
+            index = place if size is None else size - 1 - place % max(1, size)
             chosen.append((environments[section.name], task_of(environment, section.split, level, index)))
     random.Random(seeds.derive(recipe.run.seed, "demonstrations")).shuffle(chosen)
     return chosen

@@ -25,7 +25,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 Ending = Literal["done", "max_turns", "max_tokens", "timeout", "agent_error"]
 Grade = Literal["graded", "infra_error", "verifier_error"]
 Finish = Literal["stop", "length", "abort"]
-Trust = Literal["sealed", "proxied", "shared", "judged"]
+Trust = Literal["sealed", "proxied", "shared", "judged", "reported"]
 
 SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
 
@@ -216,7 +216,8 @@ class Verdict:
     """Why, in lines a person can read. Holds no expected value: it may be shown beside the trajectory."""
     trust: Trust = "sealed"
     """sealed: no agent code ran beside the comparison. proxied: agent code ran in another process. shared: it ran
-    inside the test process. judged: a model's opinion."""
+    inside the test process. judged: a model's opinion. reported: a reward that somebody else's environment sent; how it
+    came about was not seen here."""
     turn_scores: tuple[float, ...] = ()
     """Process rewards, one per turn, where the verifier gives them."""
     cost_s: float = 0.0

@@ -84,6 +84,7 @@ def test_a_round_by_hand() -> None:
         "rollout/groups_dropped": 1,
         "rollout/groups_stopped": 1,
         "rollout/episodes": 5,
+        "rollout/reported": 0.0,
         "rollout/ungraded": 1,
         "rollout/grading_alarms": 0,
         "rollout/episode_alarms": {},

@@ -127,7 +127,8 @@ def _references(run: Path, names: Sequence[str]) -> tuple[dict[str, Reference], 
         if name in known:
             continue
         try:
-            environment = envs.load(name)(**(sections.get(name, {}).get("options") or {}))
+            options = sections.get(name, {}).get("options") or {}
+            environment = envs.load(name, options)(**options)
             known[name] = reference.of(environment, environment.levels)
         except Exception:
             notes.append(f"nothing is known of experts in {name}, so that some signals are off")

@@ -42,6 +42,8 @@ def check(
     def show(report: Report) -> None:
         if report.judge and not as_json:
             typer.echo(report.judge)
+        if report.rewards and not as_json:
+            typer.echo(report.rewards)
         typer.echo(report.json() if as_json else f"{name}: {conclusion(report)}")
 
     def give_up(report: Report) -> None:
@@ -70,9 +72,11 @@ def check(
 def conclusion(report: Report) -> str:
     """Say what the results mean: fit for training only when every check ran and held."""
     bad = sum(not result.ok for result in report.results)
+    experts = [result.name for result in report.results if result.evidence.startswith(run.NEEDS_EXPERT)]
     ran = ", ".join(result.name for result in report.results)
     if bad:
         rest = f"; {len(report.not_run)} were not run" if report.not_run else ""
+        rest += f"; {len(experts)} of them need an expert: {', '.join(experts)}" if experts else ""
         return f"{bad} of {len(report.results)} checks failed{rest}"
     if report.not_run:
         return (

@@ -20,7 +20,7 @@ from agentrl.envs.play import Abandoned, Played, Stage, Stop, play, scripted
 from agentrl.envs.tools import tools_of
 from agentrl.hashing import short, task_hash
 from agentrl.redteam.workspace import watched
-from agentrl.types import SPLITS, Split, Task, ToolCall
+from agentrl.types import Split, Task, ToolCall
 
 T = TypeVar("T")
 
@@ -70,9 +70,15 @@ class CheckContext:
         """Make a fresh instance, as for every episode."""
         return self.kind(**self.options)
 
-    def tasks(self, split: Split = "train", per_level: int | None = None) -> list[Task]:
+    @property
+    def split(self) -> Split:
+        """The split that episodes are played from: the first that has tasks."""
+        return self.kind.splits[0]
+
+    def tasks(self, split: Split | None = None, per_level: int | None = None) -> list[Task]:
         count = min(per_level or self.per_level, self.kind.size or sys.maxsize)
-        return [self.task(split, level, index) for level in self.levels for index in range(count)]
+        chosen = split or self.split
+        return [self.task(chosen, level, index) for level in self.levels for index in range(count)]
 
     def task(self, split: Split, level: int, index: int) -> Task:
         """Generate a task with a fresh instance; fail with the author's line when it is none."""
@@ -83,7 +89,7 @@ class CheckContext:
         if not self._survey:
             environment = self.make()
             count = min(SURVEY, self.kind.size or SURVEY)
-            for split in SPLITS:
+            for split in self.kind.splits:
                 for level in self.levels:
                     for index in range(count):
                         beat()

@@ -108,12 +108,12 @@ def _another_day() -> None:
 
 
 async def _main(order: Mapping[str, Any]) -> dict[str, Any]:
-    kind = load(order["name"])
+    kind = load(order["name"], order["options"])
     prints = {}
     async with stage(order["sandbox"], limit=4) as where:
         for level, index in order["tasks"]:
             environment = kind(**order["options"])
-            task = task_of(environment, "train", level, index)
+            task = task_of(environment, order["split"], level, index)
             prints[task.id] = asdict(await expert_print(environment, task, where, seed=order["seed"]))
     return prints
 

@@ -13,14 +13,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentrl import judges
+from agentrl.catalogue import bridge
 from agentrl.check import tasks, verdicts
 from agentrl.check.context import Check, CheckContext
 from agentrl.check.faults import ENDLESS, Failed, place
 from agentrl.check.watchdog import watch
-from agentrl.envs import load
+from agentrl.envs import Environment, load, tools_of
 from agentrl.envs.play import stage
+from agentrl.envs.schema_tools import SchemaTool
 from agentrl.errors import AgentRLError, UserError
+from agentrl.verifiers.base import parts_of
 
+NEEDS_EXPERT = "this check needs an expert"
+"""How the evidence of a check begins that could not run because somebody else's environment has no solution."""
 ALL = {c.name: c for module in (tasks, verdicts) for c in vars(module).values() if isinstance(c, Check)}
 """Every check by name, in the order they run."""
 
@@ -50,6 +55,8 @@ class Report:
     """Checks that were not asked for, or that did not come to their turn."""
     judge: str = ""
     """The judge that the verifier asked, where it asks one, and how well it agreed with labels."""
+    rewards: str = ""
+    """Who reports the rewards, where they are not computed here, and what third parties wrote into the prompt."""
 
     @property
     def ok(self) -> bool:
@@ -82,7 +89,7 @@ async def check(
     `judge` names the judge of an environment whose verifier asks one: a YAML file with the section, or URL#MODEL.
     `on_stuck` is called from another thread, with the report so far, once the author's code holds everything up.
     """
-    kind = load(name)
+    kind = load(name, dict(options or {}))
     names = tuple(only) if only is not None else tuple(ALL)
     unknown = [check_name for check_name in names if check_name not in ALL]
     if unknown:
@@ -97,7 +104,10 @@ async def check(
     def report(last: Result | None = None) -> Report:
         done = (*results, last) if last is not None else tuple(results)
         rest = tuple(check_name for check_name in ALL if check_name not in {result.name for result in done})
-        return Report(env=name, sandbox=sandbox, levels=chosen, results=done, not_run=rest, judge="; ".join(judged))
+        said = reported(kind)
+        return Report(
+            env=name, sandbox=sandbox, levels=chosen, results=done, not_run=rest, judge="; ".join(judged), rewards=said
+        )
 
     def give_up(evidence: str) -> None:
         assert on_stuck is not None
@@ -129,6 +139,18 @@ async def check(
     return report()
 
 
+def reported(kind: type[Environment]) -> str:
+    """Say who reports the rewards of an environment and which of its tools' descriptions third parties wrote."""
+    verifier: Any = getattr(kind, "verifier", None)  # an environment under test may have none
+    peer = next((part.reports for part in parts_of(verifier) if part.reports), "")
+    foreign = [tool for tool in tools_of(kind).values() if isinstance(tool, SchemaTool)]
+    lines = [f"rewards are reported by {peer}: trust `reported`, nothing of them is verified here"] if peer else []
+    lines += [
+        f"its tool {tool.name} says to the policy: {' '.join(tool.description.split())[:200]}" for tool in foreign
+    ]
+    return "\n".join(lines)
+
+
 async def _run(check: Check, context: CheckContext) -> Result:
     began = time.perf_counter()
     fix = check.fix
@@ -139,6 +161,9 @@ async def _run(check: Check, context: CheckContext) -> Result:
     except NotImplementedError:
         ok, evidence = False, "expert(task) is not written"
         fix = "write expert(task): the tool calls, then the final message, that solve the task; it may use the secret"
+        if bridge(context.name):
+            evidence = f"{NEEDS_EXPERT}: one honest solution to compare with"
+            fix = "name a JSON file with a solution: --option expert=solution.json"
     except AgentRLError as error:
         at = place(error)
         ok, evidence = False, f"{type(error).__name__}: {error}{'' if at.strip(' ()') in str(error) else at}"

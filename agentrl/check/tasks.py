@@ -20,7 +20,7 @@ from agentrl.envs.episode import Episode
 from agentrl.envs.replay import of_row, replay, to_row
 from agentrl.hashing import canonical, short, task_hash
 from agentrl.sandboxes.base import off_loop
-from agentrl.types import SPLITS, Task
+from agentrl.types import Task
 
 ELSEWHERE_S = 600.0
 """How long the other process may take for the same episodes."""
@@ -31,9 +31,9 @@ ELSEWHERE_S = 600.0
 @check("make task() fill in id, split, level and prompt from its own arguments")
 async def task_contract(context: CheckContext) -> str:
     ids: Counter[str] = Counter()
-    for split in SPLITS:
+    for split in context.kind.splits:
         for level in context.levels:
-            for index in range(context.per_level):
+            for index in range(min(context.per_level, context.kind.size or context.per_level)):
                 task = context.task(split, level, index)
                 ids[task.id] += 1
                 if (task.split, task.level) != (split, level):
@@ -50,13 +50,14 @@ async def task_contract(context: CheckContext) -> str:
 
 @check("derive every random choice in task() from seeds.generator(...) or `draw`; keep no state on self or the class")
 async def task_purity(context: CheckContext) -> str:
-    places = [(level, index) for level in context.levels for index in range(context.per_level + 2)]
-    first = {at: task_hash(context.task("train", *at), secret=True) for at in places}
+    count = min(context.per_level + 2, context.kind.size or sys.maxsize)
+    places = [(level, index) for level in context.levels for index in range(count)]
+    first = {at: task_hash(context.task(context.split, *at), secret=True) for at in places}
     shared = context.make()
     random.seed(time.time_ns())  # a task that uses the global source instead of its seed differs from here on
     for at in sorted(places, key=lambda at: short(str(at))):
-        if task_hash(task_of(shared, "train", *at), secret=True) != first[at]:
-            raise Failed(f"task('train', {at[0]}, {at[1]}) was different the second time, in another order")
+        if task_hash(task_of(shared, context.split, *at), secret=True) != first[at]:
+            raise Failed(f"task({context.split!r}, {at[0]}, {at[1]}) was different the second time, in another order")
     return f"{len(places)} tasks were the same in another order, from another instance"
 
 
@@ -168,6 +169,7 @@ async def _elsewhere(context: CheckContext, tasks: list[Task]) -> Mapping[str, F
         "options": context.options,
         "sandbox": context.sandbox,
         "seed": SEED,
+        "split": context.split,
         "tasks": places,
     }
     process = await asyncio.create_subprocess_exec(
@@ -211,7 +213,7 @@ async def speed(context: CheckContext) -> str:
     slowest, worst = 0.0, 0
     for level in context.levels:
         times = []
-        for split in SPLITS:
+        for split in context.kind.splits:
             for index in range(min(20, context.kind.size or 20)):
                 began = time.thread_time()
                 task_of(environment, split, level, index)

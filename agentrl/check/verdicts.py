@@ -20,7 +20,7 @@ from agentrl.hashing import canonical
 from agentrl.redteam.attack import attacks
 from agentrl.redteam.suite import AttackTarget, run
 from agentrl.sandboxes.base import off_loop
-from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.types import Task, ToolCall
 from agentrl.verifiers.grade import grade
 
 CUT_OFF_S = 10.0
@@ -47,7 +47,7 @@ async def verifier_contract(context: CheckContext) -> str:
 
 @check("let expert(task) really solve the task, or fix the verifier that does not accept its solution")
 async def oracle_max(context: CheckContext) -> str:
-    tasks = [task for split in SPLITS for task in context.tasks(split, context.per_level)]
+    tasks = [task for split in context.kind.splits for task in context.tasks(split, context.per_level)]
     for played in await context.plays([(task, list(context.make().expert(task))) for task in tasks]):
         if played.score != 1.0:
             why = played.verdict.evidence if played.verdict else played.outcome.fault
@@ -138,7 +138,7 @@ async def _in_the_open(context: CheckContext) -> None:
     for level in context.levels:
         seen = []
         for index in range(min(TASKS, context.kind.size or TASKS)):
-            task = context.task("train", level, index)
+            task = context.task(context.split, level, index)
             files = await context.at_start(task, _files) if index < GIVEN_FILES else {}
             seen.append(Seen(task, tuple(context.make().expert(task)), files))
         for giveaway in giveaways(seen):

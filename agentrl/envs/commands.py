@@ -61,6 +61,7 @@ def list_(as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return 0
+    bridges = ", ".join(sorted(catalogue.BRIDGES))
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         if "error" in row:
@@ -68,6 +69,7 @@ def list_(as_json: bool) -> int:
         else:
             first, last = row["levels"]
             typer.echo(f"{row['name']:{width}}  levels {first}-{last}  {', '.join(row['tools'])}  {row['about']}")
+    typer.echo(f"over what others made (docs/bridges.md): {bridges}")
     return 0
 
 
@@ -85,7 +87,7 @@ def play(
     """Let a person play; return 0 when the task was solved."""
     from agentrl.envs.hand_play import play_by_hand
 
-    kind = load(name)
+    kind = load(name, options)
     name = kind.name
     chosen = kind.levels[0] if level is None else level
     if chosen not in kind.levels:
@@ -124,7 +126,8 @@ def replay(
                 if done == limit:
                     break
                 done += 1
-                environment = load(record.env)(**{**trained_with.get(record.env, {}), **options})
+                chosen = {**trained_with.get(record.env, {}), **options}
+                environment = load(record.env, chosen)(**chosen)
                 difference = await again(environment, record, where)
                 label = f"{record.task_id} (group {record.group}, rollout {record.index})"
                 typer.echo(f"{label}: {'the same' if difference is None else f'differs at {difference}'}")

@@ -35,13 +35,19 @@ class Table:
     """Rows sorted into splits by their content; rows with the same content count once."""
 
     def __init__(
-        self, source: Rows, *, content: Callable[[Any], str], level: Callable[[Any], int] | None = None
+        self,
+        source: Rows,
+        *,
+        content: Callable[[Any], str],
+        level: Callable[[Any], int] | None = None,
+        whole: bool = False,
     ) -> None:
         """
         Args:
             source: the rows.
             content: returns the text that identifies a row, usually its question; it decides the split.
             level: returns how hard a row is; by default 1 for all.
+            whole: every row belongs to the split test: a test set, for evaluation only.
         """
         self._source = source
         self._places: dict[tuple[Split, int], list[int]] = {}
@@ -56,7 +62,8 @@ class Table:
                 self.repeats += 1
                 continue
             hashes.add(key)
-            self._places.setdefault((split_of(text), level(row) if level else 1), []).append(number)
+            split: Split = "test" if whole else split_of(text)
+            self._places.setdefault((split, level(row) if level else 1), []).append(number)
         if not hashes:
             raise AuthoringError("the data has no rows; a table needs at least one")
 

@@ -38,6 +38,8 @@ START_S = 30.0
 """How long an episode that is given up while it starts waits for `start` to end, so that `stop` comes after it."""
 GRACE_S = 2.0
 """How much longer than its timeout a tool may take to come back with what its command had written."""
+OPENING_LIMIT = 8_000
+"""Characters of what `start` returns that reach the policy."""
 ERROR_LIMIT = 500
 """Characters of an error that reach the policy."""
 SAYS_NO = (ValueError, LookupError, OSError, ArithmeticError)
@@ -131,9 +133,12 @@ class Episode:
             self.root = box.root
             env._box = cast(Sandbox, self._box)
         self._started = True
-        await _to_its_end(env.start)
+        opening = await _to_its_end(env.start)
         self._whole = True
-        self.transcript = [Message(role="system", content=env.system), Message(role="user", content=self.task.prompt)]
+        prompt = self.task.prompt
+        if isinstance(opening, Observation):
+            prompt = f"{prompt}\n\n{frame(opening.content, OPENING_LIMIT)[0]}"
+        self.transcript = [Message(role="system", content=env.system), Message(role="user", content=prompt)]
         return tuple(self.transcript)
 
     async def act(self, message: Message) -> Step:
@@ -295,14 +300,13 @@ def bytecode(path: str) -> bool:
     return "__pycache__" in parts and (parts[-1] == "__pycache__" or parts[-1].endswith(".pyc"))
 
 
-async def _to_its_end(start: Callable[[], Any]) -> None:
-    """Run `start`; when cancelled, wait for its end first: a thread cannot be stopped, and would continue to take."""
+async def _to_its_end(start: Callable[[], Any]) -> Any:
+    """Run `start` and return what it returns. When cancelled, wait for its end first: a thread cannot be stopped."""
     if inspect.iscoroutinefunction(start) or _untouched(start):
-        await _run(start)
-        return
+        return await _run(start)
     work = asyncio.ensure_future(off_loop(Call(start)))
     try:
-        await asyncio.shield(work)
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait({work}, timeout=START_S)
         if work.done():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, SupportsFloat, TypeVar
 
 import gymnasium
@@ -18,9 +19,8 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl import envs, sandboxes
-from agentrl.envs.base import Environment
-from agentrl.envs.episode import Episode
-from agentrl.envs.play import Played, Stage, drive, message_of, spoken
+from agentrl.envs.play import Played, Stage, message_of, spoken
+from agentrl.envs.stepped import SteppedEpisode
 from agentrl.envs.tools import Tool, tools_of
 from agentrl.errors import AuthoringError, InfraError, VerifierError
 from agentrl.sandboxes.pool import Pool
@@ -109,8 +109,8 @@ class GymEnv(gymnasium.Env[str, GymAction]):
         render_mode: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._kind = envs.load(name)
         self._options = dict(options or {})
+        self._kind = envs.load(name, self._options)
         self._sandbox, self._split, self._level = sandbox, split, level
         self._turns = max_turns or self._kind.max_turns
         self.render_mode = render_mode
@@ -118,10 +118,7 @@ class GymEnv(gymnasium.Env[str, GymAction]):
         self.observation_space = Text()
         self._stage: Stage | None = None
         self._pool: Pool | None = None
-        self._episode: Episode | None = None
-        self._actions: asyncio.Queue[Message]
-        self._observations: asyncio.Queue[Sequence[Message]]
-        self._playing: asyncio.Task[Played] | None = None
+        self._playing: SteppedEpisode | None = None
         self._turn = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -136,55 +133,33 @@ class GymEnv(gymnasium.Env[str, GymAction]):
             level = int(self.np_random.choice(list(self._kind.levels)))
         if index is None:
             index = int(self.np_random.integers(self._kind.size or 1 << 31))
-        environment = self._kind(**self._options)
-        task = environment.task(wish["split"], level, index)
+        task = self._kind(**self._options).task(wish["split"], level, index)
         self._turn = 0
-        opening = _wait(self._start(environment, task, int(self.np_random.integers(1 << 62))))
+        opening = wait(self._start(task, int(self.np_random.integers(1 << 62))))
         return self._text(opening[1:]), self._info()
 
     def step(self, action: GymAction) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
         """One turn. Infrastructure trouble raises; it is never a reward."""
-        if self._episode is None or self._episode.over:
+        if self._playing is None or self._playing.episode.over:
             raise gymnasium.error.ResetNeeded("call reset() before step(): no episode is under way")
         self._turn += 1
-        return _wait(self._step(_message(action)))
+        return wait(self._step(_message(action)))
 
-    async def _start(self, environment: Environment, task: Task, seed: int) -> Sequence[Message]:
+    async def _start(self, task: Task, seed: int) -> Sequence[Message]:
         await self._end()
         if self._stage is None:
             self._pool = Pool(sandboxes.load(self._sandbox)(), limit=4)
             self._stage = Stage(boxes=self._pool)
-        self._episode = Episode(environment, task, seed=seed, boxes=self._stage.boxes)
-        self._actions, self._observations = asyncio.Queue(), asyncio.Queue()
-        play = drive(self._episode, self._next_action, self._stage.context(task.id), turns=self._turns)
-        self._playing = asyncio.create_task(play)
-        opening = await self._next_observation()
-        assert not isinstance(opening, Played)
-        return opening
-
-    async def _next_action(self, episode: Episode) -> Message:
-        """The policy of the episode: show what came of the last action, then wait for the caller's next one."""
-        observed = [o.message() for o in episode.step.observations] if episode.step else episode.transcript
-        self._observations.put_nowait(observed)
-        return await self._actions.get()
-
-    async def _next_observation(self) -> Sequence[Message] | Played:
-        """Wait until the episode shows something, or is over."""
-        assert self._playing is not None
-        shown = asyncio.ensure_future(self._observations.get())
-        await asyncio.wait({shown, self._playing}, return_when=asyncio.FIRST_COMPLETED)
-        if shown.done():
-            return shown.result()
-        shown.cancel()
-        return self._playing.result()
+        make = partial(self._kind, **self._options)
+        self._playing = SteppedEpisode(make, task, self._stage, seed=seed, turns=self._turns, repeat=False)
+        return await self._playing.start()
 
     async def _step(self, message: Message) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self._actions.put_nowait(message)
-        observed = await self._next_observation()
+        assert self._playing is not None
+        observed = await self._playing.act(message)
         if not isinstance(observed, Played):
             return self._text(observed), 0.0, False, False, self._info()
-        assert self._episode is not None
-        outcome, step = observed.outcome, self._episode.step
+        outcome, step = observed.outcome, self._playing.episode.step
         if outcome.score is None:
             cause = outcome.fault.cause if outcome.fault else "no cause given"
             raise (InfraError if outcome.grade == "infra_error" else VerifierError)(cause)
@@ -196,34 +171,32 @@ class GymEnv(gymnasium.Env[str, GymAction]):
     async def _end(self) -> None:
         """Give up the episode that is under way, if any, and wait until its sandbox is closed."""
         if self._playing is not None:
-            self._playing.cancel()
-            await asyncio.gather(self._playing, return_exceptions=True)
+            await self._playing.close()
             self._playing = None
 
     def render(self) -> str | None:
         """The conversation so far, as text."""
-        if self.render_mode != "ansi" or self._episode is None:
+        if self.render_mode != "ansi" or self._playing is None:
             return None
-        return "\n".join(f"[{m.role}] {spoken(m)}" for m in self._episode.transcript)
+        return "\n".join(f"[{m.role}] {spoken(m)}" for m in self._playing.episode.transcript)
 
     def close(self) -> None:
         """End the episode and let go of the boxes. Safe to call twice."""
         if self._playing is not None:
-            _wait(self._end())
-        self._episode = None
+            wait(self._end())
         if self._pool is not None:
             self._pool.close()
             self._pool = self._stage = None
 
     def _info(self) -> dict[str, Any]:
-        assert self._episode is not None
-        task = self._episode.task
+        assert self._playing is not None
+        task = self._playing.task
         return {
             "task": task.id,
             "level": task.level,
             "turn": self._turn,
             "system": self._kind.system,
-            "tools": self._episode.schemas,
+            "tools": self._playing.episode.schemas,
         }
 
     def _text(self, messages: Sequence[Message]) -> str:
@@ -271,7 +244,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 _lock = threading.Lock()
 
 
-def _wait(work: Coroutine[Any, Any, T]) -> T:
+def wait(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the adapters' own loop and wait for it."""
     global _loop
     with _lock:

@@ -22,11 +22,12 @@ from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode, Step
 from agentrl.envs.permissions import Permissions
 from agentrl.errors import AgentError, Fault, fault_of
+from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Ending, Message, Outcome, Task, ToolCall, Verdict
-from agentrl.verifiers.base import Boxes, Context, Judge, Submission
+from agentrl.verifiers.base import Boxes, Context, Judge, Submission, Verifier
 from agentrl.verifiers.busy import by_clock
-from agentrl.verifiers.grade import grade
+from agentrl.verifiers.grade import PROBE_S, grade, system_fault
 
 T = TypeVar("T")
 
@@ -274,3 +275,15 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is not None:
         raise cancelled
     return task.result()
+
+
+async def system_works(infra: bool, verifier: Verifier, context: Context) -> bool:
+    """Tell whether the system is well, so that what recurred must be the policy's doing."""
+    if infra:  # a cause outside the policy was reported: does a fresh sandbox work?
+        try:
+            async with asyncio.timeout(PROBE_S), context.boxes.box(SandboxSpec()) as box:
+                if (await box.aio.exec(["true"])).exit_code:
+                    return False
+        except Exception:
+            return False
+    return await system_fault(verifier, context) is None

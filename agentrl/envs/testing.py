@@ -54,7 +54,7 @@ def play_script(
     **options: Any,
 ) -> Played:
     """Play the actions, or the expert's, and have the end graded; on a stage of its own where none is given."""
-    kind = load(environment) if isinstance(environment, str) else environment
+    kind = load(environment, options) if isinstance(environment, str) else environment
 
     async def run(on: Stage) -> Played:
         instance = kind(**options)

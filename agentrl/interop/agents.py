@@ -220,7 +220,7 @@ class AgentTurns:
                 f"{type(episode.environment).__name__} has no sandbox, in which the agent's command could run; "
                 "use a `function`, or return a SandboxSpec from prepare()"
             )
-        prompt = episode.task.prompt
+        prompt = episode.transcript[1].content
         relay = Relay(box, self.gateway, session)
         try:
             await relay.start()

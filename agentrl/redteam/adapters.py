@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def harbor(folder: Path) -> type[Testbed]:
     for part in ("task.toml", "tests/test.sh", "solution/solve.sh"):
         if not (folder / part).is_file():
             raise UserError(f"{folder} is not a Harbor task: {part} is missing")
+    _readable(folder)
     start = _tree(folder / "environment")
     tests = {f"tests/{path}": content for path, content in _tree(folder / "tests").items()}
     solution = _moved((folder / "solution" / "solve.sh").read_bytes()).decode("utf-8", "replace")
@@ -51,6 +53,22 @@ def harbor(folder: Path) -> type[Testbed]:
 
     Harbor.name = folder.name
     return Harbor
+
+
+def _readable(folder: Path) -> None:
+    """Refuse, by name, the kinds of Harbor task that are not played."""
+    try:
+        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{folder / 'task.toml'} cannot be read: {error}") from None
+    if config.get("steps") or (folder / "steps").is_dir():
+        raise UserError(f"{folder} is a Harbor task of several steps, which is not played")
+    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
+        if (folder / "environment" / name).exists():
+            raise UserError(f"{folder} is a Harbor task of several containers ({name}), which is not played")
+    environment = config.get("environment") or {}
+    if environment.get("mcp_servers") or environment.get("gpus"):
+        raise UserError(f"{folder} is a Harbor task with MCP servers or GPUs, which is not played")
 
 
 def _tree(folder: Path) -> dict[str, bytes]:

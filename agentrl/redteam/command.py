@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress as Bar
 
 from agentrl import envs, judges, sandboxes
-from agentrl.catalogue import is_path, members, named
+from agentrl.catalogue import bridge, is_path, members, named
+from agentrl.envs.base import Environment
+from agentrl.envs.commands import parsed
 from agentrl.envs.in_flight import running
 from agentrl.errors import AgentRLError, CatalogueError, UserError
 from agentrl.redteam import formats, suite
@@ -30,7 +33,7 @@ from agentrl.redteam.search import search
 from agentrl.redteam.suite import AttackTarget
 from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer, Testbed
 from agentrl.sandboxes.pool import Pool
-from agentrl.verifiers.base import Judge
+from agentrl.verifiers.base import Judge, Verifier, parts_of
 
 Watch = Callable[[Callable[[str], None]], AbstractAsyncContextManager[None]]
 
@@ -46,6 +49,8 @@ class Request:
     levels: tuple[int, ...] = ()
     tasks: int = 1
     """Tasks of each level."""
+    options: tuple[str, ...] = ()
+    """`key=value`, for the environment."""
     scorer: str = ""
     honest: str = ""
     wrong: str = ""
@@ -68,7 +73,7 @@ class Request:
     def written(self) -> str:
         """Write the part of it that leads to the same targets as Python."""
         names = {"target", "backend", "levels", "tasks", "scorer", "honest", "wrong", "rows", "columns", "convention"}
-        names |= {"python", "scorer_timeout", "judge"}
+        names |= {"python", "scorer_timeout", "judge", "options"}
         values = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in names]
         return f"Request({', '.join(f'{name}={value!r}' for name, value, default in values if value != default)})"
 
@@ -105,7 +110,9 @@ def attack_targets(request: Request) -> list[AttackTarget]:
         path = Path(request.target)
     if (path / "task.toml").is_file():
         return [_all_tasks(path.resolve().name, harbor(path))]
-    if path.is_dir() and request.target not in members("envs"):
+    if path.is_dir() and (folders := sorted(file.parent for file in path.glob("*/task.toml"))):
+        return [_all_tasks(folder.name, harbor(folder)) for folder in folders]
+    if path.is_dir() and request.target not in members("envs") and not bridge(request.target):
         raise UserError(f"{request.target} is a folder, but not a Harbor task: there is no task.toml in it")
     if request.target in TESTBEDS:
         judge = _judge(request)
@@ -114,7 +121,9 @@ def attack_targets(request: Request) -> list[AttackTarget]:
     if request.target in NAIVE_GRADERS:
         return [_all_tasks(request.target, NAIVE_GRADERS[request.target])]
     try:
-        environment = envs.load(request.target)
+        options = parsed(request.options)
+        kind = envs.load(request.target, options)
+        environment: Callable[[], Environment] = partial(kind, **options) if options else kind
     except CatalogueError as error:
         known = ", ".join([*members("envs"), *TESTBEDS])
         raise UserError(f"{error}\n  known environments and verifiers: {known}") from None
@@ -129,6 +138,14 @@ def attack_targets(request: Request) -> list[AttackTarget]:
 def _all_tasks(name: str, environment: type[Testbed], judge: Judge | None = None) -> AttackTarget:
     count = len({task.id for task in environment.problems})
     return AttackTarget.of(name, environment, per_level=count, judge=judge or ScriptedExaminer())
+
+
+def reported(verifier: Verifier) -> list[str]:
+    """Say whose word the scores are, where they are not computed here."""
+    peers = [part.reports for part in parts_of(verifier) if part.reports]
+    return [
+        f"rewards are reported by {peer} (trust `reported`): its own grading is what was attacked" for peer in peers
+    ]
 
 
 def _judge(request: Request) -> Judge:
@@ -184,7 +201,7 @@ def _refuse(request: Request, update: bool, *files: Path | None) -> None:
 
 def _is_environment(request: Request) -> bool:
     own = is_path(request.target) and (Path(request.target) / "__init__.py").is_file()
-    return not request.scorer and (own or request.target in members("envs"))
+    return not request.scorer and (own or request.target in members("envs") or bool(bridge(request.target)))
 
 
 async def _run(request: Request, bar: Bar | None) -> list[Report]:
@@ -198,7 +215,8 @@ async def _run(request: Request, bar: Bar | None) -> list[Report]:
         targets = attack_targets(request)
         async with opened(targets, pool) as notes, judges.asked_by(targets) as judged:
             reports = [await _attacked(target, request, corpus, pool, bar) for target in targets]
-        return [replace(report, notes=(*notes, *judged)) for report in reports]
+        words = [note for target in targets for note in reported(target.make().verifier)]
+        return [replace(report, notes=(*notes, *judged, *words)) for report in reports]
     finally:
         pool.close()
 
@@ -283,6 +301,8 @@ def run(
                 path.with_name(path.stem + suffix + path.suffix).write_text(write(report), encoding="utf-8")
         if not as_json:
             console.print(formats.screen(report))
+    if len(reports) > 1 and not as_json:
+        console.print(formats.overview(reports))
     if as_json:
         print(json.dumps(reports[0].data() if len(reports) == 1 else together(request.target, reports)))
     return 0 if all(report.ok for report in reports) else 1

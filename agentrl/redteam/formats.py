@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -20,6 +20,19 @@ COLUMNS = ("held", "gained", "evaded", "hung", "accepted", "void", "not applicab
 NAMES = {"accepted": "known", "not applicable": "n/a"}
 """Columns whose heading is shorter than the result they count."""
 _STYLES = {"gained": "bold red", "evaded": "bold red", "hung": "bold red", "held": "green", "accepted": "yellow"}
+
+
+def overview(reports: Sequence[Report]) -> Table:
+    """Show several targets, such as a folder of tasks: one line each."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("target", "controls", "tried", "succeeded", "which"):
+        table.add_column(column, justify="left" if column in ("target", "which") else "right", no_wrap=True)
+    for report in reports:
+        right = sum(control.ok for control in report.controls)
+        which = ", ".join(finding.id for finding in report.breaches[:4]) + (" ..." if len(report.breaches) > 4 else "")
+        cells = (f"{right} of {len(report.controls)}", str(report.tried), str(len(report.breaches)), which)
+        table.add_row(visible(report.target), *cells, style="" if report.ok else "red")
+    return table
 
 
 def screen(report: Report) -> Group:

@@ -150,9 +150,10 @@ class Stand:
         """Return up to `count` held-out tasks of the task's level, each once; the task itself comes first."""
         environment = self.runtime.make()
         tasks = {self.task.id: self.task}
+        split = "heldout" if "heldout" in environment.splits else self.task.split
         for index in range(2 * count):
             with suppress(LookupError):
-                task = environment.task("heldout", self.task.level, index)
+                task = environment.task(split, self.task.level, index)
                 tasks.setdefault(task.id, task)
         return [Problem(self.runtime.name, task) for task in list(tasks.values())[:count]]
 

@@ -60,7 +60,12 @@ class AttackTarget:
         """Take the first held-out tasks of each level of an environment."""
         environment = make()
         chosen = environment.levels if levels is None else levels
-        tasks = tuple(environment.task("heldout", level, index) for level in chosen for index in range(per_level))
+        split = environment.splits[min(1, len(environment.splits) - 1)]
+        tasks = tuple(
+            environment.task(split, level, index)
+            for level in chosen
+            for index in range(min(per_level, environment.size_of(split, level) or per_level))
+        )
         return cls(name=name, make=make, tasks=tasks, judge=judge)
 
     def arena(self, task: Task, boxes: Boxes) -> Arena:

@@ -18,17 +18,16 @@ from agentrl import seeds
 from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
-from agentrl.envs.play import Action, Played, Stop, drive
+from agentrl.envs.play import Action, Played, Stop, drive, system_works
 from agentrl.errors import EngineError, Halted, InfraError, InvariantError, UserError, fault_of
 from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
 from agentrl.rollout.token_log import TokenLog
-from agentrl.sandboxes.base import SandboxSpec
 from agentrl.types import Completion, Outcome, Task, Trajectory, Verdict
 from agentrl.verifiers.base import Boxes, Context, Judge, Verifier
-from agentrl.verifiers.grade import PROBE_S, grade, system_fault
+from agentrl.verifiers.grade import grade
 
 Call = tuple[tuple[int, ...], Completion]
 """A prompt that the engine was given, and what it sampled."""
@@ -179,7 +178,7 @@ async def play_out(
             fault = fault_of(error, episode.stage)
             infra = isinstance(error, InfraError)
             acted = turns.acted and not isinstance(error, EngineError)
-        if acted and recorded and await _system_works(infra, episode.environment.verifier, context):
+        if acted and recorded and await system_works(infra, episode.environment.verifier, context):
             outcome = Outcome(
                 ending="agent_error", grade="graded", score=0.0, fault=replace(fault, blame="agent"), alarm=True
             )
@@ -312,18 +311,6 @@ class _Turns:
             retries=self.budget.retries,
             note=lambda prompt, new: self._calls.append((len(self.log.segments), len(prompt), new)),
         )
-
-
-async def _system_works(infra: bool, verifier: Verifier, context: Context) -> bool:
-    """Tell whether the system is well, so that what recurred must be the policy's doing."""
-    if infra:  # a cause outside the policy was reported: does a fresh sandbox work?
-        try:
-            async with asyncio.timeout(PROBE_S), context.boxes.box(SandboxSpec()) as box:
-                if (await box.aio.exec(["true"])).exit_code:
-                    return False
-        except Exception:
-            return False
-    return await system_fault(verifier, context) is None
 
 
 def _context(runtime: EnvRuntime, rollout_id: RolloutId, budget: Budget) -> Context:

@@ -248,6 +248,13 @@ class PipedSandbox(Sandbox):
             request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": WORKSPACE}
         return self._start(request | {"env": self._environment({})}, (None, -1, -1, None, -1))
 
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = WORKSPACE) -> Running:
+        """Start a command that stays, with its stdin, stdout and stderr open as pipes 0, 1 and 2; see `stdio.py`."""
+        if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
+            raise ValueError(f"open takes a list of strings with at least one, got {argv!r}")
+        request = {"op": "exec", "argv": list(argv), "cwd": str(cwd), "env": self._environment(env or {})}
+        return self._start(request, (None, -1, -1))
+
     # files
 
     def _file(self, request: dict[str, Any], content: bytes = b"", limit: int = MAX_READ) -> bytes:

@@ -75,6 +75,9 @@ class Verifier(ABC):
 
     artifacts: tuple[Artifact, ...] = ()
     """What it needs from the agent's workspace."""
+    reports: str = ""
+    """Who sends the rewards that it takes for scores, where somebody else's environment does: nothing of them is
+    verified here, every verdict has the trust `reported`, and checks and reports say so."""
     asks_judge: bool = False
     """Whether it asks `context.judge` itself. A recipe without a judge is then refused before anything starts."""
 

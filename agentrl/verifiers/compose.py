@@ -24,7 +24,7 @@ from agentrl.errors import AuthoringError, VerifierError
 from agentrl.types import Trust, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 
-TRUST: tuple[Trust, ...] = ("sealed", "proxied", "shared", "judged")
+TRUST: tuple[Trust, ...] = ("sealed", "proxied", "shared", "judged", "reported")
 """From the strongest to the weakest."""
 Rule = Literal["all", "any", "weighted", "gated", "first_decisive"]
 

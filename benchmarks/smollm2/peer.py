@@ -17,19 +17,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentrl import envs, recipe, sandboxes, seeds, serving
+from agentrl import envs, recipe, seeds, serving
 from agentrl.engines.base import Weights
 from agentrl.engines.sglang.engine import SglangEngine
-from agentrl.envs.countdown.arithmetic import ExpressionError
-from agentrl.envs.countdown.arithmetic import evaluate as compute
 from agentrl.envs.tools import tools_of
 from agentrl.evaluation import evaluate, problems
+from agentrl.interop import trl
 from agentrl.recipe import Recipe
 from agentrl.rollout.player import make_player
 from agentrl.rollout.render import Renderer
-from agentrl.sandboxes.pool import Pool
-from agentrl.types import Message, Task
-from agentrl.verifiers.base import Context, Submission
+from agentrl.types import Message
 
 TEMPLATE = """{%- for message in messages -%}
 {%- if message.role == 'tool' -%}
@@ -44,45 +41,6 @@ TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
 """What our renderer writes for SmolLM2, as a chat template; the tools stand in the system message already."""
-
-
-class Countdown:
-    """Our environment as `environment_factory` wants it."""
-
-    def reset(self, **_: Any) -> None:
-        """Nothing is kept between calls."""
-
-    def calculate(self, expression: str) -> str:
-        """Compute an expression exactly.
-
-        Args:
-            expression: numbers with + - * / and parentheses
-        """
-        try:
-            return f"<out>{compute(expression).value}</out>"
-        except ExpressionError as error:
-            return f"<out>error: {error}</out>"
-
-
-def rewards(completions: list[Any], level: list[int], index: list[int], **_: Any) -> list[float | None]:
-    """What our verifier says of each last message."""
-    environment = envs.load("countdown")()
-    boxes = Pool(sandboxes.load("process")(), limit=1)  # the contract wants some; arithmetic uses none
-    context = Context(secret=b"", boxes=boxes)
-
-    async def one(completion: Any, task: Task) -> float:
-        last = completion[-1]
-        answer = last.get("content") or "" if last["role"] == "assistant" else ""
-        return (await environment.verifier.verify(Submission(task=task, answer=answer), context)).score
-
-    async def every() -> list[float | None]:
-        tasks = [environment.task("train", *place) for place in zip(level, index, strict=True)]
-        return [await one(*pair) for pair in zip(completions, tasks, strict=True)]
-
-    try:
-        return asyncio.run(every())
-    finally:
-        boxes.close()
 
 
 def dataset(made: Recipe, tokenizer: Any, count: int) -> Any:
@@ -192,11 +150,11 @@ def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every:
 
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
-        reward_funcs=rewards,
+        reward_funcs=trl.reward,
         args=config(made, out, engine, liger),
         train_dataset=tasks,
         processing_class=tokenizer,
-        environment_factory=Countdown,
+        environment_factory=trl.factory("countdown", sandbox="process", max_turns=made.rollout.max_turns),
         callbacks=[Clock()],
     )
     trainer.train()

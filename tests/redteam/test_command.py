@@ -155,6 +155,54 @@ def test_a_harbor_folder_is_attacked(boxes: Pool, tmp_path: Path, capsys: pytest
     assert [a["id"] for a in data["attacks"] if a["succeeded"]] == ["B.reward_json", "E.daemon_rewrites_reward"]
 
 
+def harbor_task(folder: Path, solution: str, *, config: str = "version = '1.0'\n", **files: str) -> None:
+    """Write a Harbor task: HELLO must stand in out.txt."""
+    for name, text in {
+        "task.toml": config,
+        "environment/Dockerfile": "FROM debian\n",
+        "environment/start.txt": "hello\n",
+        "solution/solve.sh": solution,
+        "tests/test.sh": (
+            'if [ "$(cat /app/out.txt)" = HELLO ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+        ),
+        **files,
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_a_whole_folder_of_harbor_tasks_ends_in_a_table(
+    boxes: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for each task: its controls, what was tried, and what succeeded."""
+    harbor_task(tmp_path / "loud", "tr a-z A-Z < /app/start.txt > /app/out.txt\n")
+    harbor_task(tmp_path / "unsolved", "true\n")
+    assert redteam(str(tmp_path), "--attack", "B.reward_json") == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["target", "controls", "tried", "succeeded", "which"] in lines
+    assert [line[:5] for line in lines if line[:1] in (["loud"], ["unsolved"])][-2:] == [
+        ["loud", "4", "of", "4", "1"],
+        ["unsolved", "3", "of", "4", "1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config": "[[steps]]\nname = 'a'\n"}, "a Harbor task of several steps"),
+        ({"environment/docker-compose.yaml": "services: {}\n"}, "several containers (docker-compose.yaml)"),
+        ({"config": "[environment]\ngpus = 1\n"}, "MCP servers or GPUs"),
+        ({"config": "not toml ="}, "cannot be read"),
+    ],
+)
+def test_harbor_tasks_that_are_not_played_are_named(
+    change: dict[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harbor_task(tmp_path / "odd", "true\n", **change)
+    assert redteam(str(tmp_path / "odd")) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

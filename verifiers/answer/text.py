@@ -7,7 +7,7 @@ import unicodedata
 from typing import Literal
 
 MAX_ANSWER = 4_000
-Extract = Literal["whole", "tag", "boxed", "last_line"]
+Extract = Literal["whole", "tag", "boxed", "last_line", "tag_alone", "boxed_alone"]
 
 
 class Unclear(ValueError):
@@ -22,6 +22,12 @@ def extract(message: str, how: Extract) -> str:
         answer = _tagged(message)
     elif how == "boxed":
         answer = _boxed(message)
+    elif how == "tag_alone":
+        answer = _tagged(message)
+        _alone(message, f"<answer>{answer}</answer>")
+    elif how == "boxed_alone":
+        answer = _boxed(message)
+        _alone(message, f"\\boxed{{{answer}}}")
     elif how == "last_line":
         answer = message.strip().rsplit("\n", 1)[-1]
     else:
@@ -54,6 +60,14 @@ def _boxed(message: str) -> str:
         if depth == 0:
             return message[start:at]
     raise Unclear("\\boxed{ is never closed")
+
+
+def _alone(message: str, whole: str) -> None:
+    """Refuse an answer that does not begin a line and end the message: words beside it could take it back."""
+    body = message.strip().removesuffix("$")
+    before = body.removesuffix(whole).removesuffix("$")
+    if not body.endswith(whole) or (before and not before.endswith("\n")):
+        raise Unclear("the answer must stand alone at the end, on a line of its own")
 
 
 def clean(answer: str) -> str:

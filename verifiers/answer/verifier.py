@@ -47,7 +47,8 @@ class Answer(Verifier):
             expected: a task's answer: text, a number, a collection, or an expression's text.
             kind: how answer and expectation are read and compared.
             check: instead of or besides `expected`: a check of the parsed answer (text, Fraction, list or Expression).
-            extract: where the one answer is: the whole message, `<answer>` tags, `\\boxed{}`, or the last line.
+            extract: where the one answer is: the whole message, `<answer>` tags, `\\boxed{}`, or the last line;
+                with `_alone`, nothing but the tags or the box may stand on its lines, and nothing after them.
             ignore_case: ignore the case of ASCII letters (exact, and exact items).
             tolerance: largest absolute difference of a number; 0 means exactly equal.
             relative: largest difference relative to the expected number.

@@ -1,0 +1,78 @@
+"""verifiers in both directions, with the real package in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import UserError
+from agentrl.interop import export
+from tests.interop.peer_processes import FOLDER, ROOT, free_port, interpreter, server
+
+
+def test_an_exported_environment_is_run_by_vf_eval(tmp_path: Path) -> None:
+    """The package that `env export` writes is loaded by `vf-eval`, whose own loop plays an expert behind a chat
+    endpoint: every rollout scores 1, graded by our verifier; no secret of a task is on any trace."""
+    python = interpreter("verifiers")
+    export.verifiers("files", tmp_path / "package", {}, split="train", level=1)
+    port = free_port()
+    with server([python, FOLDER / "expert_endpoint.py", "files", "1", str(port)], port, "/v1/models") as url:
+        command = [
+            python.parent / "vf-eval",
+            "agentrl-files",
+            "-n",
+            "2",
+            "-r",
+            "1",
+            "--model",
+            "expert",
+            "--client.base-url",
+            f"{url}/v1",
+            "--no-push",
+            "--no-rich",
+            "--output-dir",
+            tmp_path / "out",
+        ]
+        variables = {**os.environ, "PYTHONPATH": f"{tmp_path / 'package'}:{ROOT}", "OPENAI_API_KEY": "none"}
+        result = subprocess.run([str(w) for w in command], env=variables, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-2000:]
+    (traces,) = (tmp_path / "out").glob("*/traces.jsonl")
+    episodes = [json.loads(line) for line in traces.read_text().splitlines()]
+    assert [[trace["rewards"]["verdict"]["score"] for trace in e["traces"]] for e in episodes] == [[1.0], [1.0]]
+    assert [e["errors"] for e in episodes] == [[], []]
+    assert "secret" not in json.dumps([trace["task"] for e in episodes for trace in e["traces"]])
+
+
+def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
+    """A folder with something in it is refused; so is a split that the environment does not have."""
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="not an empty folder"):
+        export.verifiers("files", tmp_path, {}, split="train", level=None)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_taskset_is_played_checked_and_attacked() -> None:
+    """A taskset of verifiers' own: its tools, its reward of trust `reported`, the checks that need an expert named,
+    and the red team, which finds what a lenient reward pays for."""
+    variables = {**os.environ, "PYTHONPATH": f"{FOLDER / 'tasksets'}:{ROOT}"}
+    command = [str(interpreter("verifiers")), str(FOLDER / "verifiers_play.py")]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    seen = json.loads(result.stdout.splitlines()[-1])
+    (tool,) = seen["tools"]
+    assert (tool["name"].endswith("lookup"), list(tool["parameters"]["properties"])) == (True, ["word"])
+    assert (seen["size"], seen["scores"], seen["trust"]) == (4, [1.0, 0.0, 0.0], "reported")
+    assert seen["shown"] == ["<out>meaning0</out>"]
+    assert seen["refused"].startswith("error:")
+    assert {name: ok for name, (ok, _) in seen["checks"].items()} == {
+        "task_contract": True, "oracle_max": False, "canary_floor": True,
+    }  # fmt: skip
+    assert seen["checks"]["oracle_max"][1].startswith("this check needs an expert")
+    assert "rewards are reported by the verifiers taskset agentrl-glossary" in seen["rewards"]
+    assert seen["controls"][0] == ["oracle", 1.0] and "I.denied" in seen["breaches"]
+    assert any("reported by the verifiers taskset" in note for note in seen["notes"])
+    assert "the taskset no-such-taskset cannot be loaded" in seen["missing"]
