@@ -22,6 +22,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.envs import Environment
+from agentrl.envs.gym_adapter import wait
 from agentrl.envs.schema_tools import SchemaTool, attach, foreign_tool
 from agentrl.errors import AuthoringError, InfraError
 from agentrl.hashing import short
@@ -33,6 +34,12 @@ BY_NAME = ("Action", "CallToolAction", "ListToolsAction")
 MAX_FRAME = 4 << 20
 """Bytes of the longest message that is read from a server."""
 MAX_TOOLS = 128
+FULL_S = 120.0
+"""How long is waited for a server that takes no more sessions."""
+
+
+class Full(InfraError):
+    """A server that takes no more sessions at the moment."""
 
 
 class Options(BaseModel):
@@ -95,19 +102,34 @@ class OpenEnv(Environment):
         id = f"{self.name or 'openenv'}/{split}/{level}/{index}"
         return Task(id=id, split=split, level=level, prompt=prompt, setup={"seed": seed})
 
-    async def start(self) -> Observation:  # type: ignore[override]
-        self._wire = await _connected(self.options)
-        if self.tool_names:
-            await _same_tools(self._wire, self.peer, self.pinned)
-        answer = await self._wire.ask("reset", {"seed": self.given.setup["seed"], **self.options.reset})
+    def start(self) -> Observation:
+        return wait(self._begun())  # all sessions share an event loop of their own: no server holds up the trainer's
+
+    async def _begun(self) -> Observation:
+        deadline = asyncio.get_running_loop().time() + FULL_S
+        while True:
+            self._wire = await _connected(self.options)
+            try:
+                if self.tool_names:
+                    await _same_tools(self._wire, self.peer, self.pinned)
+                answer = await self._wire.ask("reset", {"seed": self.given.setup["seed"], **self.options.reset})
+                break
+            except Full:  # the server takes no more sessions: wait until another episode has ended
+                await self._wire.close()
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.2)
         finite(answer.get("reward"), self.peer)
         shown = _observation(answer, self.peer)
         named = shown.get("final_tool")
         self._final = self._final or (named if isinstance(named, str) else "")
         return Observation(content=text_of({k: v for k, v in shown.items() if k not in ("tools", "final_tool")}))
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str | Done:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str | Done:
         """Take one step on the server."""
+        return wait(self._step(name, arguments))
+
+    async def _step(self, name: str, arguments: Mapping[str, Any]) -> str | Done:
         data = {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)} if name else dict(arguments)
         answer = await self._wire.ask("step", data)
         reward = finite(answer.get("reward"), self.peer)
@@ -116,17 +138,17 @@ class OpenEnv(Environment):
         text = text_of(_observation(answer, self.peer))
         return Done(text) if answer.get("done") is True else text
 
-    async def on_message(self, text: str) -> Observation | Done:  # type: ignore[override]
+    def on_message(self, text: str) -> Observation | Done:
         if self._final:
-            await self.call(self._final, {"text": text})
+            self.call(self._final, {"text": text})
         return Done(text)
 
     def state(self) -> Mapping[str, Any]:
         return {"rewards": list(self._rewards)}
 
-    async def stop(self) -> None:  # type: ignore[override]
+    def stop(self) -> None:
         if self._wire is not None:
-            await self._wire.close()
+            wait(self._wire.close())
 
     def expert(self, task: Task) -> Sequence[ToolCall | str]:
         if not self.options.expert:
@@ -176,7 +198,8 @@ class Wire:
             raise InfraError(f"{self._peer} answered a {kind} with what is no message: {str(error)[:200]}") from None
         if frame.get("type") == "error":
             code, text = str(content.get("code"))[:40], str(content.get("message"))[:300]
-            raise InfraError(f"{self._peer} answered a {kind} with the error {code}: {text}")
+            kind_of_error = Full if code == "CAPACITY_REACHED" else InfraError
+            raise kind_of_error(f"{self._peer} answered a {kind} with the error {code}: {text}")
         return content
 
     async def close(self) -> None:
@@ -303,8 +326,8 @@ async def _looked_at(options: Options) -> type[OpenEnv]:
 
 
 def _method(name: str) -> Any:
-    async def method(self: OpenEnv, **arguments: Any) -> str | Done:
-        return await self.call(name, arguments)
+    def method(self: OpenEnv, **arguments: Any) -> str | Done:
+        return self.call(name, arguments)
 
     return method
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl import event_loop
 from agentrl.envs import Environment
+from agentrl.envs.gym_adapter import wait
 from agentrl.envs.schema_tools import SchemaTool, attach, foreign_tool
 from agentrl.errors import AuthoringError
 from agentrl.hashing import short
@@ -81,14 +82,16 @@ class Verifiers(Environment):
         return Verifiers._made[key]
 
     def task(self, split: Split, level: int, index: int) -> Task:
-        row = len(SPLITS) * index + SPLITS.index(split)  # a row belongs to one split
-        if row >= len(self.rows):
-            raise AuthoringError(f"verifiers: {self.options.id} has no row {index} of split {split}")
-        id = f"{self.name or 'verifiers'}/{split}/{level}/{index}"
+        at = index % (len(self.rows) // len(SPLITS))  # beyond the end a new epoch begins
+        row = len(SPLITS) * at + SPLITS.index(split)  # a row belongs to one split
+        id = f"{self.name or 'verifiers'}/{split}/{level}/{at}"
         prompt = str(self.rows[row].data.prompt_text)
         return Task(id=id, split=split, level=level, prompt=prompt, setup={"row": row}, secret={"row": row})
 
-    async def start(self) -> None:  # type: ignore[override]
+    def start(self) -> None:
+        wait(self._begun())  # on an event loop of its own: somebody else's tools may hold it up, never the trainer's
+
+    async def _begun(self) -> None:
         self._vf_state = _state_type(self.rows[0])()
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keeper = asyncio.create_task(self._keep(ready))
@@ -108,8 +111,11 @@ class Verifiers(Environment):
             if not ready.done():
                 ready.set_exception(error)
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the taskset."""
+        return wait(self._called(name, arguments))
+
+    async def _called(self, name: str, arguments: Mapping[str, Any]) -> str:
         at, inner = self.server_of[name]
         result = await self._clients[at].call_tool(inner, dict(arguments))
         text = "\n".join(part.text for part in result.content if part.type == "text")
@@ -120,7 +126,10 @@ class Verifiers(Environment):
     def state(self) -> Mapping[str, Any]:
         return {"verifiers": self._vf_state}
 
-    async def stop(self) -> None:  # type: ignore[override]
+    def stop(self) -> None:
+        wait(self._ended())
+
+    async def _ended(self) -> None:
         self._over.set()
         if self._keeper is not None:
             await asyncio.wait({self._keeper}, timeout=5.0)
@@ -275,7 +284,7 @@ async def _listed(taskset: Any, row: Any) -> list[tuple[int, str, str, str, Any]
 
 
 def _method(name: str) -> Any:
-    async def method(self: Verifiers, **arguments: Any) -> str:
-        return await self.call(name, arguments)
+    def method(self: Verifiers, **arguments: Any) -> str:
+        return self.call(name, arguments)
 
     return method
