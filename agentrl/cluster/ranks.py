@@ -23,14 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from torch import Tensor
 
 from agentrl.cluster.server_actor import fingerprint, node_address
 from agentrl.engines.sglang.server import free_port
@@ -38,6 +36,10 @@ from agentrl.errors import AgentRLError, InfraError, LearnerError, RecipeError
 from agentrl.learn.rank import RankCommands, _portable
 from agentrl.learn.rank_pool import GRACE_S, _is_consequence
 from agentrl.recipe import Recipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 PLACE_S = 60.0
 """How long nodes may take to have room."""
@@ -130,6 +132,8 @@ class RankActor(RankCommands):
 
     def device(self, name: str) -> torch.device:
         """Return the device: the GPU that Ray set aside for this rank, or the CPU."""
+        import torch
+
         return torch.device("cuda", 0) if on_gpu(name, torch.cuda.is_available()) else torch.device("cpu")
 
 
@@ -300,7 +304,7 @@ class RayRankPool:
         number, first = min(errors.items(), key=lambda item: (_is_consequence(item[1]), item[0]))
         assert first is not None
         self.close()
-        if isinstance(first, AgentRLError | torch.OutOfMemoryError):
+        if isinstance(first, AgentRLError) or type(first).__name__ == "OutOfMemoryError":
             raise first
         raise LearnerError(f"rank {number} of the learner failed: {type(first).__name__}: {first}") from first
 

@@ -241,8 +241,9 @@ class LearnerSection(Section):
     """Device of the learner: `cpu`, `cuda`, `cuda:1`. `auto` takes a GPU where there is one."""
 
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes on this machine that share model, gradients and optimizer (FSDP2): one GPU each, or the CPU. More than
-    one GPU is untested. A resumed run may change it; results then differ in the last bits."""
+    """Processes that share model, gradients and optimizer (FSDP2): one GPU each, or the CPU; of this machine, or with
+    `cluster` wherever Ray finds room. More than one GPU is untested. A resumed run may change it; results then differ
+    in the last bits."""
     rank_timeout_s: Positive = 900.0
     """With `ranks`: give up when none of them has got on for this many seconds. Longer than the slowest micro-batch."""
 

@@ -116,7 +116,8 @@ def test_a_recipe_that_cannot_fit_is_refused_before_anything_is_loaded(
     assert memory.refuse_what_cannot_fit(lora) is None
     estimated = memory.parts(memory.shapes(lora, CPU), lora, CPU)
     assert {name: round(size / 2**30, 1) for name, size in estimated.items()}["weights"] == 11.0
-    monkeypatch.setattr(memory, "available_memory", lambda: 0.9 * memory.fit(lora).need)
+    need = memory.fit(lora).need
+    monkeypatch.setattr(memory, "available_memory", lambda: 0.9 * need)
     warning = memory.refuse_what_cannot_fit(lora)
     assert warning is not None and warning.startswith("this may not fit. memory: about")
 

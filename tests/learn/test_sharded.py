@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.engines.base import Delivery
@@ -30,6 +31,7 @@ from agentrl.learn.sharded import ShardedLearner
 from agentrl.recipe import Recipe
 from agentrl.types import TrainingSample
 from tests.engines.fake_server import FakeServer
+from tests.tiny_run import train
 
 MakeRecipe = Callable[..., Recipe]
 MakeSamples = Callable[..., list[TrainingSample]]
@@ -215,6 +217,20 @@ def test_a_run_with_ranks_stops_on_ctrl_c_with_a_checkpoint_and_no_process_left(
     assert len(children) == 2 and gone(children)
     saved = checkpoint.latest(tmp_path / "tiny" / "checkpoints")
     assert saved is not None and saved.step >= 2 and saved.learner["ranks"] == 2
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="imports torch six times; set AGENTRL_FULL")
+def test_a_run_with_ranks_resumes_to_the_bit(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "run": {**TINY["run"], "out": str(tmp_path), "steps": 2}}))
+    assert train(str(path)) == 0
+    assert train(str(path), "--resume", "--set", "run.steps=3") == 0
+    assert train(str(path), "--set", "run.steps=3", "--set", "run.name=undisturbed") == 0
+    resumed, undisturbed = (
+        load_file(tmp_path / name / "checkpoints" / "step-000003" / "model" / "model.safetensors")
+        for name in ("tiny", "undisturbed")
+    )
+    assert same(resumed, undisturbed)
 
 
 def _children(pid: int) -> list[int]:
