@@ -118,7 +118,8 @@ def with_server(
         if now != pinned:
             raise SandboxError(f"{peer} lists other tools than when the environment was made")
         begun: Any = base.start(self)
-        return await begun if hasattr(begun, "__await__") else begun
+        opening: Observation | None = await begun if hasattr(begun, "__await__") else begun
+        return opening
 
     async def stop(self: Any) -> None:
         if getattr(self, "_mcp_server", None) is not None:
