@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -178,12 +179,13 @@ class Wire:
 
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send one message and return the data of the answer."""
-        from websockets.exceptions import WebSocketException
+        from websockets.exceptions import ConnectionClosed, WebSocketException
 
         message = {"type": kind} if data is None else {"type": kind, "data": data}
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._socket.send(json.dumps(message))
+                with suppress(ConnectionClosed):  # why it was closed may have been said already
+                    await self._socket.send(json.dumps(message))
                 raw = await self._socket.recv()
         except TimeoutError:
             raise InfraError(f"{self._peer} did not answer a {kind} within {self._timeout_s:g} s") from None

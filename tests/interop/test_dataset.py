@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,7 @@ def test_a_public_test_set_is_there_whole(olmo: Path, name: str) -> None:
         Tasks(Source(name=name, environment=environment, split="test"), 0)
 
 
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="a hundred polynomials; AGENTRL_FULL=1")
 def test_helpers_of_a_row_are_not_the_candidates(olmo: Path) -> None:
     """HumanEval's find_zero is checked with `poly`, which the prompt defines: a candidate that redefines it so that
     everything is a root gains nothing."""

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from agentrl import envs
 from agentrl.errors import UserError
 from agentrl.interop import export
 from tests.interop.peer_processes import FOLDER, ROOT, free_port, interpreter, server
 
 
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="twenty seconds of vf-eval; AGENTRL_FULL=1")
 def test_an_exported_environment_is_run_by_vf_eval(tmp_path: Path) -> None:
     """The package that `env export` writes is loaded by `vf-eval`, whose own loop plays an expert behind a chat
     endpoint: every rollout scores 1, graded by our verifier; no secret of a task is on any trace."""
@@ -76,3 +78,21 @@ def test_a_taskset_is_played_checked_and_attacked() -> None:
     assert seen["controls"][0] == ["oracle", 1.0] and "I.denied" in seen["breaches"]
     assert any("reported by the verifiers taskset" in note for note in seen["notes"])
     assert "the taskset no-such-taskset cannot be loaded" in seen["missing"]
+
+
+def test_an_exported_package_is_loaded_by_verifiers(tmp_path: Path) -> None:
+    """verifiers finds the taskset, its settings and its rows; a row holds the prompt, and no secret."""
+    export.verifiers("files", tmp_path, {}, split="heldout", level=2)
+    script = (
+        "import json, verifiers.v1 as vf; c = vf.taskset_config_type('agentrl-files').model_validate("
+        "{'id': 'agentrl-files', 'count': 3}); rows = list(vf.load_taskset(c)); "
+        "print(json.dumps([r.data.model_dump(mode='json') for r in rows]))"
+    )
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [str(interpreter("verifiers")), "-c", script]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    rows = json.loads(result.stdout.splitlines()[-1])
+    tasks = [envs.load("files")().task("heldout", 2, index) for index in range(3)]
+    assert [(row["prompt"], row["level"], row["split"]) for row in rows] == [(t.prompt, 2, "heldout") for t in tasks]
+    assert all("secret" not in row for row in rows)
