@@ -291,7 +291,10 @@ def shard(scorer: Scorer, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     for unit in units(scorer):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
-        unit.set_reduce_scatter_unused_params(True)  # experts that a rank's tokens did not reach
+        if hasattr(unit, "set_reduce_scatter_unused_params"):
+            unit.set_reduce_scatter_unused_params(True)  # experts that a rank's tokens did not reach
+        elif mesh.size() > 1 and getattr(scorer.model.config, "num_experts_per_tok", None):
+            raise refuse(scorer.model, "its experts on several ranks need a newer torch (2.13 has what they need)")
 
 
 def check_sharded(scorer: Scorer, mesh: DeviceMesh, *, tied: bool) -> None:
