@@ -14,7 +14,7 @@ from agentrl.audit.watch import Watch
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
-from agentrl.curriculum.tasks import Source
+from agentrl.curriculum.tasks import Source, must_be_trainable
 from agentrl.engines.base import Engine
 from agentrl.evaluation import Evaluator, Problem
 from agentrl.initial_policy import PolicyModel, load_policy
@@ -141,6 +141,8 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
         environments = stack.enter_context(runtimes(recipe, elsewhere=elsewhere))
+        for section in recipe.envs:
+            must_be_trainable(section.name, environments[section.name].make(), section.split)
         folder.same_sources(source_versions(environments))
         every = recipe.eval.every if recipe.eval else 0
         progress = stack.enter_context(

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from agentrl import initial_policy, judges, seeds, serving
+from agentrl.curriculum.tasks import must_be_trainable
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine, SglangJudge
@@ -42,6 +43,8 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}; {free:.0f} GiB of disk left"
     yield "memory", _memory(recipe)
     runtimes = stack.enter_context(serving.runtimes(recipe))
+    for section in recipe.envs:
+        must_be_trainable(section.name, runtimes[section.name].make(), section.split)
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
     if recipe.trackers:

@@ -31,6 +31,17 @@ class Source:
     """Draw from at most this many tasks per level; None means all."""
 
 
+def must_be_trainable(name: str, environment: Environment, split: Split) -> None:
+    """Refuse to train on what is for evaluation only, or on a split that has no tasks."""
+    if "train" not in environment.splits:
+        raise RecipeError(
+            f"envs: {name} is for evaluation only (all of its tasks are of the split {', '.join(environment.splits)}): "
+            "training on it is refused; evaluate with `agentrl eval`, and train on another data set"
+        )
+    if split not in environment.splits:
+        raise RecipeError(f"envs: {name} has no tasks of the split {split}; there are: {', '.join(environment.splits)}")
+
+
 class Tasks:
     """The tasks of one source. A finite level keeps 4 bytes per task for its order; nothing else is stored."""
 
@@ -46,14 +57,7 @@ class Tasks:
                 f"{available[0]} to {available[-1]}; change `levels`"
             )
         environment = source.environment
-        if "train" not in environment.splits:
-            raise RecipeError(
-                f"envs: {source.name} is for evaluation only (all of its tasks are of the split "
-                f"{', '.join(environment.splits)}): training on it is refused; "
-                "evaluate with `agentrl eval`, and train on another data set"
-            )
-        if source.split not in environment.splits:
-            raise RecipeError(f"envs: {source.name} has no tasks of the split {source.split}; see its `splits`")
+        must_be_trainable(source.name, environment, source.split)
         counts = [environment.size_of(source.split, level) for level in self.levels]
         if 0 in counts:
             raise RecipeError(

@@ -91,6 +91,7 @@ def in_environment_of(name: str) -> None:
         raise UserError(
             f"this needs the package {name}: `agentrl env get {name}` installs it in an environment of its own"
         )
+    environment(name, say=lambda text: print(text, file=sys.stderr))  # it may belong to another copy of agentrl
     os.execve(python, [str(python), "-m", "agentrl", *sys.argv[1:]], {**os.environ, **for_children()})
 
 

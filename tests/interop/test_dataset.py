@@ -226,3 +226,19 @@ def test_helpers_of_a_row_are_not_the_candidates(olmo: Path) -> None:
             return [(await play(kind(), task, script, where)).score for script in scripts]
 
     assert asyncio.run(main()) == [1.0, 0.0]
+
+
+def test_training_on_a_test_set_fails_before_anything_is_loaded(sums: dict[str, Any], tmp_path: Path) -> None:
+    """`agentrl train --dry-run` names it at once; there need not even be a model."""
+    from agentrl.preflight import preflight
+
+    text = {
+        "run": {"name": "x", "out": str(tmp_path)},
+        "model": {"type": "pretrained", "path": "nowhere"},
+        "envs": [{"name": "dataset:exam", "split": "test", "options": {**sums, "evaluation_only": True}}],
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(text))
+    said: list[str] = []
+    assert preflight(recipe.load(path), said.append) == 1
+    assert said[-1].startswith("failed   envs: dataset:exam is for evaluation only")
