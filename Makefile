@@ -21,7 +21,7 @@ help:
 # One virtual environment, made again only when what it holds changes. Compiling takes longer than the rest of an
 # installation, so it is done on all cores, and without other people's tests.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
