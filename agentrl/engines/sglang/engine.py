@@ -157,7 +157,8 @@ class SglangEngine:
     async def _examine(self, client: Client) -> None:
         """Find out what a server can do."""
         info = await client.info()
-        if await client.knows("/continue_generation"):  # a run that ended during an update left it standing still
+        if not self._by_group and await client.knows("/continue_generation"):
+            # A run that ended during an update left it standing still. (Where others ask it too, they send weights.)
             await client.call("/continue_generation", {})
         limits = (self._context, info.get("context_length"), info.get("max_req_input_len"))
         self._context = min((int(limit) for limit in limits if limit), default=None)
