@@ -130,9 +130,14 @@ class ShardedLearner:
 
     def _give_up_weights(self) -> None:
         """Free the driver's own copy of what is not an adapter: servers and ranks have the weights."""
-        for name, parameter in self.model.named_parameters():
-            if ".lora_" not in name and parameter.device.type != "meta":
-                parameter.data = torch.empty_like(parameter, device="meta")
+        empty: dict[Tensor, torch.nn.Parameter] = {}  # one for tensors that are tied
+        for path, module in self.model.named_modules():
+            for name, own in module.named_parameters(recurse=False):
+                if ".lora_" not in path and own.device.type != "meta":
+                    if own not in empty:
+                        without = torch.empty_like(own, device="meta")
+                        empty[own] = torch.nn.Parameter(without, requires_grad=own.requires_grad)
+                    setattr(module, name, empty[own])
 
     def adapter(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """Return configuration and tensors of the LoRA adapter; None without LoRA."""

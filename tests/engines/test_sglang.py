@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from agentrl.engines.base import Sampling, Weights
+from agentrl.engines.sglang.buckets import BucketSender, split
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.routing import Router
 from agentrl.engines.sglang.server import Server
@@ -159,6 +160,54 @@ def test_a_server_that_dies_is_diagnosed_and_started_again(
         finally:
             engine.servers = []  # they go on for the tests that follow
             await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="starts SGLang twice more; set AGENTRL_FULL")
+@pytest.mark.parametrize("way", ["tensor", "distributed"])
+def test_a_server_killed_between_two_buckets_is_left_out(kept: Any, model: Any, way: str) -> None:
+    """The other one gets everything from the beginning, within seconds, and samples from it. In a process group it
+    hangs in a broadcast that never ends: then the update fails in time, and nothing is sampled."""
+
+    async def main() -> None:
+        healthy, killed = [await kept.started(name) for name in ("plain", "second")]
+        said: list[str] = []
+        engine = SglangEngine(
+            urls=[healthy.url, killed.url], sync=way, vocabulary=310, max_context=4096, update_timeout_s=60.0,
+            say=said.append,
+        )  # fmt: skip
+        sender, taken = BucketSender(stable=True), list[int]()
+
+        def buckets() -> Iterator[dict[str, torch.Tensor]]:
+            for number, bucket in enumerate(split(scaled(model, 1.3), 1)):
+                if number == 2 and killed.alive:
+                    os.killpg(killed._process.pid, signal.SIGKILL)
+                taken.append(number)
+                yield bucket
+
+        await engine.start()
+        try:
+            count = len(split(scaled(model, 1.3), 1))
+            began = time.monotonic()
+            new = Weights(version=4, deliver=lambda order: sender.send(order, buckets(), count))
+            if way == "distributed":
+                with pytest.raises(EngineError, match="broke during /update_weights_from_distributed"):
+                    await engine.publish(new)
+                assert (time.monotonic() - began < 60.0, taken) == (True, [*range(count)])
+                with pytest.raises(EngineError, match="nothing is sampled from half of it"):
+                    await engine.generate(PROMPT, Sampling(max_tokens=4))
+                os.killpg(healthy._process.pid, signal.SIGKILL)  # it would hang for those who come after
+                return
+            await engine.publish(new)
+            assert time.monotonic() - began < 60.0
+            assert taken == [*range(count), *range(count)]
+            assert (engine.addresses, len(said)) == ([healthy.url], 1)
+            greedy = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0.0))
+            assert greedy.versions == (4,) * 4
+        finally:
+            await engine.close()
+            sender.close()
 
     asyncio.run(main())
 

@@ -23,12 +23,12 @@ from agentrl.errors import LearnerError
 from agentrl.learn import checkpoint
 from agentrl.learn.export import export
 from agentrl.learn.learner import Learner
-from agentrl.learn.model import load_model
+from agentrl.learn.model import _with_lora, load_model
 from agentrl.learn.pack import divide
 from agentrl.learn.rank import _portable
 from agentrl.learn.rank_pool import RankPool
 from agentrl.learn.sharded import ShardedLearner
-from agentrl.recipe import Recipe
+from agentrl.recipe import LoraSection, Recipe
 from agentrl.types import TrainingSample
 from tests.engines.fake_server import FakeServer
 from tests.tiny_run import train
@@ -82,6 +82,7 @@ def test_two_ranks_train_like_one_process_and_lose_nothing_when_one_is_killed(
             receipt = learner.deliver(order)
             assert (receipt.error, receipt.buckets, server.version) == ("", 3, "1")
             assert same(server.tensors, learner.weights())
+            assert {p.device.type for p in learner.model.parameters()} == {"cpu"}, "the embedded engine samples from it"
             gone_version = learner.deliver(replace(order, version=0))
             assert (gone_version.stale, gone_version.buckets) == (True, 0)
         finally:
@@ -241,3 +242,18 @@ def _children(pid: int) -> list[int]:
 def _command(pid: int) -> str:
     path = Path(f"/proc/{pid}/cmdline")
     return path.read_text().replace("\0", " ") if path.exists() else ""
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_driver_whose_servers_have_the_weights_gives_up_its_own(make_recipe: MakeRecipe, lora: bool) -> None:
+    """All but the adapter, which it writes into checkpoints."""
+    model, _ = load_model(make_recipe().model, device="cpu")
+    shapes = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
+    driver = ShardedLearner.__new__(ShardedLearner)
+    driver.model = _with_lora(model, LoraSection(rank=2), None) if lora else model
+    driver._give_up_weights()
+    driver._give_up_weights()
+    devices = {name: p.device.type for name, p in driver.model.named_parameters()}
+    assert {name for name, device in devices.items() if device != "meta"} == {n for n in devices if ".lora_" in n}
+    if not lora:
+        assert {name: (p.shape, p.dtype) for name, p in driver.model.named_parameters()} == shapes

@@ -137,6 +137,8 @@ class BucketSender:
         done = threading.Event()
 
         def end() -> None:
+            with suppress(Exception):  # cuts the connections, so that a peer that waits for a broadcast ends it
+                torch.distributed.distributed_c10d._abort_process_group(group.group)
             with suppress(Exception):
                 torch.distributed.destroy_process_group(group.group)
             done.set()

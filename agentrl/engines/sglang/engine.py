@@ -35,6 +35,8 @@ from agentrl.verifiers.busy import off_the_clock
 
 FLUSH = "/flush_cache?timeout=60"
 """Empties the prefix cache once the last batch has finished."""
+ANSWER_S = 20.0
+"""How long a server may take to answer after another one was lost during an update."""
 MOVE_S = 600.0
 """How long a request of a lost server waits until `use` names others."""
 
@@ -159,7 +161,8 @@ class SglangEngine:
     async def _examine(self, client: Client) -> None:
         """Find out what a server can do."""
         info = await client.info()
-        if await client.knows("/continue_generation"):  # a run that ended during an update left it standing still
+        if not self._by_group and await client.knows("/continue_generation"):
+            # A run that ended during an update left it standing still. (Where others ask it too, they send weights.)
             await client.call("/continue_generation", {})
         limits = (self._context, info.get("context_length"), info.get("max_req_input_len"))
         self._context = min((int(limit) for limit in limits if limit), default=None)
@@ -318,9 +321,21 @@ class SglangEngine:
                 "it, so this turn ends until an update succeeds"
             )
 
+    async def _answers(self, client: Client) -> bool:
+        """Tell whether a server still does what it is told."""
+        path, body = ("/pause_generation", {"mode": "retract"}) if self._spans else (FLUSH, {})
+        try:
+            await client.call(path, body, ANSWER_S)
+        except EngineError:
+            return False
+        return True
+
     async def _replace(self, error: ServersLost) -> None:
         """Start servers again that ended during an update, or go on without them where they are not ours to start."""
-        lost, first = error.urls, str(error).splitlines()[0]
+        first = str(error).splitlines()[0]
+        others = [client for client in self._clients if client.url not in error.urls]
+        answers = await asyncio.gather(*map(self._answers, others))  # one may hang in a broadcast that never ends
+        lost = [*error.urls, *(client.url for client, well in zip(others, answers, strict=True) if not well)]
         if self.servers:
             if self._restarts_left <= 0:
                 raise error
