@@ -86,11 +86,12 @@ class Sync:
             address=self._address,
             timeout_s=self.timeout_s,
         )
+        if weights.deliver is None and weights.tensors is None:
+            raise EngineError("SGLang has a copy of the weights: publish needs their tensors")
         self.half = True
         if weights.deliver is not None:
             return await asyncio.to_thread(weights.deliver, order)
-        if weights.tensors is None:
-            raise EngineError("SGLang has a copy of the weights: publish needs their tensors")
+        assert weights.tensors is not None
         buckets = split(weights.tensors, order.bucket_bytes)
         return await asyncio.to_thread(self._sender.send, order, buckets, len(buckets))
 
