@@ -29,6 +29,12 @@ from tests.cluster.rollouts import (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that ask clusters of other tokens before the one cluster of all the rest: within a process Ray
+    takes only one token."""
+    items.sort(key=lambda item: item.path.name != "test_connect.py")
+
+
 @pytest.fixture(scope="session")
 def loop() -> Iterator[Loop]:
     running = Loop()
