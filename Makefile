@@ -72,12 +72,13 @@ test: system-build
 .PHONY: test-others test-engines
 test-others:
 	$(BIN)/python -m pytest -q tests/sandboxes
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/sandboxes --ignore tests/cluster --ignore tests/engines
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore tests/,sandboxes cluster engines learn)
 
 test-engines: check
 	$(BIN)/agentrl engine install sglang --cpu
 	$(BIN)/python -m pytest -q tests/engines
 	$(BIN)/python -m pytest -q tests/cluster
+	$(BIN)/python -m pytest -q tests/learn
 
 test-full: system-test check
 	$(BIN)/agentrl engine install sglang --cpu

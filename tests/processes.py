@@ -13,6 +13,7 @@ def interrupted_at_its_prompt(*arguments: str) -> tuple[int, str]:
     """Start `agentrl ...` in a real terminal, press Ctrl-C at its prompt; return the exit status and what was shown."""
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as a shell does; what runs in the background ignores it
         os.execv(sys.executable, [sys.executable, "-m", "agentrl", *arguments])
     shown = b""
     end = time.monotonic() + 120

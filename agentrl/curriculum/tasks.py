@@ -31,7 +31,7 @@ class Source:
     """Draw from at most this many tasks per level; None means all."""
 
 
-def must_be_trainable(name: str, environment: Environment, split: Split) -> None:
+def must_be_trainable(name: str, environment: Environment | type[Environment], split: Split) -> None:
     """Refuse to train on what is for evaluation only, or on a split that has no tasks."""
     if "train" not in environment.splits:
         raise RecipeError(

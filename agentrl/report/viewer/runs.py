@@ -43,6 +43,8 @@ class RunView:
         """`patience`: seconds that opening takes at most; the rest of a long run comes in afterwards."""
         self.path, self.name = path, name
         self._cache, self._patience = cache, patience
+        self._late = 0
+        """How often something was taken in after opening."""
         self._index: Index | None = None
         self._lock = threading.RLock()
         self._rows: list[metrics.Row] = []
@@ -60,8 +62,16 @@ class RunView:
                 self._index = Index(self.path, cache=self._cache)
                 self._index.grow(self._patience)
                 if self._index.behind:
-                    threading.Thread(target=_finish, args=(self._index,), daemon=True, name="index").start()
+                    threading.Thread(target=self._finish, args=(self._index,), daemon=True, name="index").start()
             return self._index
+
+    def _finish(self, index: Index) -> None:
+        """Take in the rest of a long run, a little at a time, so that questions are answered in between."""
+        with suppress(sqlite3.ProgrammingError):  # closed meanwhile
+            while index.behind:
+                index.grow(0.2)
+                self._late += 1
+                time.sleep(0.02)
 
     def close(self) -> None:
         """Close what was opened."""
@@ -103,8 +113,7 @@ class RunView:
         sizes = [path.stat().st_size if path.exists() else 0 for path in files]
         parts = sorted((self.path / "trajectories").glob("trajectories-*.jsonl.gz"))
         size = parts[-1].stat().st_size if parts else 0
-        taken_in = self._index.changes if self._index is not None else 0
-        return (sizes[0], sizes[1], size + len(parts) * (1 << 40), taken_in)
+        return (sizes[0], sizes[1], size + len(parts) * (1 << 40), self._late)
 
     def recipe(self) -> dict[str, Any]:
         """Return the recipe as plain data."""
@@ -204,14 +213,6 @@ class RunView:
     def _text(self, name: str) -> str:
         path = self.path / name
         return path.read_text(encoding="utf-8", errors="replace")[:200_000] if path.is_file() else ""
-
-
-def _finish(index: Index) -> None:
-    """Take in the rest of a long run, a little at a time, so that questions are answered in between."""
-    with suppress(sqlite3.ProgrammingError):  # closed meanwhile
-        while index.behind:
-            index.grow(0.2)
-            time.sleep(0.02)
 
 
 def gain(rows: Sequence[metrics.Row]) -> str:
