@@ -217,7 +217,8 @@ async def _files(player: Any) -> tuple[str, bool]:
     def look(far: Any) -> tuple[str, bool]:
         import os
 
-        folder = far._player.renderer.tokenizer.name_or_path
+        player = getattr(far._player, "inner", far._player)  # where agents play, another one is around it
+        folder = player.renderer.tokenizer.name_or_path
         return folder, os.path.exists(folder)
 
     where: tuple[str, bool] = await player.actor.__ray_call__.remote(look)

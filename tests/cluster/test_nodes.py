@@ -46,10 +46,12 @@ def test_a_cluster_of_equal_nodes_is_fit(nodes: Any, tmp_path: Path) -> None:
         assert abs(found["skew_s"]) <= found["skew_within_s"] + 0.05
         assert found["disk_free"] > 0 and found["memory_free"] > 0 and found["run_folder"]
         assert sorted(found["sources"]) == [
+            "environment acted",
             "environment deadly",
             "environment files",
             "environment freezing",
             "environment marked",
+            "verifier of acted",
             "verifier of deadly",
             "verifier of files",
             "verifier of freezing",
