@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentrl import codec
 from agentrl.codec import Decision, Stored
@@ -198,32 +198,55 @@ def _indexed(part: Path, index_end: int) -> Iterator[tuple[list[list[Any]], int]
     """Yield the whole lines of an index from a place on, in batches, each with where it ends; stop where it is torn or
     ahead."""
     size = part.stat().st_size
-    data = index_of(part).read_bytes()
-    end = data.rfind(b"\n") + 1
-    header = data.rfind(b"\n{", 0, max(0, index_end - 1)) + 1  # the line that names the columns of what follows
-    order = _order(_parsed(data[header : data.find(b"\n", header) + 1].splitlines())) if index_end else None
-    while index_end < end:
-        cut = data.find(b"\n", min(index_end + BATCH, end - 1)) + 1
-        lines = data[index_end:cut].splitlines(keepends=True)
-        rows: list[list[Any]] = []
-        for line, row in zip(lines, _parsed(lines), strict=False):
-            if isinstance(row, dict):
-                order = _order([row])
-            elif row[0] + row[1] > size:
-                break
-            else:
-                rows.append(row if order is None else [row[place] if place >= 0 else None for place in order])
-            index_end += len(line)
-        yield rows, index_end
-        if index_end < cut:
-            return
+    with index_of(part).open("rb") as file:
+        order = _order_at(file, index_end)
+        while lines := _whole_lines(file):
+            rows: list[list[Any]] = []
+            count = 0
+            for line, row in zip(lines, _parsed(lines), strict=False):
+                if isinstance(row, dict):
+                    order = _order(row)
+                elif row[0] + row[1] > size:
+                    break
+                else:
+                    rows.append(row if order is None else [row[place] if place >= 0 else None for place in order])
+                index_end += len(line)
+                count += 1
+            yield rows, index_end
+            if count < len(lines):
+                return
 
 
-def _order(rows: Sequence[Any]) -> list[int] | None:
+def _whole_lines(file: BinaryIO) -> list[bytes]:
+    """Return the next whole lines of an index, some megabytes at a time; none where the next one is still written."""
+    start = file.tell()
+    data = file.read(BATCH)
+    data += file.readline()
+    data = data[: data.rfind(b"\n") + 1]
+    file.seek(start + len(data))
+    return data.splitlines(keepends=True)
+
+
+def _order_at(file: BinaryIO, place: int) -> list[int] | None:
+    """Go to a place of an index, and return the order of columns there: as the last line says that names them."""
+    order = _order_of(file.readline()) if place else None
+    if order is not None:  # it began with an earlier version, and another one may have gone on
+        file.seek(0)
+        order = _order_of([line for line in file.read(place).splitlines() if line.startswith(b"{")][-1])
+    file.seek(place)
+    return order
+
+
+def _order_of(line: bytes) -> list[int] | None:
+    parsed = _parsed([line])
+    return _order(parsed[0]) if parsed and isinstance(parsed[0], dict) else None
+
+
+def _order(header: Row) -> list[int] | None:
     """Return where a row of an index has each column, as the line above it says; None where it has today's order."""
-    if not rows or not isinstance(rows[0], dict) or tuple(rows[0]["columns"]) == COLUMNS:
+    if tuple(header["columns"]) == COLUMNS:
         return None
-    columns = {name: place for place, name in enumerate(rows[0]["columns"])}
+    columns = {name: place for place, name in enumerate(header["columns"])}
     return [columns.get(name, -1) for name in COLUMNS]
 
 

@@ -60,8 +60,6 @@ class Index:
         self._held: int | None = None
         self._member: tuple[tuple[int, int], list[bytes]] = ((-1, -1), [])
         self.db = self._open(run, cache or cache_folder())
-        self.changes = 0
-        """Raised whenever a row came, went or changed."""
         self.behind = False
         """Whether there was more to take in when the time was up."""
 
@@ -78,7 +76,7 @@ class Index:
         end = time.monotonic() + seconds
         with self.lock:
             self._forget_deleted()
-            resumes, decided = self.rounds.grow()
+            resumes, _ = self.rounds.grow()
             for resume in resumes:
                 self._take_back(resume)
             self.behind, count = False, 0
@@ -89,7 +87,6 @@ class Index:
             self.db.executescript(INDEXES)
             self._decide()
             self.db.commit()
-            self.changes += count + len(resumes) + len(decided)
             return count
 
     def row(self, key: str) -> Row | None:
@@ -194,7 +191,6 @@ class Index:
             if part not in there:
                 self.db.execute("delete from t where part=?", (part,))
                 self.db.execute("delete from done where part=?", (part,))
-                self.changes += 1
 
     # Opening ---------------------------------------------------------------------------------------------------
 
