@@ -14,7 +14,7 @@ from agentrl.audit.watch import Watch
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
 from agentrl.curriculum.sampler import Sampler
-from agentrl.curriculum.tasks import Source, must_be_trainable
+from agentrl.curriculum.tasks import Source, check_trainable
 from agentrl.engines.base import Engine
 from agentrl.evaluation import Evaluator, Problem
 from agentrl.initial_policy import PolicyModel, load_policy
@@ -134,15 +134,14 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
     from agentrl.learn.sharded import open_learner
     from agentrl.learn.weights import Publisher
 
-    check_judge(recipe)  # what is wrong with environments or trackers shows before a folder is made
+    check_trainable(recipe)  # what is wrong with environments or trackers shows before a folder is made
+    check_judge(recipe)
     tracking.check(recipe.trackers)
     warning = memory.refuse_what_cannot_fit(recipe)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
         environments = stack.enter_context(runtimes(recipe, elsewhere=elsewhere))
-        for section in recipe.envs:
-            must_be_trainable(section.name, environments[section.name].make(), section.split)
         folder.same_sources(source_versions(environments))
         every = recipe.eval.every if recipe.eval else 0
         progress = stack.enter_context(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from agentrl import envs, initial_policy, judges, seeds, serving
-from agentrl.curriculum.tasks import must_be_trainable
+from agentrl import initial_policy, judges, seeds, serving
+from agentrl.curriculum.tasks import check_trainable
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine, SglangJudge
@@ -41,8 +41,7 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free / 2**30
     yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}; {free:.0f} GiB of disk left"
-    for section in recipe.envs:
-        must_be_trainable(section.name, envs.load(section.name, section.options), section.split)
+    check_trainable(recipe)
     yield "memory", _memory(recipe)
     runtimes = stack.enter_context(serving.runtimes(recipe))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl import seeds
+from agentrl import envs, seeds
 from agentrl.envs.base import Environment
 from agentrl.envs.task_check import task_of
 from agentrl.errors import RecipeError
+from agentrl.recipe import Recipe
 from agentrl.types import Split, Task
 
 
@@ -29,6 +30,12 @@ class Source:
     """Draw only from these levels; None means all."""
     tasks: int | None = None
     """Draw from at most this many tasks per level; None means all."""
+
+
+def check_trainable(recipe: Recipe) -> None:
+    """Refuse a recipe that would train on what is for evaluation only, before anything is made or loaded."""
+    for section in recipe.envs:
+        must_be_trainable(section.name, envs.load(section.name, section.options), section.split)
 
 
 def must_be_trainable(name: str, environment: Environment | type[Environment], split: Split) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl import envs, evaluation, recipe
+from agentrl import envs, evaluation, recipe, train
 from agentrl.check.run import check
 from agentrl.curriculum.tasks import Source, Tasks
 from agentrl.envs.play import Played, play, stage
@@ -229,7 +229,7 @@ def test_helpers_of_a_row_are_not_the_candidates(olmo: Path) -> None:
 
 
 def test_training_on_a_test_set_fails_before_anything_is_loaded(sums: dict[str, Any], tmp_path: Path) -> None:
-    """`agentrl train --dry-run` names it at once; there need not even be a model."""
+    """`agentrl train` and its `--dry-run` name it at once; there need not even be a model, and no folder is made."""
     from agentrl.preflight import preflight
 
     text = {
@@ -242,3 +242,6 @@ def test_training_on_a_test_set_fails_before_anything_is_loaded(sums: dict[str, 
     said: list[str] = []
     assert preflight(recipe.load(path), said.append) == 1
     assert said[-1].startswith("failed   envs: dataset:exam is for evaluation only")
+    with pytest.raises(RecipeError, match="envs: dataset:exam is for evaluation only"):
+        train(path)
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_dir()) == []
