@@ -79,14 +79,16 @@ class Index:
             resumes, _ = self.rounds.grow()
             for resume in resumes:
                 self._take_back(resume)
-            self.behind, count = False, 0
+            count, behind = 0, False
             for path in records.parts(self.folder):
-                count += self._grow_part(path, end)
-                if self.behind:
+                came, behind = self._grow_part(path, end)
+                count += came
+                if behind:
                     break
             self.db.executescript(INDEXES)
             self._decide()
             self.db.commit()
+            self.behind = behind  # told only now: who sees that nothing is missing finds everything
             return count
 
     def row(self, key: str) -> Row | None:
@@ -121,24 +123,24 @@ class Index:
 
     # Growing ---------------------------------------------------------------------------------------------------
 
-    def _grow_part(self, path: Path, until: float) -> int:
+    def _grow_part(self, path: Path, until: float) -> tuple[int, bool]:
+        """Return how many trajectories of one file came, and whether the time was up before its end."""
         part = records.number_of(path)
         at, index_at = self.db.execute("select at, index_at from done where part=?", (part,)).fetchone() or (0, 0)
         count = 0
         try:
             if path.stat().st_size <= at:
-                return 0
+                return 0, False
             for rows, end, index_end in records.values(path, at, index_at):
                 self._insert(part, rows)
                 values = (part, end, index_end, _seen(path, end))
                 self.db.execute("insert or replace into done values(?,?,?,?)", values)
                 count += len(rows)
                 if time.monotonic() > until:
-                    self.behind = True
-                    break
+                    return count, True
         except FileNotFoundError:  # deleted to stay within the disk's budget
             pass
-        return count
+        return count, False
 
     def _insert(self, part: int, rows: Iterable[list[Any]]) -> None:
         values: dict[str, tuple[Any, ...]] = {}

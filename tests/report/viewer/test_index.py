@@ -243,7 +243,9 @@ def test_a_long_run_opens_before_it_is_read(run: Path, tmp_path: Path, monkeypat
     assert index.query("select count(*) from t")[0][0] < count
     end = time.monotonic() + 60
     while index.behind and time.monotonic() < end:
-        time.sleep(0.01)
+        time.sleep(0.001)
     assert index.query("select count(*) from t") == [(count,)]
+    while view.stamp() == before and time.monotonic() < end:
+        time.sleep(0.01)
     assert view.stamp() != before
     view.close()

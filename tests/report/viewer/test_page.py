@@ -203,8 +203,12 @@ def test_filters(page: Page, address: str) -> None:
     expect(shown).not_to_contain_text("reading texts")
     page.get_by_role("button", name="tokens").click()
     expect(page.locator("th[aria-sort=descending]")).to_have_text("tokens ↓")
-    page.locator("input[name=task]").fill("nothing like this")
-    page.locator("input[name=task]").press("Enter")
+    task = page.locator("input[name=task]")
+    task.fill("nothing like this")
+    page.evaluate("go.refresh()")  # as when a live run goes on
+    page.wait_for_load_state("networkidle")
+    expect(task).to_have_value("nothing like this")
+    task.press("Enter")
     expect(page.locator(".empty")).to_have_text("Nothing matches these filters.")
 
 

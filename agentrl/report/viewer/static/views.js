@@ -131,6 +131,11 @@ function RunView({ run, beat, query }) {
 }
 
 const COLS = [['step', 'step', 'num'], ['task', 'task', ''], ['grp', 'group', 'num hide'], ['score', 'score', ''], ['kept', 'fate', ''], ['advantage', 'advantage', 'num hide'], ['predicted', 'believed p', 'num hide'], ['ending', 'ending', 'hide'], ['turns', 'turns', 'num'], ['tokens', 'tokens', 'num hide'], ['tool_errors', 'errors', 'num hide'], ['note', 'evidence', 'cut hide']]
+// A field that keeps what is being typed while the page around it is drawn again.
+function Typed({ name, cls, hint, value, done }) {
+  const [typed, setTyped] = useState({ value, text: value })
+  return html`<input name=${name} id=${name === 'text' ? 'text' : null} class=${cls} placeholder=${hint} value=${typed.value === value ? typed.text : value} inputmode=${cls === 'short' ? 'numeric' : 'search'} onInput=${e => setTyped({ value, text: e.target.value })} onChange=${e => done(e.target.value)} />`
+}
 function RowsView({ run, query, beat, go }) {
   const facets = useData(['run', run, 'facets'], {}, beat)
   const state = useData(['run', run, 'rows'], query, beat)
@@ -142,7 +147,7 @@ function RowsView({ run, query, beat, go }) {
     const timer = setTimeout(() => go.refresh(), 1000)
     return () => clearTimeout(timer)
   }, [data])
-  const set = change => { location.hash = link(['run', run, 'rows'], { ...query, page: '', ...change }).slice(1) }
+  const set = change => { location.hash = link(['run', run, 'rows'], { ...address().query, page: '', ...change }).slice(1) }
   const rows = data ? data.rows.map(r => Object.fromEntries(data.columns.map((c, n) => [c, r[n]]))) : []
   const page = +(query.page || 0), pages = data ? Math.max(1, Math.ceil(data.total / data.size)) : 1
   go.keys = {
@@ -153,7 +158,7 @@ function RowsView({ run, query, beat, go }) {
   useEffect(() => { const row = document.getElementById('row' + at); if (row) row.scrollIntoView({ block: 'nearest' }) }, [spot])
   const f = facets.data || {}
   const pick = (name, label, values) => html`<label>${label}<select name=${name} value=${query[name] || ''} onChange=${e => set({ [name]: e.target.value })}><option value="">all</option>${(values || []).map(v => html`<option key=${v[0]} value=${v[0]}>${v[0]}${v[1] === undefined ? '' : ` (${v[1].toLocaleString('en')})`}</option>`)}</select></label>`
-  const type = (name, label, cls, hint) => html`<label>${label}<input name=${name} id=${name === 'text' ? 'text' : null} class=${cls} placeholder=${hint || ''} value=${query[name] || ''} inputmode=${cls === 'short' ? 'numeric' : 'search'} onChange=${e => set({ [name]: e.target.value })} /></label>`
+  const type = (name, label, cls, hint) => html`<label>${label}<${Typed} name=${name} cls=${cls} hint=${hint || ''} value=${query[name] || ''} done=${value => set({ [name]: value })} /></label>`
   const sort = query.sort || ''
   return html`<div class="title"><h1>Trajectories</h1><small>${data ? `${data.total.toLocaleString('en')} match` : ''}${data && data.graded ? `, ${number(100 * data.passed / data.graded, 1)} % of the graded score 1` : ''}${data && data.behind ? ' · still reading' : ''}${unread ? ` · reading texts: ${Math.round(100 * data.text_share)} %` : ''}</small><span class="right">${Object.values(query).some(Boolean) ? html`<a href=${link(['run', run, 'rows'])}>clear all filters</a>` : ''}</span></div>
   ${EMBEDDED ? html`<p class="soft">A sample of the run; <code>agentrl view</code> shows all of it.</p>` : html`<form class="filters" role="search" onSubmit=${e => e.preventDefault()}>${type('text', 'words in the transcript', 'long', 'press / to search')}<details class="more" open=${open} onToggle=${e => setOpen(e.target.open)}><summary>filters</summary><div class="filters">${type('task', 'task contains', '')}${pick('kind', 'train or eval', f.kind)}${pick('env', 'environment', f.env)}${pick('level', 'level', f.level)}${pick('score', 'score', [['pass'], ['partial'], ['fail'], ['ungraded']])}${pick('kept', 'fate', [['kept'], ['dropped'], ['undecided']])}${pick('reason', 'why dropped', f.reason)}${pick('ending', 'ending', f.ending)}${pick('tool', 'tool', f.tool)}${pick('stage', 'evaluation', f.stage)}${type('from', 'step from', 'short', f.steps ? String(f.steps[0] ?? '') : '')}${type('to', 'to', 'short', f.steps ? String(f.steps[1] ?? '') : '')}</div></details></form>`}
