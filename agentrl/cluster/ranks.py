@@ -32,9 +32,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.cluster.server_actor import fingerprint, node_address
 from agentrl.engines.sglang.server import free_port
-from agentrl.errors import AgentRLError, InfraError, LearnerError, RecipeError
+from agentrl.errors import InfraError, LearnerError, RecipeError
 from agentrl.learn.rank import RankCommands, _portable
-from agentrl.learn.rank_pool import GRACE_S, _is_consequence
+from agentrl.learn.rank_pool import GRACE_S, ended, raise_first
 from agentrl.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -301,16 +301,12 @@ class RayRankPool:
         for number, error in sorted(errors.items()):
             if error is None:
                 self._end(f"rank {number} of the learner died, or its node")
-        number, first = min(errors.items(), key=lambda item: (_is_consequence(item[1]), item[0]))
-        assert first is not None
         self.close()
-        if isinstance(first, AgentRLError) or type(first).__name__ == "OutOfMemoryError":
-            raise first
-        raise LearnerError(f"rank {number} of the learner failed: {type(first).__name__}: {first}") from first
+        raise_first(errors)
 
     def _end(self, reason: str) -> None:
         self.close()
-        raise LearnerError(f"{reason}. All ranks were ended; resume with --resume")
+        raise ended(reason)
 
     def close(self) -> None:
         """End all ranks and free their places. Safe to call twice."""

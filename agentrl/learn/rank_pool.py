@@ -24,12 +24,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -243,16 +243,12 @@ class RankPool:
                 with suppress(subprocess.TimeoutExpired):
                     rank.process.wait(GRACE_S)
                 self._end(f"{rank} died: {_how(rank)}")
-        number, error = min(errors.items(), key=lambda item: (_is_consequence(item[1]), item[0]))
-        assert error is not None
         self.close()
-        if isinstance(error, AgentRLError | torch.OutOfMemoryError):
-            raise error
-        raise LearnerError(f"{self.ranks[number]} failed: {type(error).__name__}: {error}") from error
+        raise_first(errors)
 
     def _end(self, reason: str) -> None:
         self.close()
-        raise LearnerError(f"{reason}. All ranks were ended; resume with --resume")
+        raise ended(reason)
 
     def close(self) -> None:
         """End all processes and free what they shared. Safe to call twice."""
@@ -271,9 +267,24 @@ class RankPool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _is_consequence(error: BaseException | None) -> bool:
-    """Tell whether an error only says that another rank is gone."""
-    return isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError | AgentRLError)
+def raise_first(errors: Mapping[int, BaseException | None]) -> NoReturn:
+    """Raise the error of the first rank that has one of its own: others may only say that a rank is gone."""
+
+    def order(item: tuple[int, BaseException | None]) -> tuple[bool, int]:
+        number, error = item
+        ours = isinstance(error, torch.OutOfMemoryError | AgentRLError)
+        return isinstance(error, RuntimeError) and not ours, number
+
+    number, error = min(errors.items(), key=order)
+    assert error is not None, "a rank that died is told apart before"
+    if isinstance(error, AgentRLError | torch.OutOfMemoryError):
+        raise error
+    raise LearnerError(f"rank {number} of the learner failed: {type(error).__name__}: {error}") from error
+
+
+def ended(reason: str) -> LearnerError:
+    """Return the error that ends a run whose ranks cannot go on."""
+    return LearnerError(f"{reason}. All ranks were ended; resume with --resume")
 
 
 def _how(rank: Rank) -> str:
