@@ -24,11 +24,11 @@ Kind = Literal["envs", "verifiers", "sandboxes"]
 KINDS: tuple[Kind, ...] = ("envs", "verifiers", "sandboxes")
 BRIDGES: dict[str, str] = {
     "dataset": "agentrl.interop.dataset:Dataset",
-    "gsm8k": "agentrl.interop.benchmarks:Gsm8k",
+    "gsm8k": "agentrl.interop.public_sets:Gsm8k",
     "harbor": "agentrl.interop.harbor:Harbor",
-    "humaneval": "agentrl.interop.benchmarks:Humaneval",
-    "math500": "agentrl.interop.benchmarks:Math500",
-    "mbpp": "agentrl.interop.benchmarks:Mbpp",
+    "humaneval": "agentrl.interop.public_sets:Humaneval",
+    "math500": "agentrl.interop.public_sets:Math500",
+    "mbpp": "agentrl.interop.public_sets:Mbpp",
     "openenv": "agentrl.interop.openenv:OpenEnv",
     "verifiers": "agentrl.interop.verifiers_env:Verifiers",
 }

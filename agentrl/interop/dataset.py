@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.envs import Environment
 from agentrl.envs.data import Rows, Table, rows
 from agentrl.errors import AuthoringError
-from agentrl.hashing import short
+from agentrl.interop.bridge import Bridge, checked
 from agentrl.interop.code_tests import CodeTests, entry_of
 from agentrl.types import SPLITS, Split, Task, ToolCall
 from agentrl.verifiers.answer import Answer, MathAnswer
@@ -84,30 +84,21 @@ class Options(BaseModel):
     """The system message, in place of the verifier's own."""
 
 
-class Dataset(Environment):
+class Dataset(Bridge):
     """Answer the questions of a data set; the options say which."""
 
     max_turns = 1
     options: ClassVar[Options]
     table: ClassVar[Table]
-    _made: ClassVar[dict[str, type[Dataset]]] = {}
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        if not hasattr(type(self), "table"):
-            raise AuthoringError(
-                "dataset: what it plays depends on its options; load it with them: envs.load(name, options)"
-            )
 
     @classmethod
-    def configured(cls, options: Mapping[str, Any]) -> type[Environment]:
-        if hasattr(cls, "table"):
-            return cls
-        key = short([cls.__name__, dict(options), _stamp(str(options.get("path", "")))])
-        if key not in Dataset._made:
-            checked = _checked(options)
-            Dataset._made[key] = environment_of(cls, checked, _source(checked), cls.name or "dataset")
-        return Dataset._made[key]
+    def made_from(cls, options: Mapping[str, Any]) -> type[Environment]:
+        chosen = _checked(options)
+        return environment_of(cls, chosen, _source(chosen), cls.name or "dataset")
+
+    @classmethod
+    def version_of(cls, options: Mapping[str, Any]) -> Any:
+        return _stamp(str(options.get("path", "")))
 
     def size_of(self, split: Split, level: int) -> int | None:
         return self.table.size(split, level)
@@ -199,16 +190,12 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
 
 
 def _checked(options: Mapping[str, Any]) -> Options:
-    try:
-        checked = Options(**options)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()[:3])
-        raise AuthoringError(f"dataset: {problems}; see docs/bridges.md") from None
-    if checked.verifier in ("math", "exact") and not checked.answer:
-        raise AuthoringError(f"dataset: the verifier `{checked.verifier}` needs `answer`, the column of the answer")
-    if checked.verifier == "code" and not checked.tests:
+    chosen = checked("dataset", Options, options)
+    if chosen.verifier in ("math", "exact") and not chosen.answer:
+        raise AuthoringError(f"dataset: the verifier `{chosen.verifier}` needs `answer`, the column of the answer")
+    if chosen.verifier == "code" and not chosen.tests:
         raise AuthoringError("dataset: the verifier `code` needs `tests`, the column of the tests")
-    return checked
+    return chosen
 
 
 def _source(options: Options) -> Rows:

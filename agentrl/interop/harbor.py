@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.envs import Environment, tool
 from agentrl.envs.splits import split_of
 from agentrl.errors import AgentError, AuthoringError
-from agentrl.hashing import short
+from agentrl.interop.bridge import Bridge, checked
 from agentrl.interop.harbor_task import HarborTask, _variables, docker, must, packed, remove, tree_of
 from agentrl.types import SPLITS, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
@@ -123,28 +123,20 @@ def read_reward(name: str, content: bytes) -> Graded:
     return score, {str(key)[:60]: float(part) for key, part in parts.items()}, f"{name}: {score:g}"
 
 
-class Harbor(Environment):
+class Harbor(Bridge):
     """Do a task in a container with a shell."""
 
     options: ClassVar[Options]
     folders: ClassVar[Mapping[Split, Sequence[HarborTask]]] = {}
     system = "You are root in a container. Use bash; say done when the task is done."
-    _made: ClassVar[dict[str, type[Harbor]]] = {}
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        if not self.folders:
-            raise AuthoringError("harbor: it needs the option `path`: envs.load('harbor', {'path': ...})")
         self._container = ""
 
     @classmethod
-    def configured(cls, options: Mapping[str, Any]) -> type[Environment]:
-        if cls.folders:
-            return cls
-        key = short(dict(options))
-        if key not in Harbor._made:
-            Harbor._made[key] = _class(options)
-        return Harbor._made[key]
+    def made_from(cls, options: Mapping[str, Any]) -> type[Environment]:
+        return _class(checked("harbor", Options, options))
 
     def size_of(self, split: Split, level: int) -> int | None:
         return len(self.folders.get(split, ()))
@@ -212,30 +204,25 @@ def _forget() -> None:
         subprocess.run(["docker", "rmi", "-f", *_images], capture_output=True, check=False)
 
 
-def _class(options: Mapping[str, Any]) -> type[Harbor]:
-    try:
-        checked = Options(**options)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()[:3])
-        raise AuthoringError(f"harbor: {problems}; see docs/bridges.md") from None
-    root = Path(checked.path).expanduser().resolve()
+def _class(options: Options) -> type[Harbor]:
+    root = Path(options.path).expanduser().resolve()
     places = [root] if (root / "task.toml").is_file() else sorted(file.parent for file in root.glob("*/task.toml"))
     if not places:
         raise AuthoringError(f"harbor: {root} is no Harbor task, nor a folder of such: there is no task.toml")
     tasks = [HarborTask.read(place) for place in places]
     folders: dict[Split, list[HarborTask]] = {}
     for task in tasks:
-        split = split_of(" ".join(task.prompt.split())) if checked.split == "content" else checked.split
+        split = split_of(" ".join(task.prompt.split())) if options.split == "content" else options.split
         folders.setdefault(split, []).append(task)
     splits = tuple(split for split in SPLITS if split in folders)
     body: dict[str, Any] = {
         "__doc__": Harbor.__doc__,
         "__module__": __name__,
-        "options": checked,
+        "options": options,
         "folders": folders,
         "splits": splits,
         "size": min(len(part) for part in folders.values()),
-        "max_turns": checked.turns,
-        "verifier": RewardFile({str(task.folder): task for task in tasks}, checked.keep),
+        "max_turns": options.turns,
+        "verifier": RewardFile({str(task.folder): task for task in tasks}, options.keep),
     }
     return type("Harbor", (Harbor,), body)

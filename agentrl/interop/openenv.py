@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.envs import Environment
 from agentrl.envs.gym_adapter import wait
 from agentrl.envs.schema_tools import SchemaTool, attach, foreign_tool
 from agentrl.errors import AuthoringError, InfraError
 from agentrl.hashing import short
+from agentrl.interop.bridge import Bridge, checked
 from agentrl.interop.reported import Reported, ScoreRule, finite
 from agentrl.types import SPLITS, Done, Observation, Split, Task, ToolCall
 
@@ -68,7 +69,7 @@ class Options(BaseModel):
     """A JSON file with a solution: a list of actions, or {task id: list}; an action is a text or {name, arguments}."""
 
 
-class OpenEnv(Environment):
+class OpenEnv(Bridge):
     """Act in the environment of an OpenEnv server."""
 
     options: ClassVar[Options]
@@ -78,24 +79,16 @@ class OpenEnv(Environment):
     pinned: ClassVar[str] = ""
     """Hash of the tools that the server announced when the class was made."""
     system = "Act with the tools, one step at a time."
-    _made: ClassVar[dict[str, type[OpenEnv]]] = {}
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        if not self.peer:
-            raise AuthoringError("openenv: it needs the option `url`: envs.load('openenv', {'url': ...})")
         self._wire: Any = None
         self._rewards: list[float] = []
         self._final = self.options.final
 
     @classmethod
-    def configured(cls, options: Mapping[str, Any]) -> type[Environment]:
-        if cls.peer:
-            return cls
-        key = short(dict(options))
-        if key not in OpenEnv._made:
-            OpenEnv._made[key] = _class(_checked(options))
-        return OpenEnv._made[key]
+    def made_from(cls, options: Mapping[str, Any]) -> type[Environment]:
+        return _class(_checked(options))
 
     def task(self, split: Split, level: int, index: int) -> Task:
         seed = len(SPLITS) * index + SPLITS.index(split)  # a seed belongs to one split
@@ -268,14 +261,10 @@ async def _same_tools(wire: Wire, peer: str, pinned: str) -> None:
 
 
 def _checked(options: Mapping[str, Any]) -> Options:
-    try:
-        checked = Options(**options)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()[:3])
-        raise AuthoringError(f"openenv: {problems}; see docs/bridges.md") from None
-    if not checked.url.startswith(("http://", "https://")):
-        raise AuthoringError(f"openenv: url must begin with http:// or https://, got {checked.url!r}")
-    return checked
+    result = checked("openenv", Options, options)
+    if not result.url.startswith(("http://", "https://")):
+        raise AuthoringError(f"openenv: url must begin with http:// or https://, got {result.url!r}")
+    return result
 
 
 def _class(options: Options) -> type[OpenEnv]:

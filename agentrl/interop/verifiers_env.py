@@ -18,14 +18,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl import event_loop
 from agentrl.envs import Environment
 from agentrl.envs.gym_adapter import wait
 from agentrl.envs.schema_tools import SchemaTool, attach, foreign_tool
 from agentrl.errors import AuthoringError
-from agentrl.hashing import short
+from agentrl.interop.bridge import Bridge, checked
 from agentrl.interop.openenv import solution
 from agentrl.interop.reported import ScoreRule, finite
 from agentrl.types import SPLITS, Message, Split, Task, ToolCall, Verdict
@@ -53,7 +53,7 @@ class Options(BaseModel):
     """A JSON file with a solution: a list of actions, or {task id: list}."""
 
 
-class Verifiers(Environment):
+class Verifiers(Bridge):
     """Solve the tasks of a verifiers taskset."""
 
     options: ClassVar[Options]
@@ -61,25 +61,17 @@ class Verifiers(Environment):
     taskset: ClassVar[Any] = None
     server_of: ClassVar[Mapping[str, tuple[int, str]]] = {}
     """For each tool, the number of its server and its name there."""
-    _made: ClassVar[dict[str, type[Verifiers]]] = {}
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        if not self.rows:
-            raise AuthoringError("verifiers: it needs the option `id`: envs.load('verifiers', {'id': ...})")
         self._keeper: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._clients: list[Any] = []
         self._vf_state: Any = None
 
     @classmethod
-    def configured(cls, options: Mapping[str, Any]) -> type[Environment]:
-        if cls.rows:
-            return cls
-        key = short(dict(options))
-        if key not in Verifiers._made:
-            Verifiers._made[key] = _class(_checked(options))
-        return Verifiers._made[key]
+    def made_from(cls, options: Mapping[str, Any]) -> type[Environment]:
+        return _class(checked("verifiers", Options, options))
 
     def task(self, split: Split, level: int, index: int) -> Task:
         at = index % (len(self.rows) // len(SPLITS))  # beyond the end a new epoch begins
@@ -213,14 +205,6 @@ def _servers(taskset: Any, row: Any, state: Any) -> list[tuple[Any, Any]]:
         toolset.register(server)
         servers.append((toolset, server))
     return servers
-
-
-def _checked(options: Mapping[str, Any]) -> Options:
-    try:
-        return Options(**options)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()[:3])
-        raise AuthoringError(f"verifiers: {problems}; see docs/bridges.md") from None
 
 
 def _class(options: Options) -> type[Verifiers]:

