@@ -66,12 +66,13 @@ class RunView:
             return self._index
 
     def _finish(self, index: Index) -> None:
-        """Take in the rest of a long run, a little at a time, so that questions are answered in between."""
+        """Take in the rest of a long run a little at a time, and rest as long in between: questions come first."""
         with suppress(sqlite3.ProgrammingError):  # closed meanwhile
             while index.behind:
-                index.grow(0.2)
+                began = time.monotonic()
+                index.grow(0.0)
                 self._late += 1
-                time.sleep(0.02)
+                time.sleep(time.monotonic() - began)
 
     def close(self) -> None:
         """Close what was opened."""

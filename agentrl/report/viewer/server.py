@@ -14,9 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,6 +32,7 @@ from agentrl.errors import AgentRLError
 from agentrl.report.viewer import queries
 from agentrl.report.viewer.runs import RunView, find, shared
 
+T = TypeVar("T")
 STATIC = Path(__file__).parent / "static"
 ASSETS = {
     "app.js": "text/javascript",
@@ -53,8 +57,12 @@ HEADERS = {
     "cache-control": "no-store",
 }
 BEAT_S = 1.0
-"""Seconds between two looks at a run's files."""
-PATIENCE_S = 0.8
+"""Least seconds between two looks at a run's files."""
+SHARE = 0.01
+"""Share of the machine that keeping pages up to date may take: where an update costs much, the next one waits."""
+LONGEST_S = 60.0
+"""Most seconds that an update waits for it."""
+PATIENCE_S = 0.5
 """How long opening a run may take before its page is shown; the rest of a long one comes in afterwards."""
 
 
@@ -64,6 +72,18 @@ class Runs:
     def __init__(self, paths: Sequence[Path], *, cache: Path | None = None) -> None:
         self.paths, self._cache = list(paths), cache
         self._views: dict[Path, RunView] = {}
+        self.spent = 0.0
+        """Processor seconds that answers took."""
+        self._lock = threading.Lock()
+
+    def timed(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function, and count what it costs."""
+        began = time.thread_time()
+        try:
+            return function(*arguments)
+        finally:
+            with self._lock:
+                self.spent += time.thread_time() - began
 
     def all(self) -> list[RunView]:
         """Return the runs that are there now; new ones appear by themselves."""
@@ -136,7 +156,7 @@ def app(runs: Runs, *, hosts: Sequence[str] = (), redteam: Path | None = None) -
     def answer(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             try:
-                value = await run_in_threadpool(function, request)
+                value = await run_in_threadpool(runs.timed, function, request)
             except KeyError as error:
                 return _json({"error": f"there is no {error.args[0]}"}, 404)
             except AgentRLError as error:
@@ -175,7 +195,7 @@ def app(runs: Runs, *, hosts: Sequence[str] = (), redteam: Path | None = None) -
             view = await run_in_threadpool(runs.get, request.path_params["run"])
         except KeyError as error:
             return _json({"error": f"there is no {error.args[0]}"}, 404)
-        return StreamingResponse(_changes(view, request), media_type="text/event-stream")
+        return StreamingResponse(_changes(runs, view, request), media_type="text/event-stream")
 
     base = "/api/run/{run}"
     routes = [
@@ -196,20 +216,27 @@ def app(runs: Runs, *, hosts: Sequence[str] = (), redteam: Path | None = None) -
     return Guard(Starlette(routes=routes), own)
 
 
-async def _changes(view: RunView, request: Request) -> AsyncIterator[bytes]:
-    """Yield an event whenever the run has written something, and a comment now and then to keep the line open."""
-    before, quiet = None, 0
+async def _changes(runs: Runs, view: RunView, request: Request) -> AsyncIterator[bytes]:
+    """Yield an event when the run has written something, and a comment now and then to keep the line open.
+
+    What an event makes pages ask for costs processor time, which a trainer may need: the next one comes when all of it
+    is no more than SHARE of the machine's. Opening a long run does not wait.
+    """
+    before, told, spoke, spent = None, -math.inf, time.monotonic(), runs.spent
     while not await request.is_disconnected():
+        now = time.monotonic()
+        rest = min(LONGEST_S, (runs.spent - spent) / (SHARE * (os.cpu_count() or 1)))
         stamp = await run_in_threadpool(view.stamp)
-        if stamp != before:
+        opening = before is None or stamp[-1] != before[-1]
+        if stamp != before and (opening or now >= told + rest):
+            told, spent = now, runs.spent
             if before is not None:
-                await run_in_threadpool(view.index.grow, PATIENCE_S)
-            before, quiet = await run_in_threadpool(view.stamp), 0
+                await run_in_threadpool(runs.timed, view.index.grow, PATIENCE_S)
+            before, spoke = await run_in_threadpool(view.stamp), now
             yield f"data: {json.dumps(stamp)}\n\n".encode()
-        else:
-            quiet += 1
-            if quiet % 15 == 0:
-                yield b": still there\n\n"
+        elif now - spoke > 15:
+            spoke = now
+            yield b": still there\n\n"
         await asyncio.sleep(BEAT_S)
 
 
