@@ -1,6 +1,7 @@
-"""How fast `agentrl view` opens a run of 100,000 trajectories and answers filters, and what recording costs a trainer.
+"""How fast `agentrl view` opens a run of 100,000 trajectories and answers filters, and what it costs a trainer: what
+recording adds to a trajectory, and how much of the machine the server takes while a page is open and the run goes on.
 
-python benchmarks/viewer.py [--json] [--only opening,recording]
+python benchmarks/viewer.py [--json] [--only opening,recording,watching]
 
 `make_run` writes a run folder as a trainer does, through the same store and metrics, with made-up episodes.
 """
@@ -12,6 +13,9 @@ import json
 import math
 import os
 import random
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -340,10 +344,16 @@ def opening() -> list[dict[str, float]]:
         pages = ("overview", "rows", "facets", "curriculum")
         for name in ("first", "again"):
             runs, browser = client()
+            began = time.perf_counter()
             cpu, wall = timed(partial(visit, browser, pages))
-            rows.append({f"open {name}, s": wall, "processor s": cpu})
+            row = {f"open {name}, s": wall, "processor s": cpu}
             if name == "first":
+                index = runs.get("large").index
+                while index.behind:
+                    time.sleep(0.01)
+                row["whole, s"] = time.perf_counter() - began
                 runs.close()
+            rows.append(row)
         for name, query in FILTERS.items():
             times = [timed(partial(browser.get, "/api/run/large/rows", params=query)) for _ in range(5)]
             answer = browser.get("/api/run/large/rows", params=query).json()
@@ -375,5 +385,63 @@ def recording() -> dict[str, float]:
     return {"row_us": 1e6 * row, "index_us": 1e6 * index}
 
 
+def watching() -> list[dict[str, float]]:
+    """Measure the server's share of the machine while a browser shows a run that writes a step every two seconds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = Path(scratch) / "runs"
+        make_run(runs / "small")
+        make_large(runs / "large", TRAJECTORIES)
+        return [watched(runs / name) for name in ("small", "large")]
+
+
+def watched(run: Path, *, still: float = 10.0, seconds: float = 120.0) -> dict[str, float]:
+    """Open a run's page, wait until all is shown, and let the run go on for some time."""
+    from playwright.sync_api import sync_playwright
+
+    command = [sys.executable, "-m", "agentrl", "view", str(run), "--port", "0", "--no-browser"]
+    variables = {**os.environ, "XDG_CACHE_HOME": str(run.parent.parent / "cache"), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
+    assert process.stdout is not None
+    address = next(word for line in process.stdout for word in line.split() if word.startswith("http://")).partition(
+        "#"
+    )[0]
+    metrics = Metrics(run / "metrics.jsonl")
+    updates, asked = 0, list[str]()
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            page = browser.new_page()
+            page.goto(f"{address}#/run/{run.name}")
+            page.wait_for_timeout(1000 * still)
+            page.on("request", lambda request: asked.append(request.url))
+            before, began = _processor(process.pid), time.perf_counter()
+            while time.perf_counter() - began < seconds:
+                metrics.log("step", 41 + updates, step_row(random.Random(updates), 40, 40, []))
+                updates += 1
+                page.wait_for_timeout(2000)
+            spent, wall = _processor(process.pid) - before, time.perf_counter() - began
+            browser.close()
+    finally:
+        metrics.close()
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+    refreshed = sum(url.split("?")[0].endswith("/overview") for url in asked)
+    return {
+        "trajectories": sum(
+            len(rows) for part in records.parts(run / "trajectories") for rows, _, _ in records.values(part)
+        ),
+        "steps written": updates,
+        "page refreshed": refreshed,
+        "processor s": spent,
+        "share of the machine": spent / wall / (os.cpu_count() or 1),
+    }
+
+
+def _processor(pid: int) -> float:
+    """Return the processor seconds that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 if __name__ == "__main__":
-    sys.exit(report(__doc__, {"recording": recording, "opening": opening}))
+    sys.exit(report(__doc__, {"recording": recording, "opening": opening, "watching": watching}))

@@ -84,13 +84,17 @@ def serve(
     """Offer an environment to OpenEnv clients (one WebSocket session per episode, many at once), or one episode's tools
     to an MCP client. Needs the package openenv or mcp, here or as `agentrl env get` installs it."""
     from agentrl.envs import commands
-    from agentrl.interop import mcp_server, openenv_server, peers
+    from agentrl.interop import peers
 
     options = commands.parsed(option or [])
     peers.in_environment_of(protocol)
     if protocol == "mcp":
+        from agentrl.interop import mcp_server
+
         task = mcp_server.Place(split=split, level=commands.one_level(levels), index=index, seed=seed)
         raise typer.Exit(mcp_server.serve(name, task, sandbox=sandbox, options=options))
+    from agentrl.interop import openenv_server
+
     raise typer.Exit(
         openenv_server.serve(name, host=host, port=port, sandbox=sandbox, options=options, sessions=sessions)
     )

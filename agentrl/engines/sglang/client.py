@@ -34,6 +34,15 @@ class Reply:
     """(weight version, first token, last token + 1); empty when the server is too old to report it."""
     cached_tokens: int
 
+    def versions(self, submitted: int, initial: int) -> list[int]:
+        """Return the policy version of each token: `submitted` where the server says nothing, `initial` where it has
+        only the name that it was started with."""
+        versions = [submitted] * len(self.token_ids)
+        for name, start, end in self.spans:
+            number = int(name) if name.lstrip("-").isdigit() else initial
+            versions[start:end] = [number] * (min(end, len(versions)) - start)
+        return versions
+
 
 class Client:
     """A client of one server, made inside a running event loop. `diagnose` explains a connection that broke."""

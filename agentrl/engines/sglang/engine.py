@@ -20,23 +20,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from agentrl import seeds
 from agentrl.engines.base import NO_ROOM, Sampling, Weights, room
+from agentrl.engines.sglang.adapters import Adapters
 from agentrl.engines.sglang.buckets import ServersLost
-from agentrl.engines.sglang.client import Client, ConnectionBroken, Reply
+from agentrl.engines.sglang.client import Client, ConnectionBroken
 from agentrl.engines.sglang.routing import Router, of_group
 from agentrl.engines.sglang.server import Server
-from agentrl.engines.sglang.weights import Stale, Sync, adapter_body
+from agentrl.engines.sglang.together import FLUSH, PAUSE, RETRACT, abort_all, call_all, silent
+from agentrl.engines.sglang.weights import Stale, Sync, copied
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 from agentrl.verifiers.busy import off_the_clock
 
-FLUSH = "/flush_cache?timeout=60"
-"""Empties the prefix cache once the last batch has finished."""
-ANSWER_S = 20.0
-"""How long a server may take to answer after another one was lost during an update."""
 MOVE_S = 600.0
 """How long a request of a lost server waits until `use` names others."""
 
@@ -92,8 +89,6 @@ class SglangEngine:
         """Whether every server reports which version sampled which tokens."""
         self.adapters = False
         """Whether every server takes LoRA adapters beside the base model's weights."""
-        self._adapter: str | None = None
-        self._unloading: set[asyncio.Task[None]] = set()
         self._released = False
         self._last: Weights | None = None
         self._half: str | None = None
@@ -104,8 +99,9 @@ class SglangEngine:
         self._revival: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._name = secrets.token_hex(4)
-        """Part of the names of requests and adapters: other processes ask the same servers, which refuse a name twice,
-        and a server that we attach to may hold adapters of another run."""
+        """Part of the names of requests and adapters: other processes ask the same servers, which refuse a name
+        twice."""
+        self._loaded = Adapters(self._name)
         self._initial = version
         self._under_way = 0
         self._update: dict[str, float] = {}
@@ -231,7 +227,7 @@ class SglangEngine:
                 rest = replace(rest, seed=seeds.derive(sampling.seed, "resumed", len(tokens)))
             name = self._unique(request_id or "agentrl")
             try:
-                reply = await client.generate(prompt + tokens, rest, name, adapter=self._adapter)
+                reply = await client.generate(prompt + tokens, rest, name, adapter=self._loaded.current)
             except ConnectionBroken:
                 if self._moves and await self._left(client):
                     continue
@@ -239,7 +235,9 @@ class SglangEngine:
                 raise
             tokens += reply.token_ids
             logprobs += reply.logprobs
-            versions += self._versions(reply, version)
+            versions += (
+                [version] * len(reply.token_ids) if self._loaded.current else reply.versions(version, self._initial)
+            )
             self._counts["tokens"] += len(reply.token_ids)
             self._counts["cached_tokens"] += reply.cached_tokens
             # An abort while the gate is closed, or was closed since, is our own: continue with the new weights.
@@ -261,14 +259,6 @@ class SglangEngine:
                 while client in self._clients:
                     await self._moved.wait()
         return client not in self._clients
-
-    def _versions(self, reply: Reply, submitted: int) -> list[int]:
-        versions = [submitted] * len(reply.token_ids)
-        if self._adapter is None:
-            for name, start, end in reply.spans:
-                number = int(name) if name.lstrip("-").isdigit() else self._initial
-                versions[start:end] = [number] * (min(end, len(versions)) - start)
-        return versions
 
     # Weights ----------------------------------------------------------------------------------------------------
 
@@ -321,21 +311,11 @@ class SglangEngine:
                 "it, so this turn ends until an update succeeds"
             )
 
-    async def _answers(self, client: Client) -> bool:
-        """Tell whether a server still does what it is told."""
-        path, body = ("/pause_generation", {"mode": "retract"}) if self._spans else (FLUSH, {})
-        try:
-            await client.call(path, body, ANSWER_S)
-        except EngineError:
-            return False
-        return True
-
     async def _replace(self, error: ServersLost) -> None:
         """Start servers again that ended during an update, or go on without them where they are not ours to start."""
         first = str(error).splitlines()[0]
         others = [client for client in self._clients if client.url not in error.urls]
-        answers = await asyncio.gather(*map(self._answers, others))  # one may hang in a broadcast that never ends
-        lost = [*error.urls, *(client.url for client, well in zip(others, answers, strict=True) if not well)]
+        lost = [*error.urls, *await silent(others, pauses=self._spans)]
         if self.servers:
             if self._restarts_left <= 0:
                 raise error
@@ -366,55 +346,24 @@ class SglangEngine:
         if not self.adapters:
             raise EngineError("SGLang takes no LoRA adapters; start it with --enable-lora, or publish merged weights")
         await self._drain()
-        name = f"policy-{self._name}-{weights.version}-{next(self._numbers)}"
-        for client in self._clients:
-            body = await adapter_body(client, name, weights)
-            await client.call("/load_lora_adapter_from_tensors", body, self._update_timeout_s)
-        old, self._adapter = self._adapter, name
-        if old is not None:
-            task = asyncio.get_running_loop().create_task(self._unload(old))
-            self._unloading.add(task)
-            task.add_done_callback(self._unloading.discard)
-
-    async def _unload(self, name: str) -> None:
-        """Unload an adapter. Nothing waits for this: a server may believe that an aborted request still needs it."""
-        for client in self._clients:
-            with suppress(EngineError):
-                await client.call("/unload_lora_adapter", {"lora_name": name}, 10.0)
+        await self._loaded.load(self._clients, weights, self._update_timeout_s)
 
     async def _hold(self) -> None:
         """Stop sampling everywhere between two tokens."""
         if self._spans:
-            await self._all("/pause_generation", {"mode": "retract"})
+            await call_all(self._clients, PAUSE, RETRACT)
             return
         await self._drain()
-        await self._all(FLUSH, {})  # an update while a batch still finishes would end the server
-
-    async def _all(self, path: str, body: Mapping[str, Any]) -> None:
-        calls = (client.call(path, body) for client in self._clients)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        lost = [(c.url, r) for c, r in zip(self._clients, results, strict=True) if isinstance(r, ConnectionBroken)]
-        if lost:
-            raise ServersLost(str(lost[0][1]), [url for url, _ in lost])
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await call_all(self._clients, FLUSH, {})  # an update while a batch still finishes would end the server
 
     async def _drain(self) -> None:
         """Let no request start, and abort those under way; each keeps its tokens."""
         self._gate.clear()
-        deadline = time.monotonic() + self._update_timeout_s
-        while any(client.load for client in self._clients):
-            if time.monotonic() > deadline:
-                raise EngineError(f"SGLang did not end its requests within {self._update_timeout_s:.0f} s of an abort")
-            for client in self._clients:
-                with suppress(ConnectionBroken):  # requests of a server that died end by themselves
-                    await client.abort_all()
-            await asyncio.sleep(0.02)
+        await abort_all(self._clients, self._update_timeout_s)
 
     async def _release(self) -> None:
         if self._spans and self._half is None:
-            await self._all("/continue_generation", {})
+            await call_all(self._clients, "/continue_generation", {})
 
     async def pause(self) -> None:
         """Stop sampling; requests stay open and new ones wait. With none open, memory may be released."""
@@ -422,14 +371,14 @@ class SglangEngine:
         if not self._release_memory or self._under_way:
             await self._hold()
             return
-        await self._all(FLUSH, {})
-        await self._all("/release_memory_occupation", {"tags": ["kv_cache"]})
+        await call_all(self._clients, FLUSH, {})
+        await call_all(self._clients, "/release_memory_occupation", {"tags": ["kv_cache"]})
         self._released = True
 
     async def resume(self) -> None:
         """Continue after `pause`."""
         if self._released:
-            await self._all("/resume_memory_occupation", {"tags": ["kv_cache"]})
+            await call_all(self._clients, "/resume_memory_occupation", {"tags": ["kv_cache"]})
             self._released = False
         await self._release()
         self._gate.set()
@@ -460,7 +409,7 @@ class SglangEngine:
                 await self._launch()
                 await self._connect()
                 if self._last is not None and self._last.adapter is not None:
-                    self._adapter = None
+                    self._loaded.current = None
                     await self._publish_adapter(self._last)
                 elif self._last is not None and self._sync is not None and not await self._restore(self._last):
                     return  # the gate opens with the publication that is under way
@@ -485,23 +434,15 @@ class SglangEngine:
 
     async def close(self) -> None:
         """Close the connections, the process group and the launched servers."""
-        for task in filter(None, (self._revival, *self._unloading)):
-            task.cancel()
+        if self._revival is not None:
+            self._revival.cancel()
         if self._sync is not None:
             await self._sync.close()
-        if self._adapter is not None and not self.servers:
-            await self._unload(self._adapter)
         clients, self._clients = self._clients, []
+        await self._loaded.close([] if self.servers else clients)
         for client in clients:
             await client.close()
         await self._stop()
 
     async def _stop(self) -> None:
         await asyncio.gather(*(server.stop() for server in self.servers))
-
-
-def copied(weights: Weights) -> Weights:
-    """Return weights that do not change when the learner goes on."""
-    if weights.tensors is None:
-        return weights
-    return replace(weights, tensors={name: t.detach().cpu().clone() for name, t in weights.tensors.items()})

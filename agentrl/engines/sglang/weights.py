@@ -7,15 +7,14 @@ ranks.
 from __future__ import annotations
 
 import asyncio
-import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.engines.base import Delivery, Receipt, Weights
-from agentrl.engines.sglang.buckets import BucketSender, ServersLost, distinct, serialised, split
+from agentrl.engines.sglang.buckets import BucketSender, ServersLost, split
 from agentrl.engines.sglang.client import Client
-from agentrl.engines.sglang.weight_check import cpu_hash
 from agentrl.errors import EngineError
 
 
@@ -100,15 +99,8 @@ class Sync:
         await asyncio.to_thread(self._sender.close)
 
 
-async def adapter_body(client: Client, name: str, weights: Weights) -> dict[str, Any]:
-    """Return the body of `/load_lora_adapter_from_tensors`; the server compares the hashes itself."""
-    assert weights.adapter is not None and weights.tensors is not None
-    tensors = distinct(weights.tensors)
-    ranks = await client.ranks()
-    shared = {key: tensor if tensor.is_cuda else tensor.clone() for key, tensor in tensors.items()}
-    return {
-        "lora_name": name,
-        "config_dict": json.loads(json.dumps(dict(weights.adapter), default=sorted)),
-        "serialized_named_tensors": [serialised(shared) for _ in range(ranks)],
-        "expected_checksums": {key: cpu_hash([tensor], 64) for key, tensor in tensors.items()},
-    }
+def copied(weights: Weights) -> Weights:
+    """Return weights that do not change when the learner goes on."""
+    if weights.tensors is None:
+        return weights
+    return replace(weights, tensors={name: t.detach().cpu().clone() for name, t in weights.tensors.items()})

@@ -58,8 +58,9 @@ HEADERS = {
 }
 BEAT_S = 1.0
 """Least seconds between two looks at a run's files."""
-SHARE = 0.01
-"""Share of the machine that keeping pages up to date may take: where an update costs much, the next one waits."""
+SHARE = 0.007
+"""Share of the machine that answers to updates may take, so that the whole server stays under a hundredth: where an
+update costs much, the next one waits."""
 LONGEST_S = 60.0
 """Most seconds that an update waits for it."""
 PATIENCE_S = 0.5

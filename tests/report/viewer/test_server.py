@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from starlette.testclient import TestClient
 
 from agentrl.cli import main
-from agentrl.report.viewer import tokens
+from agentrl.report.viewer import server, tokens
 from agentrl.report.viewer.server import ASSETS, STATIC, Runs, app
 from benchmarks.viewer import make_run
 
@@ -169,3 +174,33 @@ def test_it_loads_no_training_code(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_update_that_costs_much_delays_the_next(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that a page's questions took is paid back before it is told to ask again."""
+    monkeypatch.setattr(server, "BEAT_S", 0.01)
+    monkeypatch.setattr(server, "SHARE", 1.0 / (os.cpu_count() or 1))
+    shutil.copytree(folder / "small", tmp_path / "runs" / "small")
+    runs = Runs([tmp_path / "runs"], cache=tmp_path / "cache")
+    view = runs.get("small")
+    runs.timed(lambda: [number * number for number in range(1_000_000)])
+    assert runs.spent > 0.005
+
+    class Connected:
+        async def is_disconnected(self) -> bool:
+            return False
+
+    async def main() -> None:
+        changes = server._changes(runs, view, cast("Any", Connected()))
+        await anext(changes)
+        told = time.monotonic()
+        runs.spent += 0.5
+        with (view.path / "metrics.jsonl").open("a") as file:
+            file.write('{"kind": "alarm", "step": 2, "name": "signal", "text": "none"}\n')
+        await anext(changes)
+        assert time.monotonic() - told > 0.45
+
+    asyncio.run(main())
+    runs.close()
