@@ -56,5 +56,5 @@ def test_it_runs_in_a_real_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OUT", str(tmp_path))
     done = nbclient.NotebookClient(nbformat.read(NOTEBOOK, as_version=4), timeout=280).execute()
     shown = [output for cell in done.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any("step 2/2" in output.get("text", "") for output in shown)
+    assert any("step 2/2" in output.get("data", {}).get("text/plain", "") for output in shown)
     assert not [output for output in shown if output.output_type == "error"]
