@@ -110,7 +110,8 @@ class Verifiers(Bridge):
                     self._clients.append(await stack.enter_async_context(_client(server)))
                 offered = await _tools(self._clients)
                 if offered != self.peer.offered:
-                    raise InfraError(f"{self.peer.name} offers other tools now than when it was loaded")
+                    ready.set_exception(InfraError(f"{self.peer.name} offers other tools now than when it was loaded"))
+                    return
                 ready.set_result(None)
                 await self._over.wait()
         except Exception as error:

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 
+import agentrl_trouble
+
 from agentrl import ToolCall, envs
-from agentrl.envs.play import stage
-from agentrl.envs.play import Played
+from agentrl.envs.play import Played, stage
 from agentrl.envs.stepped import SteppedEpisode
 from agentrl.errors import InfraError
 from agentrl.types import Message
@@ -22,6 +23,7 @@ KINDS = {
 
 async def ended(trouble: str) -> list:
     """Play a tool call and the right answer; return the score, the grade, and what was wrong."""
+    agentrl_trouble.Tools.made = 0
     where = "task" if KINDS[trouble] == "reward" else "tools"
     options = {"id": "agentrl-trouble", "config": {where: {"trouble": trouble}}, "timeout_s": 1.5}
     kind = envs.load("verifiers", options)
