@@ -1,8 +1,8 @@
 """An event loop, in a thread of its own, for code that somebody else wrote: it may hold that loop up, never ours.
 
-    episode's thread ── run(work, timeout) ──> loop of this peer
-                            └─ late ─> InfraError that names the peer; a loop that is held up is left behind, and the
-                                       next piece of work gets a new one
+episode's thread ── run(work, timeout) ──> loop of this peer
+                        └─ late ─> InfraError that names the peer; a loop that is held up is left behind, and the
+                                   next piece of work gets a new one
 """
 
 from __future__ import annotations
