@@ -216,7 +216,7 @@ def of_reasoning(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
         entry = row(REASONING, name, json.loads(result.stdout.strip().splitlines()[-1]))
         yield {
             **entry,
-            "why": "Answers are compared after some cleaning; one that contains the right one is paid in part.",
+            "why": "A text that contains the right answer is paid in part, by design.",
         }
 
 

@@ -33,7 +33,6 @@ from agentrl.sandboxes.base import off_loop
 from agentrl.types import SPLITS, Message, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
-
 MAX_ROWS = 1_000_000
 """The most rows of a taskset that says it has an end."""
 LATE_S = 5.0

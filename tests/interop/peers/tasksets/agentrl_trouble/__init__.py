@@ -1,4 +1,4 @@
-"""A taskset that misbehaves as its setting says: rewards that are no numbers, hang or raise, tools that hang or change."""
+"""A taskset that misbehaves as its setting says: rewards that are no numbers, hang or raise; tools that hang."""
 
 import asyncio
 import time
