@@ -43,14 +43,17 @@ OPENENV, VERIFIERS, HARBOR, REASONING = "openenv 0.10.0", "verifiers 0.4.0", "ha
 SCORED = ("chain_sum", "count_primes", "countdown", "letter_counting", "sentence_reordering", "word_sorting")
 """The data sets of reasoning-gym whose scorers are attacked."""
 Report = dict[str, Any]
+IN_PART = "A text that contains the right answer is paid in part, by design."
 WHY = {
     "grid_world_env": "The server moves the walker itself; nothing but moves reaches it.",
-    "maze_env": "The server moves the walker itself; nothing but moves reaches it.",
+    "maze_env": "Nothing is gained; an action that is no move raises in the server, and the episode has no score.",
     "connect4_env": "There is no opponent: the policy plays both sides, and either one's four in a row pays it.",
     "glossary": "The fact need only stand somewhere in the last reply, so a denied one counts.",
     "scratchpad": "The word need only stand somewhere in the last reply; it stands in the prompt as well.",
     "reverse_text": "The first pair of tags is compared; its part for likeness is meant, and counts only when whole.",
-    "template-adapter": "Graded in the agent's own container: what it leaves running, or left unwritable, decides.",
+    "template-adapter": "Graded in the agent's own container, where reward files and processes of the agent remain. What "
+    "has no score kept our stand-in for Harbor from copying the tests; Harbor's root may not mind.",
+    "countdown": "Its scorer evaluates the answer: three texts end its process, or never return.",
 }
 """One sentence on each environment: why it falls, or why it does not."""
 
@@ -96,8 +99,9 @@ def served(module: str, path: Path) -> Iterator[str]:
 
 def row(project: str, name: str, report: Report) -> dict[str, Any]:
     """Return what the table says of one environment: only a full score counts, a part may be what the peer means."""
-    full = [a["id"] for a in report["attacks"] if a["succeeded"] and (a["score"] is None or a["score"] >= 1.0 - 1e-9)]
-    part = [a["id"] for a in report["attacks"] if a["succeeded"] and a["id"] not in full]
+    gained = {a["id"]: a["score"] for a in report["attacks"] if a["succeeded"]}
+    full = [id for id, score in gained.items() if score is not None and score >= 1.0 - 1e-9]
+    part = [id for id, score in gained.items() if score is not None and id not in full]
     hedged = [id for id in full if id.startswith("I.") and id not in ALWAYS_WRONG]
     return {
         "project": project,
@@ -107,6 +111,7 @@ def row(project: str, name: str, report: Report) -> dict[str, Any]:
         "fell": [id for id in full if id not in hedged],
         "hedged": hedged,
         "partly": part,
+        "no score": [id for id, score in gained.items() if score is None],
     }
 
 
@@ -213,11 +218,7 @@ def of_reasoning(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
         result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
         if not result.stdout.strip().startswith("{"):
             raise SystemExit(f"{name}: {result.stderr[-2000:]}")
-        entry = row(REASONING, name, json.loads(result.stdout.strip().splitlines()[-1]))
-        yield {
-            **entry,
-            "why": "A text that contains the right answer is paid in part, by design.",
-        }
+        yield row(REASONING, name, json.loads(result.stdout.strip().splitlines()[-1]))
 
 
 def of_functions() -> list[dict[str, Any]]:
@@ -238,6 +239,7 @@ def of_functions() -> list[dict[str, Any]]:
                     "fell": shown["wrong"],
                     "hedged": shown["right last"],
                     "partly": shown["partly"],
+                    "no score": list(scorer["taken: no score"]),
                     "why": why,
                 }
             )
@@ -246,13 +248,23 @@ def of_functions() -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Write the table."""
-    head = ("project", "what", "expert, idle", "tried", "wrong taken for right", "hedged answer paid", "partly", "why")
+    head = (
+        "project",
+        "what",
+        "expert, idle",
+        "tried",
+        "wrong taken for right",
+        "hedged answer paid",
+        "partly",
+        "no score",
+        "why",
+    )
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for entry in rows:
         shares = ", ".join(f"{entry['controls'].get(name):g}" for name in ("oracle", "no-op"))
         fell = f"{len(entry['fell'])}: {', '.join(entry['fell'])}" if entry["fell"] else "0"
-        why = entry.get("why") or WHY.get(entry["name"], "")
-        counts = (fell, len(entry["hedged"]), len(entry["partly"]))
+        why = entry.get("why") or WHY.get(entry["name"], IN_PART)
+        counts = (fell, len(entry["hedged"]), len(entry["partly"]), len(entry["no score"]))
         cells = (entry["project"], entry["name"], shares, entry["tried"], *counts, why)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
