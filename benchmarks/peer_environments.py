@@ -51,8 +51,8 @@ WHY = {
     "glossary": "The fact need only stand somewhere in the last reply, so a denied one counts.",
     "scratchpad": "The word need only stand somewhere in the last reply; it stands in the prompt as well.",
     "reverse_text": "The first pair of tags is compared; its part for likeness is meant, and counts only when whole.",
-    "template-adapter": "Graded in the agent's own container, where reward files and processes of the agent remain. What "
-    "has no score kept our stand-in for Harbor from copying the tests; Harbor's root may not mind.",
+    "template-adapter": "Graded in the agent's own container, where reward files and processes of the agent remain. "
+    "What has no score kept our stand-in for Harbor from copying the tests; Harbor's root may not mind.",
     "countdown": "Its scorer evaluates the answer: three texts end its process, or never return.",
 }
 """One sentence on each environment: why it falls, or why it does not."""
