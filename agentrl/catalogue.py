@@ -30,6 +30,8 @@ BRIDGES: dict[str, str] = {
     "math500": "agentrl.interop.public_sets:Math500",
     "mbpp": "agentrl.interop.public_sets:Mbpp",
     "openenv": "agentrl.interop.openenv:OpenEnv",
+    "tau2_airline": "agentrl.interop.tau2:Tau2Airline",
+    "tau2_retail": "agentrl.interop.tau2:Tau2Retail",
     "verifiers": "agentrl.interop.verifiers_env:Verifiers",
 }
 """Environments over what others made, with the classes that play them: data sets, test sets, other frameworks. They

@@ -31,6 +31,9 @@ def train(
     if print_recipe:
         typer.echo(recipes.dump(resolved), nl=False)
         return
+    from agentrl.interop import peers
+
+    peers.go_where_recipe_works(section.name for section in resolved.envs)
     if dry_run:
         from agentrl.preflight import preflight
 

@@ -12,7 +12,7 @@ from agentrl.envs.tools import tools_of
 from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Sandbox, SandboxSpec
 from agentrl.types import SPLITS, Done, Observation, Split, Task, ToolCall
-from agentrl.verifiers.base import Verifier
+from agentrl.verifiers.base import Judge, Verifier
 
 TOOL_EFFECTS = ("shell", "python", "path", "content", "plain")
 """What a parameter of a tool may be declared to do."""
@@ -50,8 +50,14 @@ class Environment:
     """A program that plays the episodes in place of the built-in loop: `async def agent(task, client, box)`, or the
     fields of a recipe's `agent` such as {"command": ["my-agent"]}. See docs/agents.md."""
 
+    asks_judge: ClassVar[bool] = False
+    """Whether the environment itself asks the model of the recipe's section `judge`, which plays a customer, say. A
+    recipe without one is then refused before anything starts."""
+
     given: Task
     rng: random.Random
+    judge: Judge | None = None
+    """That model, while an episode of an environment runs that asks it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Check the class where it is defined."""

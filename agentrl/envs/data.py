@@ -140,7 +140,10 @@ class _Parquet:
             import pyarrow.parquet as parquet
         except ImportError as error:
             raise AuthoringError(f"{path}: reading parquet needs pyarrow; pip install pyarrow") from error
-        self._table = parquet.read_table(path, memory_map=True)
+        try:
+            self._table = parquet.read_table(path, memory_map=True)
+        except (OSError, ValueError) as error:  # pyarrow's errors of a broken file are ValueErrors
+            raise AuthoringError(f"{path} is no parquet file: {' '.join(str(error).split())[:200]}") from error
 
     def __len__(self) -> int:
         return int(self._table.num_rows)

@@ -169,6 +169,8 @@ async def drive(
     ending: Ending | None = "agent_error"
     submission: Submission | None = None
     hashes: list[str] = []
+    if episode.environment.asks_judge:
+        episode.environment.judge = context.judge
     try:
         await episode.timed("start", episode.start())
         if digests:

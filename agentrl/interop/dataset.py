@@ -46,7 +46,8 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     path: str
-    """A .jsonl or .parquet file, a folder that `datasets` saved, or the name of a data set on the Hugging Face hub."""
+    """A .jsonl or .parquet file, a folder that `datasets` saved or that is laid out as on the hub, or a name on the
+    Hugging Face hub."""
     prompt: str
     """The column that holds the prompt, or a template such as "{question} Choose from {options}."."""
     answer: str = ""
@@ -74,12 +75,16 @@ class Options(BaseModel):
     """For `judge`: criteria with `name`, `question` and perhaps `weight`."""
     gold: str = ""
     """For `judge`: a JSONL file of graded submissions: `problem`, `text`, `passes`, perhaps `reference`."""
+    min_letters: int = Field(default=8, ge=1)
+    """For `judge`: a message with fewer letters and digits fails unread, since bare symbols can sway a judge."""
     config: str | None = None
     """For the hub: the configuration of the data set."""
     hub_split: str = "train"
     """For the hub: the split that is loaded."""
+    revision: str | None = None
+    """For the hub: the branch, tag or commit; a commit keeps what is trained on from changing."""
     evaluation_only: bool = False
-    """Every row is of the split `test`, and training is refused."""
+    """Every row is of the split `test`, and training is refused. The default for the hub's split `test`."""
     system: str = ""
     """The system message, in place of the verifier's own."""
 
@@ -173,7 +178,14 @@ def verifier_of(options: Options) -> Verifier:
             "dataset: the verifier `judge` needs `rubric` (criteria with name and question) and `gold` (a JSONL file "
             "of submissions that people have graded: problem, text, passes), by which the judge is measured first"
         )
-    verifier = JudgeVerifier(criteria, gold=gold, reference=_expected if options.answer else None)
+    short = [g.text for g in gold if g.passes and sum(map(str.isalnum, g.text)) < options.min_letters]
+    if short:
+        raise AuthoringError(
+            f"dataset: `gold` says that {short[0]!r} passes, but a message with fewer than {options.min_letters} "
+            "letters is not read; set `min_letters`"
+        )
+    reference = _expected if options.answer else None
+    verifier = JudgeVerifier(criteria, gold=gold, reference=reference, min_letters=options.min_letters)
     return verifier
 
 
@@ -184,6 +196,8 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
         if name not in row:
             raise AuthoringError(f"dataset: there is no column {name!r}; the columns are: {', '.join(map(str, row))}")
         part = row[name]
+        if part is None:  # as a text it would be "null": a question nobody asked, or an answer that anybody can give
+            raise AuthoringError(f"dataset: a row has nothing in its column {name!r}; leave such rows out")
         return part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
 
     return _PLACE.sub(lambda match: value(match[1]), template) if _PLACE.search(template) else value(template)
@@ -195,24 +209,34 @@ def _checked(options: Mapping[str, Any]) -> Options:
         raise AuthoringError(f"dataset: the verifier `{chosen.verifier}` needs `answer`, the column of the answer")
     if chosen.verifier == "code" and not chosen.tests:
         raise AuthoringError("dataset: the verifier `code` needs `tests`, the column of the tests")
+    if re.match(r"test\b", chosen.hub_split) and "evaluation_only" not in options:
+        chosen = chosen.model_copy(update={"evaluation_only": True})  # what others report their results on
     return chosen
 
 
 def _source(options: Options) -> Rows:
-    if Path(options.path).expanduser().exists() or options.path.endswith((".jsonl", ".parquet")):
-        return rows(Path(options.path).expanduser())
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", options.path):
+    path = Path(options.path).expanduser()
+    saved = path.is_dir() and any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    if path.is_file() or saved or options.path.endswith((".jsonl", ".parquet")):
+        return rows(path)
+    if not path.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", options.path):
         raise AuthoringError(f"dataset: {options.path}: no such file or folder")
     try:
         import datasets
     except ImportError as error:
         raise AuthoringError("dataset: reading from the hub needs `datasets`; pip install datasets") from error
+    where = str(path) if path.is_dir() else options.path
+    revision = None if path.is_dir() else options.revision
     try:
-        source: Rows = datasets.load_dataset(options.path, options.config, split=options.hub_split)
+        if revision is not None:  # what `datasets` cannot find it takes from its cache: perhaps another revision
+            from huggingface_hub import HfApi
+
+            revision = HfApi().dataset_info(where, revision=revision).sha
+        source: Rows = datasets.load_dataset(where, options.config, split=options.hub_split, revision=revision)
     except Exception as error:  # the library raises errors of many kinds
+        what = "cannot be read" if path.is_dir() else "is no file here and cannot be loaded from the hub"
         raise AuthoringError(
-            f"dataset: {options.path} is no file here and cannot be loaded from the hub: {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}"
+            f"dataset: {options.path} {what}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         ) from error
     return source
 

@@ -10,7 +10,8 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,8 +82,11 @@ def data(name: str, *, say: Callable[[str], None] | None = None) -> Path:
     return target / module
 
 
-def in_environment_of(name: str) -> None:
-    """Go on in a framework's own environment where the framework is not installed here: the process is replaced."""
+def in_environment_of(name: str, *, borrow: bool = False) -> None:
+    """Go on in a framework's own environment where the framework is not installed here: the process is replaced.
+
+    `borrow`: what that environment lacks, such as torch, is taken from this one; its own packages come first.
+    """
     spec = find_spec(name)
     if spec is not None and spec.origin is not None:  # a folder of that name alone, such as ours, is no package
         return
@@ -92,6 +96,10 @@ def in_environment_of(name: str) -> None:
             f"this needs the package {name}: `agentrl env get {name}` installs it in an environment of its own"
         )
     environment(name, say=lambda text: print(text, file=sys.stderr))  # it may belong to another copy of agentrl
+    if borrow:
+        ours = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+        link = next((folder(name) / "lib").glob("python*/site-packages")) / "agentrl-borrowed.pth"
+        link.write_text("".join(f"{path}\n" for path in ours), encoding="utf-8")
     os.execve(python, [str(python), "-m", "agentrl", *sys.argv[1:]], {**os.environ, **for_children()})
 
 
@@ -99,6 +107,12 @@ def go_where_it_works(environment: str) -> None:
     """Go on in the environment of the framework whose package a bridge needs in its own process."""
     if bridge(environment) == "verifiers":
         in_environment_of("verifiers")
+
+
+def go_where_recipe_works(environments: Iterable[str]) -> None:
+    """Go on in the environment of the framework that a recipe's environments need, with torch and the rest of ours."""
+    if any(bridge(name) == "verifiers" for name in environments):
+        in_environment_of("verifiers", borrow=True)
 
 
 def get(name: str, *, say: Callable[[str], None] = print) -> int:

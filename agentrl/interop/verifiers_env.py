@@ -5,7 +5,8 @@
 
 Tools run through mcp's in-process client, rewards through `Task.score(trace)` on a trace made from the transcript, as
 `vf-replay` does it offline. Scores are the taskset's own word, of trust `reported`. Rewards that look into a live
-runtime are refused, not skipped. It needs the package verifiers; check and red team go on in an environment of its own.
+runtime are refused, not skipped. All of the taskset's code runs on an event loop of its own, within `timeout_s`.
+It needs the package verifiers; check, red team and training go on in an environment of its own.
 """
 
 from __future__ import annotations
@@ -15,21 +16,29 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl import event_loop
 from agentrl.envs import Environment
-from agentrl.envs.gym_adapter import wait
 from agentrl.envs.schema_tools import SchemaTool, attach, foreign_tool
-from agentrl.errors import AuthoringError
+from agentrl.errors import AgentRLError, AuthoringError, InfraError, VerifierError
 from agentrl.interop.bridge import Bridge, checked
 from agentrl.interop.openenv import solution
+from agentrl.interop.peer_loop import PeerLoop
 from agentrl.interop.reported import ScoreRule, finite
+from agentrl.sandboxes.base import off_loop
 from agentrl.types import SPLITS, Message, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
+
+MAX_ROWS = 1_000_000
+"""The most rows of a taskset that says it has an end."""
+LATE_S = 5.0
+"""How much longer a tool may take than the taskset, which is then named as the one that was late."""
+NEUTRAL = "I do not know."
+"""What is scored to see whether a taskset's rewards work, with nothing of a policy's in it."""
 
 
 class Options(BaseModel):
@@ -48,7 +57,7 @@ class Options(BaseModel):
     turns: int = Field(default=16, ge=1)
     """The most turns of an episode."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """The most seconds of a tool call."""
+    """The most seconds of a tool call, of a start, and of scoring."""
     expert: str = ""
     """A JSON file with a solution: a list of actions, or {task id: list}."""
 
@@ -61,6 +70,7 @@ class Verifiers(Bridge):
     taskset: ClassVar[Any] = None
     server_of: ClassVar[Mapping[str, tuple[int, str]]] = {}
     """For each tool, the number of its server and its name there."""
+    peer: ClassVar[Peer]
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -81,7 +91,7 @@ class Verifiers(Bridge):
         return Task(id=id, split=split, level=level, prompt=prompt, setup={"row": row}, secret={"row": row})
 
     def start(self) -> None:
-        wait(self._begun())  # on an event loop of its own: somebody else's tools may hold it up, never the trainer's
+        self.peer.loop.run(self._begun(), self.options.timeout_s, "to start its tools")
 
     async def _begun(self) -> None:
         self._vf_state = _state_type(self.rows[0])()
@@ -97,6 +107,10 @@ class Verifiers(Bridge):
                     await toolset.setup()
                     await toolset.setup_task(self.rows[self.given.setup["row"]].data)
                     self._clients.append(await stack.enter_async_context(_client(server)))
+                offered = await _tools(self._clients)
+                if offered != self.peer.offered:
+                    ready.set_exception(InfraError(f"{self.peer.name} offers other tools now than when it was loaded"))
+                    return
                 ready.set_result(None)
                 await self._over.wait()
         except Exception as error:
@@ -104,8 +118,14 @@ class Verifiers(Bridge):
                 ready.set_exception(error)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool of the taskset."""
-        return wait(self._called(name, arguments))
+        """Call a tool of the taskset; InfraError where it does not come back."""
+        try:
+            text = self.peer.loop.run(self._called(name, arguments), self.options.timeout_s, f"for a call of {name}")
+        except InfraError:
+            self.peer.silent.add(name)
+            raise
+        self.peer.answered.add(name)
+        return text
 
     async def _called(self, name: str, arguments: Mapping[str, Any]) -> str:
         at, inner = self.server_of[name]
@@ -119,7 +139,7 @@ class Verifiers(Bridge):
         return {"verifiers": self._vf_state}
 
     def stop(self) -> None:
-        wait(self._ended())
+        self.peer.loop.run(self._ended(), self.options.timeout_s, "to end its tools")
 
     async def _ended(self) -> None:
         self._over.set()
@@ -132,25 +152,55 @@ class Verifiers(Bridge):
         return solution(Path(self.options.expert), task)
 
 
+class Peer:
+    """What is known of a taskset in this process."""
+
+    def __init__(self, id: str) -> None:
+        self.name = f"the verifiers taskset {id}"
+        self.loop = PeerLoop(self.name)
+        self.offered: list[list[tuple[str, str, str]]] = []
+        """The tools of each server, as they were announced."""
+        self.answered: set[str] = set()
+        """Tools that have come back from a call."""
+        self.silent: set[str] = set()
+        """Tools that have not."""
+
+
 class Scored(Verifier):
     """Takes the word of a taskset: what its own `score` gives."""
 
-    def __init__(self, options: Options, rows: Sequence[Any]) -> None:
-        self.reports = f"the verifiers taskset {options.id}"
-        self._rule, self._rows = options.score, rows
+    def __init__(self, options: Options, rows: Sequence[Any], peer: Peer) -> None:
+        self.reports = peer.name
+        self._rule, self._rows, self._limit_s = options.score, rows, options.timeout_s
+        self._peer = peer
 
     async def probe(self, context: Context) -> None:
-        """Nothing outside this process is needed."""
+        """Score words of our own: rewards that are no numbers, or that hang, for these as well are no policy's doing;
+        neither is a tool that has never come back for anybody."""
+        if never := self._peer.silent - self._peer.answered:
+            raise InfraError(f"{self.reports}: {', '.join(sorted(never))} has never come back from a call")
+        row = self._rows[0]
+        talk = [Message(role="user", content=str(row.data.prompt_text)), Message(role="assistant", content=NEUTRAL)]
+        await self._scored(row, talk, _state_type(row)())
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         row = self._rows[submission.task.secret["row"]]
-        trace = trace_of(row, submission.transcript, submission.state["verifiers"])
-        await row.score(trace)
-        reward = finite(trace.reward, self.reports)
-        parts = {name: float(part.score) for name, part in trace.rewards.items() if part is not None}
+        reward, parts = await self._scored(row, submission.transcript, submission.state["verifiers"])
         score = self._rule.score([reward], self.reports) if reward is not None else 0.0
         evidence = (f"reported by {self.reports}; not verified here",)
         return Verdict(score=score, breakdown=parts, evidence=evidence, trust="reported", verifier=self.version)
+
+    async def _scored(self, row: Any, talk: Sequence[Message], state: Any) -> tuple[float | None, dict[str, float]]:
+        trace = trace_of(row, talk, state)
+        try:
+            await off_loop(self._peer.loop.run, row.score(trace), self._limit_s, "to score an episode")
+            reward = finite(trace.reward, self.reports)
+            named = {name: finite(part.score, self.reports) for name, part in trace.rewards.items() if part is not None}
+        except AgentRLError:
+            raise
+        except Exception as error:  # whatever somebody else's reward raises
+            raise VerifierError(f"{self.reports} cannot score: {type(error).__name__}: {str(error)[:200]}") from error
+        return reward, {name: value for name, value in named.items() if value is not None}
 
 
 def trace_of(task: Any, talk: Sequence[Message], state: Any) -> Any:
@@ -214,12 +264,12 @@ def _class(options: Options) -> type[Verifiers]:
     except ImportError as error:
         raise AuthoringError(
             "verifiers: this needs the package verifiers 0.4; `agentrl env get verifiers` installs it in an "
-            f"environment of its own, where `env check` and `redteam` go on ({error})"
+            f"environment of its own, where `env check`, `redteam` and `train` go on ({error})"
         ) from None
     try:
         config = vf.taskset_config_type(options.id).model_validate({"id": options.id, **options.config})
         taskset = vf.load_taskset(config)
-        rows = list(taskset if taskset.bounded else taskset.take(options.limit))
+        rows = list(islice(taskset if taskset.bounded else taskset.take(options.limit), MAX_ROWS))
     except Exception as error:  # whatever somebody else's package raises
         raise AuthoringError(
             f"verifiers: the taskset {options.id} cannot be loaded: {type(error).__name__}: {str(error)[:300]}"
@@ -232,9 +282,9 @@ def _class(options: Options) -> type[Verifiers]:
             f"verifiers: the rewards {', '.join(live)} of {options.id} look into a live runtime, which a transcript "
             "does not have; they cannot be played here"
         )
-    peer = f"the verifiers taskset {options.id}"
+    peer = Peer(options.id)
     body: dict[str, Any] = {
-        "__doc__": f"Solve the tasks of {peer}.",
+        "__doc__": f"Solve the tasks of {peer.name}.",
         "__module__": __name__,
         "options": options,
         "rows": rows,
@@ -242,29 +292,43 @@ def _class(options: Options) -> type[Verifiers]:
         "size": len(rows) // len(SPLITS),
         "max_turns": options.turns,
         "system": rows[0].data.system_prompt or "Use the tools; finish with the final answer.",
-        "verifier": Scored(options, rows),
+        "verifier": Scored(options, rows, peer),
+        "peer": peer,
     }
     places: dict[str, tuple[int, str]] = {}
-    for at, inner, outer, description, schema in event_loop.run(_listed(taskset, rows[0])):
-        offered = foreign_tool(outer, description, schema, peer=peer, timeout_s=options.timeout_s)
-        own = f"{outer}_" if hasattr(Verifiers, outer) else outer  # a name that the SDK needs itself
-        if own in places:
-            raise AuthoringError(f"{peer} has two tools called {outer!r}")
-        places[own] = (at, inner)
-        renamed = SchemaTool(**{f: getattr(offered, f) for f in offered.__dataclass_fields__} | {"name": own})
-        attach(body, renamed, _method(own))
+    try:
+        prefixes, peer.offered = peer.loop.run(_listed(taskset, rows[0]), options.timeout_s, "to list its tools")
+    except InfraError as error:
+        raise AuthoringError(f"verifiers: {error}") from error
+    for at, (prefix, tools) in enumerate(zip(prefixes, peer.offered, strict=True)):
+        for inner, description, schema in tools:
+            outer = prefix + inner
+            offered = foreign_tool(
+                outer, description, json.loads(schema), peer=peer.name, timeout_s=options.timeout_s + LATE_S
+            )
+            own = f"{outer}_" if hasattr(Verifiers, outer) else outer  # a name that the SDK needs itself
+            if own in places:
+                raise AuthoringError(f"{peer.name} has two tools called {outer!r}")
+            places[own] = (at, inner)
+            renamed = SchemaTool(**{f: getattr(offered, f) for f in offered.__dataclass_fields__} | {"name": own})
+            attach(body, renamed, _method(own))
     body["server_of"] = places
     return type("Verifiers", (Verifiers,), body)
 
 
-async def _listed(taskset: Any, row: Any) -> list[tuple[int, str, str, str, Any]]:
-    tools: list[tuple[int, str, str, str, Any]] = []
-    for at, (toolset, server) in enumerate(_servers(taskset, row, _state_type(row)())):
-        prefix = f"{toolset.server_name}_" if toolset.server_name else ""
-        async with _client(server) as client:
-            for tool in (await client.list_tools()).tools:
-                tools.append((at, tool.name, prefix + tool.name, tool.description or "", tool.input_schema))
-    return tools
+async def _listed(taskset: Any, row: Any) -> tuple[list[str], list[list[tuple[str, str, str]]]]:
+    """Return the prefix of each server's tools, and the tools."""
+    servers = _servers(taskset, row, _state_type(row)())
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(_client(server)) for _, server in servers]
+        offered = await _tools(clients)
+    return [f"{toolset.server_name}_" if toolset.server_name else "" for toolset, _ in servers], offered
+
+
+async def _tools(clients: Sequence[Any]) -> list[list[tuple[str, str, str]]]:
+    """Return the name, description and schema of each tool of each server."""
+    lists = [(await client.list_tools()).tools for client in clients]
+    return [[(t.name, t.description or "", json.dumps(t.input_schema, sort_keys=True)) for t in ts] for ts in lists]
 
 
 def _method(name: str) -> Any:

@@ -161,7 +161,7 @@ def expert_and_wrong(environment: Environment, count: int) -> list[Labelled]:
         level, index = environment.levels[number % len(environment.levels)], number // len(environment.levels)
         if environment.size is not None and index >= environment.size:
             break
-        task = environment.task("train", level, index)
+        task = environment.task(_split(environment), level, index)
         try:
             actions = list(environment.expert(task))
         except NotImplementedError:
@@ -213,5 +213,10 @@ def _episode(environment: Environment, row: Mapping[str, Any]) -> Labelled:
     level, index = row["level"], row["index"]
     if level not in environment.levels or index < 0 or (environment.size is not None and index >= environment.size):
         raise RecipeError(f"judge.calibration.file: {environment.name} has no task {index} of level {level}")
-    split: Split = row.get("split", "train")
+    split: Split = row.get("split", _split(environment))
     return Labelled(environment.task(split, level, index), [row["answer"]], row["passes"])
+
+
+def _split(environment: Environment) -> Split:
+    """Return the split that a judge is measured on: train, unless there is none."""
+    return "train" if "train" in environment.splits else environment.splits[0]

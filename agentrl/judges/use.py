@@ -37,7 +37,9 @@ class Target(Protocol):
 
 
 def needs_judge(environment: Environment | type[Environment]) -> bool:
-    """Tell whether an environment's verifier, or its audit verifier, asks a judge."""
+    """Tell whether an environment itself, its verifier, or its audit verifier asks a judge."""
+    if environment.asks_judge:
+        return True
     verifiers = (getattr(environment, name, None) for name in ("verifier", "audit_verifier"))
     return any(isinstance(verifier, Verifier) and bool(judged_parts(verifier)) for verifier in verifiers)
 

@@ -413,7 +413,8 @@ class Recipe(Section):
     sandboxes: SandboxSection = Field(default_factory=SandboxSection)
     """Limits on the sandboxes of all environments."""
     judge: JudgeSection | None = None
-    """The model that judges, where a verifier asks one. By default there is none."""
+    """The model that judges where a verifier asks one, or that plays a part of an environment, such as its customer. By
+    default there is none."""
     cluster: ClusterSection | None = None
     """Rollouts in many processes, on many machines. By default all of them are played in this process."""
 

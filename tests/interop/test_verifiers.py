@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentrl import envs
+from agentrl import envs, metrics
 from agentrl.errors import UserError
 from agentrl.interop import export
+from agentrl.rollout import store
 from tests.interop.peer_processes import FOLDER, ROOT, free_port, interpreter, server
 
 
@@ -96,3 +99,83 @@ def test_an_exported_package_is_loaded_by_verifiers(tmp_path: Path) -> None:
     tasks = [envs.load("files")().task("heldout", 2, index) for index in range(3)]
     assert [(row["prompt"], row["level"], row["split"]) for row in rows] == [(t.prompt, 2, "heldout") for t in tasks]
     assert all("secret" not in row for row in rows)
+
+
+def recipe_for(tmp_path: Path, options: dict[str, Any]) -> Path:
+    """Write a recipe that trains a tiny policy on a taskset."""
+    data = {
+        "run": {"name": "tiny", "seed": 3, "steps": 2, "threads": 1, "out": str(tmp_path / "runs")},
+        "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
+        "envs": [{"name": "verifiers", "options": options, "sandbox": "process", "unsafe": True}],
+        "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 24},
+        "group_filter": {"dynamic_sampling": False},
+        "algorithm": {"entropy_bonus": 0.01},
+        "learner": {"lr": 0.003, "groups_per_step": 2},
+        "eval": None,
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="twenty seconds of training; AGENTRL_FULL=1")
+def test_a_taskset_is_trained_on_in_its_own_environment(tmp_path: Path) -> None:
+    """`agentrl train` goes on where verifiers is, with torch from here: two steps, every verdict `reported`."""
+    interpreter("verifiers")
+    path = recipe_for(tmp_path, {"id": "agentrl-glossary"})
+    variables = {**os.environ, "PYTHONPATH": f"{FOLDER / 'tasksets'}:{ROOT}"}
+    command = [sys.executable, "-m", "agentrl", "train", str(path)]
+    result = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    run = tmp_path / "runs" / "tiny"
+    steps = [row for row in metrics.read(run / "metrics.jsonl") if row["kind"] == "step"]
+    assert [(row["rollout/ungraded"], row["rollout/reported"]) for row in steps] == [(0, 1.0), (0, 1.0)]
+    assert all(row["learn/grad_norm"] > 0 for row in steps)
+    trajectories = [sample.trajectory for sample in store.read(run / "trajectories")]
+    assert {t.verdict.trust for t in trajectories if t.verdict} == {"reported"} and len(trajectories) == 8
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="half a minute of hanging; AGENTRL_FULL=1")
+def test_a_taskset_that_misbehaves_is_named_and_scores_nothing() -> None:
+    """Rewards that are no numbers, raise or hang, and tools that hang or change: no score, and the taskset is named.
+    Where it is well for everybody else, the policy caused it: 0, with an alarm. Nothing waits for it for ever."""
+    variables = {**os.environ, "PYTHONPATH": f"{FOLDER / 'tasksets'}:{ROOT}"}
+    command = [str(interpreter("verifiers")), str(FOLDER / "verifiers_trouble.py")]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    seen = json.loads(result.stdout.splitlines()[-1])
+    results: dict[str, list[Any]] = seen["results"]
+    assert {trouble: (score, grade, alarm) for trouble, (score, grade, alarm, _) in results.items()} == {
+        "": (1.0, "graded", False),
+        "nan": (None, "infra_error", False),
+        "nan for one": (0.0, "graded", True),
+        "large": (0.0, "graded", True),
+        "raises": (None, "verifier_error", False),
+        "waits": (None, "infra_error", False),
+        "blocks": (None, "infra_error", False),
+        "tool waits": (None, "raised", False),
+        "tool waits for one": (0.0, "graded", True),
+        "tool blocks": (None, "raised", False),
+        "tools change": (None, "raised", False),
+    }
+    assert all("the verifiers taskset agentrl-trouble" in cause for name, (*_, cause) in results.items() if name)
+    assert "is no finite number: 'nan'" in results["nan"][3] and "the reward is broken" in results["raises"][3]
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="twenty seconds of training; AGENTRL_FULL=1")
+def test_nothing_is_learnt_from_a_taskset_whose_rewards_are_no_numbers(tmp_path: Path) -> None:
+    """A run on NaN rewards: every episode is ungraded and none reaches the learner; the taskset is named."""
+    interpreter("verifiers")
+    path = recipe_for(tmp_path, {"id": "agentrl-trouble", "config": {"task": {"trouble": "nan"}}})
+    variables = {**os.environ, "PYTHONPATH": f"{FOLDER / 'tasksets'}:{ROOT}"}
+    command = [sys.executable, "-m", "agentrl", "train", str(path)]
+    result = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    run = tmp_path / "runs" / "tiny"
+    trajectories = [sample.trajectory for sample in store.read(run / "trajectories")]
+    assert trajectories and {t.outcome.score for t in trajectories} == {None}
+    steps = [row for row in metrics.read(run / "metrics.jsonl") if row["kind"] == "step"]
+    assert all(row.get("learn/grad_norm", 0.0) == 0.0 for row in steps), steps
+    causes = {t.outcome.fault.cause for t in trajectories if t.outcome.fault}
+    assert causes == {
+        "InfraError: the verifiers taskset agentrl-trouble reported a reward that is no finite number: 'nan'"
+    }, result.stderr[-2000:]
