@@ -24,6 +24,7 @@ from typing import Any
 
 from agentrl.catalogue import cache_folder
 from agentrl.errors import AuthoringError
+from agentrl.sandboxes.base import SandboxSpec
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 SHOWN = {
@@ -126,6 +127,16 @@ def find(image: str, user: int) -> Root:
         if (image, user) not in _roots:
             _roots[image, user] = _find(image, user)
         return _roots[image, user]
+
+
+def check(spec: SandboxSpec, root: Root) -> None:
+    """Refuse a spec that asks for what this root, or this user of the machine, cannot give."""
+    for shown in root.plan.get("shown", ()):
+        if f"{shown}/".startswith(f"{spec.workdir}/") or f"{spec.workdir}/".startswith(f"{shown}/"):
+            raise AuthoringError(f"workdir {spec.workdir!r} and the shown folder {shown!r} of a sandbox lie in each other")
+    image = root.plan["image"]
+    if spec.writable_root and image is not None and os.geteuid() not in (0, os.stat(image).st_uid):
+        raise AuthoringError(f"image {spec.image!r} gets no writable root: it belongs to another user of the machine")
 
 
 def unpacked() -> Path:

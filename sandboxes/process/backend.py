@@ -81,6 +81,13 @@ class ProcessSandbox(PipedSandbox):
     def __init__(self, spec: SandboxSpec) -> None:
         if spec.image not in ("host", "python"):
             raise AuthoringError(f"the process sandbox has no images, but the spec asks for {spec.image!r}")
+        for asked, what in (
+            (spec.workdir != WORKSPACE, f"the workdir {spec.workdir!r}: commands see a temporary folder"),
+            (spec.writable_root, "writable_root: it would be the machine's own"),
+            (spec.user == 0, "user 0: it would be the machine's own"),
+        ):
+            if asked:
+                raise AuthoringError(f"the process sandbox cannot give {what}; use the namespace or docker backend")
         super().__init__(spec, "process", ProcessSandbox)
         self._folder = tempfile.mkdtemp(prefix="agentrl-process-")
         for name in ("box", "home"):
@@ -169,7 +176,7 @@ class ProcessSandbox(PipedSandbox):
             os.fchmod(file.fileno(), mode)
             file.write(content)
 
-    def list(self, path: str = WORKSPACE) -> list[str]:
+    def list(self, path: str = ".") -> list[str]:
         return sorted(os.listdir(self._outside(path)))
 
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:
