@@ -38,8 +38,6 @@ FIRST_PIPE = 32
 RLIMITS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 8 << 20, resource.RLIMIT_MSGQUEUE: 1 << 20}
 FIRST_PID = 32
 """The pid of the first command; lower ones are used up before."""
-PRLIMIT64 = (302, 261)
-"""On x86_64, on aarch64."""
 KEPT: list[Any] = []
 """What a child keeps, so that it need not free it."""
 
@@ -286,20 +284,6 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
                 self.reap()
 
 
-def own_limits_only() -> bytes:
-    """Make a second filter: commands share their user with process 1, and could starve it through its rlimits."""
-    number = PRLIMIT64[0 if kernel.X86 else 1]
-    program: bytes = seccomp.assemble(
-        {
-            "begin": [(seccomp.LOAD, seccomp.NUMBER, "", ""), (seccomp.JUMP_EQUAL, number, "whose", "allow")],
-            "whose": [(seccomp.LOAD, seccomp.FIRST_ARGUMENT, "", ""), (seccomp.JUMP_EQUAL, 0, "allow", "deny")],
-            "allow": [(seccomp.RETURN, seccomp.ALLOW, "", "")],
-            "deny": [(seccomp.RETURN, seccomp.EPERM, "", "")],
-        }
-    )
-    return program
-
-
 def use_up_pids() -> None:
     """Use up the low pids: the runtime's own threads took a number of them that varies between containers."""
     while True:
@@ -329,7 +313,7 @@ def settle(places: dict[str, str]) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.Filter(seccomp.program(kernel.MACHINE)).install()
-    kernel.Filter(own_limits_only()).install()
+    kernel.Filter(seccomp.own_limits_only(kernel.MACHINE)).install()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which process 1 does not receive from inside
     lower_limits(RLIMITS)
     for place in places.values():

@@ -316,6 +316,8 @@ def be_box(zygote: Zygote, birth: Birth) -> Init:
         kernel.keep_capabilities((kernel.CAP_SETUID, kernel.CAP_SETGID, kernel.CAP_KILL) if plan["switch"] else ())
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         zygote.filter.install()
+        if plan["user"] == 0 or not plan["switch"]:
+            kernel.Filter(seccomp.own_limits_only(kernel.MACHINE)).install()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         init = Init(control, plan, zygote.environment, OOM_SCORE)
