@@ -73,7 +73,7 @@ memory_mb = 2048
 """
 INSTRUCTION = """{prompt}
 
-Your files are in {workdir}, where commands start; what you leave there is graded, and nothing else.
+Your files ({names}) are in {workdir}, where commands start; what you leave there is graded, and nothing else.
 
 How this kind of task is meant (where a tool is named, use the shell): {system}
 """
@@ -221,7 +221,9 @@ def task_files(
     place = {"module": kind.__module__, "name": kind.__name__, "options": dict(options), "split": task.split}
     # one for each task, random: hidden cases that could be drawn again would be a published answer sheet
     place |= {"level": task.level, "index": index, "workdir": WORKDIR, "secret": os.urandom(32).hex()}
-    prompt = INSTRUCTION.format(prompt=task.prompt, workdir=WORKDIR, system=kind.system)
+    tops = sorted({path.split("/")[0] for path in ends.before})
+    names = ", ".join([*tops[:8], *(["..."] if tops[8:] else [])]) or "none yet"
+    prompt = INSTRUCTION.format(prompt=task.prompt, names=names, workdir=WORKDIR, system=kind.system)
     files = {
         "task.toml": CONFIG.format(**about).encode(),
         "instruction.md": prompt.encode(),

@@ -55,11 +55,11 @@ exec python3 -I -B /tests/grade.py > /logs/verifier/grade.txt 2>&1
 GRADE = '''"""Grades the working folder of an agentrl task and writes /logs/verifier/reward.json. Run it as root."""
 
 import asyncio
-import functools
 import importlib
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -91,11 +91,14 @@ class OtherUser(backend.ProcessSandbox):
             for name in (*names, *files):
                 os.chown(os.path.join(folder, name), self.user, self.user, follow_symlinks=False)
 
-    def _start(self, request, streams):
-        started = subprocess.Popen
+    def _launched(self, argv, **options):
         who = {"user": self.user, "group": self.user, "extra_groups": []}
-        backend.subprocess = type("Processes", (), {**vars(subprocess), "Popen": functools.partial(started, **who)})
-        return super()._start(request, streams)
+        return subprocess.Popen(argv, preexec_fn=self.limit, **who, **options)
+
+    def limit(self):
+        """Limit the new process from inside: a container's root has no right to do it to another user's."""
+        for kind, value in {**self._rlimits(), resource.RLIMIT_NPROC: self.spec.limits.processes}.items():
+            resource.setrlimit(kind, (value, value))
 
     def close(self):
         """End every process of the user, also those that left their group."""

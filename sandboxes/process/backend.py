@@ -120,7 +120,7 @@ class ProcessSandbox(PipedSandbox):
                 argv = ["bash", "-c", redirect, "bash", *request["argv"]]
             else:
                 argv = request["argv"]
-            process = subprocess.Popen(
+            process = self._launched(
                 argv,
                 stdin=stdin,
                 stdout=stdout,
@@ -130,19 +130,26 @@ class ProcessSandbox(PipedSandbox):
                 cwd=self._outside(request["cwd"]),
                 start_new_session=True,
             )
+        with self._lock:
+            self._running[process.pid] = process
+        return Running(self, process.pid, pipes, os.pidfd_open(process.pid))
+
+    def _launched(self, argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a process and limit it."""
+        process = subprocess.Popen(argv, **options)
+        with suppress(ProcessLookupError):
+            for kind, value in self._rlimits().items():
+                resource.prlimit(process.pid, kind, (value, value))
+        return process
+
+    def _rlimits(self) -> dict[int, int]:
         limits = self.spec.limits
-        rlimits = {
+        return {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: limits.disk_mb << 20,
             resource.RLIMIT_NOFILE: limits.open_files,
             resource.RLIMIT_AS: limits.memory_mb << 20,
         }
-        with suppress(ProcessLookupError):
-            for kind, value in rlimits.items():
-                resource.prlimit(process.pid, kind, (value, value))
-        with self._lock:
-            self._running[process.pid] = process
-        return Running(self, process.pid, pipes, os.pidfd_open(process.pid))
 
     def _kill(self, number: int, spare: bool, since: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
