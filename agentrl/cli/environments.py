@@ -56,7 +56,8 @@ def env_export(
         Literal["train", "heldout", "test"], typer.Option(help="verifiers: the default split. harbor: which tasks.")
     ] = "train",
     levels: Annotated[
-        str | None, typer.Option("--levels", "--level", metavar="NUMBER", help="The level; harbor: by default all in turn.")
+        str | None,
+        typer.Option("--levels", "--level", metavar="NUMBER", help="The level; harbor: by default all in turn."),
     ] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
     count: Annotated[int, typer.Option(min=1, help="harbor: how many tasks.")] = 10,
@@ -67,8 +68,8 @@ def env_export(
 ) -> None:
     """Write an environment as a package for verifiers, or tasks of it as Harbor task folders.
 
-    A Harbor task is written only if its files alone decide: each is played first with --sandbox, and the expert must score
-    1 and an untouched workspace 0.
+    A Harbor task is written only if its files alone decide: each is played first with --sandbox, and the expert must
+    score 1 and an untouched workspace 0.
     """
     from agentrl.envs import commands
     from agentrl.interop import export, harbor_export

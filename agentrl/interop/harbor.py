@@ -44,8 +44,8 @@ _images: deque[str] = deque()
 
 _WHOLE = "Harbor itself, unless a task says environment_mode = 'separate', grades in the agent's own container"
 REMARKS: Mapping[Keep, str] = {
-    "workdir": f"graded in a fresh container that gets the working folder alone (keep: workdir); {_WHOLE}, where a swapped "
-    "program or a process that stays can forge the reward: `agentrl redteam FOLDER` attacks that",
+    "workdir": f"graded in a fresh container that gets the working folder alone (keep: workdir); {_WHOLE}, where a "
+    "swapped program or a process that stays can forge the reward: `agentrl redteam FOLDER` attacks that",
     "filesystem": "graded in a fresh container with all that the agent changed (keep: filesystem): a program that it "
     f"swapped grades it; {_WHOLE}",
     "shared": "graded in the agent's own container, as Harbor does by default (keep: shared): a swapped program or a "

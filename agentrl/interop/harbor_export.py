@@ -166,7 +166,9 @@ async def played(kind: type[Environment], options: Mapping[str, Any], task: Task
     untouched, _, _ = await _finished(kind(**options), task, where, expert=False)
     expert, nothing = [await _score(kind, submission, where) for submission in (worked, untouched)]
     if expert != 1.0:
-        raise Refused("its score needs the final message or what the environment keeps, which Harbor's verifier has not")
+        raise Refused(
+            "its score needs the final message or what the environment keeps, which Harbor's verifier has not"
+        )
     if nothing != 0.0:
         raise Refused(f"an untouched workspace scores {nothing}")
     return Ends(before=before, after=after)
@@ -182,7 +184,9 @@ async def _finished(
         try:
             box = environment.box
         except AuthoringError:
-            raise Refused("it has no sandbox: its tools are Python of this machine, which Harbor does not run") from None
+            raise Refused(
+                "it has no sandbox: its tools are Python of this machine, which Harbor does not run"
+            ) from None
         if box.spec.image not in ("host", "python"):
             raise Refused(f"its sandboxes have the image {box.spec.image!r}; Harbor's containers start from another")
         try:

@@ -163,15 +163,17 @@ def bundle(kind: type[Environment]) -> dict[str, bytes]:
         _add(start, modules, foreign)
     if foreign:
         raise UserError(
-            f"{kind.name or kind.__name__} cannot be written as Harbor tasks: its code needs {', '.join(sorted(foreign))}, "
-            "which the container of a Harbor verifier does not have"
+            f"{kind.name or kind.__name__} cannot be written as Harbor tasks: its code needs "
+            f"{', '.join(sorted(foreign))}, which the container of a Harbor verifier does not have"
         )
     for path in {file.parent for file in modules.values() if file.name == "__init__.py"}:
         for other in sorted(path.glob("*.py")):  # such as the programs that are sent into sandboxes
             package = next(name for name, file in modules.items() if file == path / "__init__.py")
             if other.stem != "__init__":
                 _add(f"{package}.{other.stem}", modules, set())
-    files = {f"{_path(name, package=True)}": text.encode() for name, text in STAND_INS.items() if name != "numpy.typing"}
+    files = {
+        f"{_path(name, package=True)}": text.encode() for name, text in STAND_INS.items() if name != "numpy.typing"
+    }
     files["numpy/typing.py"] = STAND_INS["numpy.typing"].encode()
     for name, file in modules.items():
         files[_path(name, package=file.name == "__init__.py")] = file.read_bytes()

@@ -143,7 +143,9 @@ def _all_tasks(name: str, environment: type[Testbed], judge: Judge | None = None
 def reported(verifier: Verifier) -> list[str]:
     """Say whose word the scores are, where they are not computed here."""
     peers = [part.reports for part in parts_of(verifier) if part.reports]
-    words = [f"rewards are reported by {peer} (trust `reported`): its own grading is what was attacked" for peer in peers]
+    words = [
+        f"rewards are reported by {peer} (trust `reported`): its own grading is what was attacked" for peer in peers
+    ]
     return [*words, *(part.remark for part in parts_of(verifier) if hasattr(part, "remark"))]
 
 

@@ -33,7 +33,21 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TZ": "
 """The environment variables of every command; those of the spec and of the call are added."""
 
 _PLACE = re.compile(r"(/[A-Za-z0-9_+@-][A-Za-z0-9._+@-]*)+")
-TAKEN = ("/proc", "/dev", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/boot", "/tmp")
+TAKEN = (
+    "/proc",
+    "/dev",
+    "/sys",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/boot",
+    "/tmp",
+)
 """Folders in which no workspace can lie: programs need what is there, or a sandbox has its own there already."""
 TAKEN_ITSELF = ("/", "/home", "/run", "/var")
 """Folders that cannot be a workspace themselves, but may hold one."""
@@ -119,8 +133,8 @@ class SandboxSpec:
     workdir: str = field(default=WORKSPACE, metadata=ADDED)
     """The absolute path at which the workspace appears and commands start. What the image holds there is hidden."""
     writable_root: bool = field(default=False, metadata=ADDED)
-    """Whether commands may write outside of the workspace too (/etc, /opt, /usr/local, ...): on a layer of the sandbox's
-    own, which counts against its disk limit, goes with it, and which no other sandbox sees, a grading one least."""
+    """Whether commands may write outside of the workspace too (/etc, /opt, /usr/local, ...), on a layer of the
+    sandbox's own: it counts against the disk limit, goes with the sandbox, and no other one sees it."""
 
     def __post_init__(self) -> None:
         _check_workdir(self.workdir)

@@ -184,8 +184,8 @@ class DockerBackend(Backend):
         client = self.client()
         if spec.user == 0 and not self._remaps:
             raise AuthoringError(
-                "the docker backend runs nothing as user 0 of the machine, which a container's root is here; set another "
-                "`user` in the SandboxSpec, or give the daemon userns-remap"
+                "the docker backend runs nothing as user 0 of the machine, which a container's root is here; set "
+                "another `user` in the SandboxSpec, or give the daemon userns-remap"
             )
         with self._starting:
             if spec.image not in self._roots:

@@ -95,7 +95,9 @@ class DockerSandbox(PipedSandbox):
             [text(path.encode("utf-8", "surrogateescape")), entry.kind, len(entry.content), entry.mode]
             for path, entry in entries.items()
         ]
-        self._ask({"op": "lay_out", "top": top, "entries": heads}, b"".join(entry.content for entry in entries.values()))
+        self._ask(
+            {"op": "lay_out", "top": top, "entries": heads}, b"".join(entry.content for entry in entries.values())
+        )
 
     def _records(self) -> dict[bytes, tree.Record]:
         records: dict[bytes, tree.Record] = {}

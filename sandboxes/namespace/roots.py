@@ -90,8 +90,10 @@ def _texts(user: int) -> dict[str, str]:
 
 
 def _listing(top: str, lines: list[bytes], masks: list[str], skip: tuple[str, ...], closed: list[str]) -> None:
-    """Add a line for everything below `top`, except for folders to mask, which are added to `masks`; and add to `closed`
-    what not every user may read."""
+    """Add a line for everything below `top`, except for folders to mask, which are added to `masks`.
+
+    What not every user may read is added to `closed` too.
+    """
     folders = [top]
     while folders:
         folder = folders.pop()
@@ -138,7 +140,9 @@ def check(spec: SandboxSpec, root: Root) -> None:
     """Refuse a spec that asks for what this root, or this user of the machine, cannot give."""
     for shown in root.plan.get("shown", ()):
         if f"{shown}/".startswith(f"{spec.workdir}/") or f"{spec.workdir}/".startswith(f"{shown}/"):
-            raise AuthoringError(f"workdir {spec.workdir!r} and the shown folder {shown!r} of a sandbox lie in each other")
+            raise AuthoringError(
+                f"workdir {spec.workdir!r} and the shown folder {shown!r} of a sandbox lie in each other"
+            )
     image = root.plan["image"]
     if spec.writable_root and image is not None and os.geteuid() not in (0, os.stat(image).st_uid):
         raise AuthoringError(f"image {spec.image!r} gets no writable root: it belongs to another user of the machine")

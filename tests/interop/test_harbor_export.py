@@ -39,7 +39,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_task_folder_holds_what_harbor_wants_and_hides_the_rest(tasks: dict[str, Path]) -> None:
-    """The agent's part names neither the solution nor the hidden cases, and the verifier gets a container of its own."""
+    """The agent's part names neither solution nor hidden cases, and the verifier gets a container of its own."""
     (folder,) = (tasks["repair"]).iterdir()
     read = HarborTask.read(folder)
     assert read.name == "agentrl/repair-train-1-0" and not read.wants_network
@@ -122,7 +122,7 @@ def base() -> Iterator[None]:
         yield
 
 
-FORGES = "mkdir -p /logs/verifier /tests; echo '{\"reward\": 1}' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt"
+FORGES = """mkdir -p /logs/verifier /tests; cd /logs/verifier; echo '{"reward": 1}' > reward.json; echo 1 > reward.txt"""
 HOSTILE = r"""
 for f in lib/*.py; do cat > $f <<'END'
 import os
@@ -170,7 +170,8 @@ def test_harbor_itself_reads_the_folders(tasks: dict[str, Path]) -> None:
         "import sys\nfrom harbor.models.task.task import Task\n"
         "from harbor.models.task.verifier_mode import resolve_task_verifier_mode as mode\n"
         "for folder in sys.argv[1:]:\n    task = Task(folder)\n"
-        "    print(task.name, mode(task.config).value, task.config.artifacts, task.config.environment.network_mode.value)"
+        "    config = task.config\n"
+        "    print(task.name, mode(config).value, config.artifacts, config.environment.network_mode.value)"
     )
     folders = [str(task) for folder in tasks.values() for task in folder.iterdir()]
     done = subprocess.run([str(python), "-c", program, *folders], capture_output=True, text=True)

@@ -106,7 +106,9 @@ def test_a_changed_root_counts_against_the_disk_limit(isolated: Make) -> None:
     filled = "for d in /etc /opt /usr/local; do head -c 30000000 /dev/zero > $d/big; done; du -cm /etc /opt /usr/local"
     total = int(box.exec(["sh", "-c", f"({filled} | tail -1) 2>/dev/null"]).stdout.split()[0])
     assert total <= 3 * 8 + 4
-    many = "rm -f /etc/big /opt/big /usr/local/big; i=0; while [ $i -lt 9000 ]; do : > /opt/$i || break; i=$((i+1)); done"
+    many = (
+        "rm -f /etc/big /opt/big /usr/local/big; i=0; while [ $i -lt 9000 ]; do : > /opt/$i || break; i=$((i+1)); done"
+    )
     box.exec(["sh", "-c", f"({many}) 2>/dev/null"])
     assert len(box.list("/opt")) < 4000
     assert isolated(writable_root=True).exec(["sh", "-c", WRITES.format(word="x")]).ok
@@ -146,7 +148,9 @@ def test_root_of_a_sandbox_is_not_the_machines(namespace: Backend) -> None:
     """It has every file of its sandbox's root, no capability, and another uid outside."""
     with namespace.create(SandboxSpec(user=0, workdir="/app", files=FILES, writable_root=True)) as box:
         assert box.exec(["id", "-u"]).stdout == b"0\n"
-        assert box.exec(["sh", "-c", "echo x >> /etc/hosts && rm /usr/bin/env && echo y > /usr/bin/ls && ls"]).ok is False
+        assert (
+            box.exec(["sh", "-c", "echo x >> /etc/hosts && rm /usr/bin/env && echo y > /usr/bin/ls && ls"]).ok is False
+        )
         refused, capabilities = box.python(POWERS).stdout.decode().splitlines()
         assert capabilities == str(["0" * 16] * 3) and "done" not in refused, refused
         box.python("import os, resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (1, 1)); os.kill(1, 9)")
@@ -203,7 +207,10 @@ def test_an_image_can_be_changed_and_stays_as_it_is(namespace: Backend, image: P
         assert box.exec(["sh", "-c", "cat a/b.txt /etc/motd /opt/secret"]).stdout == b"hellowelcome\nroot's\n"
         assert box.exec(["sh", "-c", "echo more >> /etc/motd; rm /usr/bin/ls; echo x > /data/x; cat /etc/motd"]).ok
         with box.fork(box.snapshot()) as twin:
-            assert twin.exec(["sh", "-c", "cat /etc/motd /data/x; [ -e /usr/bin/ls ] && echo there"]).stdout == b"welcome\nmore\nx\n"
+            assert (
+                twin.exec(["sh", "-c", "cat /etc/motd /data/x; [ -e /usr/bin/ls ] && echo there"]).stdout
+                == b"welcome\nmore\nx\n"
+            )
     assert (image / "etc/motd").read_text() == "welcome\n" and (image / "usr/bin/ls").exists()
     with namespace.create(spec) as box:
         assert box.exec(["sh", "-c", "cat /etc/motd; ls /data"]).stdout == b"welcome\n"

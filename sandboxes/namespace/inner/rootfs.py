@@ -309,7 +309,9 @@ def _own_root(plan: dict[str, Any], prepared: str) -> None:
     for place, path in enumerate(plan["masks"]):
         _own_folder("masked/" + str(place), plan["user"])
         kernel.mount("masked/" + str(place), "root" + path, None, kernel.MS_BIND)
-    for path in plan["closed"] if plan["lowers"] else ():  # the sandbox's user may read all that is the machine's root's
+    for path in (
+        plan["closed"] if plan["lowers"] else ()
+    ):  # the sandbox's user may read all that is the machine's root's
         if os.path.isdir("root" + path):
             _own_folder("masked/closed", plan["user"])
             kernel.mount("masked/closed", "root" + path, None, kernel.MS_BIND)
