@@ -79,11 +79,12 @@ How this kind of task is meant (where a tool is named, use the shell): {system}
 """
 
 
-@dataclass(frozen=True, slots=True)
 class Refused(Exception):
     """A task that cannot be a Harbor task, and why."""
 
-    why: str
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,7 +292,10 @@ def _own_root(plan: dict[str, Any], prepared: str) -> None:
     if not plan["restored"]:
         _host_tree("root", plan, ("opt", "srv", "mnt", "var/lib", "var/log", "var/cache"))
         for path, _ in plan["binds"]:
-            _copied(path, "root" + path) if path.startswith("/etc/") else os.mkdir("root" + path, 0o755)
+            if path.startswith("/etc/"):
+                _copied(path, "root" + path)
+            else:
+                os.mkdir("root" + path, 0o755)
         for path in plan.get("shown", ()):
             with contextlib.suppress(OSError):  # among the machine's own folders it exists already
                 os.makedirs("root" + path, 0o755)
