@@ -54,7 +54,9 @@ def canonical(value: Any, depth: int = 0) -> str:
     if isinstance(value, types.CodeType):
         return _code(value)
     if is_dataclass(value) and not isinstance(value, type):
-        inside = (f"{f.name}={canonical(getattr(value, f.name), depth + 1)}" for f in fields(value))
+        # a field that was added later leaves older hashes as they were, at its default
+        told = (f for f in fields(value) if not (f.metadata.get("added") and getattr(value, f.name) == f.default))
+        inside = (f"{f.name}={canonical(getattr(value, f.name), depth + 1)}" for f in told)
         return f"{type(value).__qualname__}({','.join(inside)})"
     version = getattr(value, "version", None)
     if isinstance(version, str):  # a verifier inside another

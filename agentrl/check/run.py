@@ -148,6 +148,7 @@ def reported(kind: type[Environment]) -> str:
     lines += [
         f"its tool {tool.name} says to the policy: {' '.join(tool.description.split())[:200]}" for tool in foreign
     ]
+    lines += [part.remark for part in parts_of(verifier) if hasattr(part, "remark")]
     return "\n".join(lines)
 
 

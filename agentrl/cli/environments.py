@@ -51,16 +51,38 @@ def env_get(
 def env_export(
     name: EnvArgument,
     folder: Annotated[Path, typer.Argument(help="The folder to write; it must be new or empty.")],
-    to: Annotated[Literal["verifiers"], typer.Option("--to", help="The framework to write it for.")],
-    split: Annotated[Literal["train", "heldout", "test"], typer.Option(help="The default split.")] = "train",
-    levels: Annotated[str | None, typer.Option(metavar="NUMBER", help="The level that is the default.")] = None,
+    to: Annotated[Literal["verifiers", "harbor"], typer.Option("--to", help="The framework to write it for.")],
+    split: Annotated[
+        Literal["train", "heldout", "test"], typer.Option(help="verifiers: the default split. harbor: which tasks.")
+    ] = "train",
+    levels: Annotated[
+        str | None,
+        typer.Option("--levels", "--level", metavar="NUMBER", help="The level; harbor: by default all in turn."),
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For the environment.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="harbor: how many tasks.")] = 10,
+    image: Annotated[
+        str, typer.Option(help="harbor: the image that tasks start from, with python3, bash and tar.")
+    ] = "python:3.12-slim",
+    sandbox: SandboxOption = "namespace",
 ) -> None:
-    """Write an environment as a package of another framework."""
+    """Write an environment as a package for verifiers, or tasks of it as Harbor task folders.
+
+    A Harbor task is written only if its files alone decide: each is played first with --sandbox, and the expert must
+    score 1 and an untouched workspace 0.
+    """
     from agentrl.envs import commands
-    from agentrl.interop import export
+    from agentrl.interop import export, harbor_export
 
     options = commands.parsed(option or [])
+    if to == "harbor":
+        level = commands.one_level(levels)
+        folders = harbor_export.harbor(
+            name, folder, options, split=split, level=level, count=count, image=image, sandbox=sandbox, say=typer.echo
+        )
+        for path in folders:
+            typer.echo(f"wrote {path}")
+        return
     for path in export.verifiers(name, folder, options, split=split, level=commands.one_level(levels)):
         typer.echo(f"wrote {path}")
 

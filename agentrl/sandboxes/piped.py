@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import posixpath
 import select
 import struct
 import threading
@@ -21,7 +22,6 @@ from agentrl.errors import AgentError, SandboxDied, SandboxError
 from agentrl.sandboxes import tree
 from agentrl.sandboxes.base import (
     MAX_READ,
-    WORKSPACE,
     Entry,
     ExecResult,
     Sandbox,
@@ -160,20 +160,24 @@ class PipedSandbox(Sandbox):
         stdin: bytes = b"",
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
+        cwd: str = ".",
     ) -> ExecResult:
         if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError(f"exec takes a list of strings with at least one, got {argv!r}")
-        request = {"op": "exec", "argv": [str(word) for word in argv], "cwd": str(cwd)}
+        request = {"op": "exec", "argv": [str(word) for word in argv], "cwd": self._place(cwd)}
         return self._run(request, stdin, env, timeout)
 
     def python(
         self, source: str, message: bytes = b"", *, timeout: float | None = None, reply_limit: int = 1 << 20
     ) -> ExecResult:
-        request: dict[str, Any] = {"op": "python", "source": str(source), "cwd": WORKSPACE}
+        request: dict[str, Any] = {"op": "python", "source": str(source), "cwd": self.spec.workdir}
         if not self._warm:
-            request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": WORKSPACE}
+            request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": self.spec.workdir}
         return self._run(request, b"", None, timeout, message=message, reply_limit=reply_limit)
+
+    def _place(self, path: str) -> str:
+        """Return a path from the root; relative ones start at the workspace."""
+        return self.spec.workdir if path == "." else posixpath.join(self.spec.workdir, str(path))
 
     def _environment(self, added: Mapping[str, str]) -> dict[str, str]:
         return {str(name): str(value) for name, value in {**self.spec.env, **added}.items()}
@@ -236,23 +240,23 @@ class PipedSandbox(Sandbox):
         return PipeShell(self._session, limits.output_bytes, limits.seconds, self._ran)
 
     def _session(self) -> Running:
-        request = {"op": "exec", "argv": list(ARGV), "cwd": WORKSPACE, "env": self._environment({})}
+        request = {"op": "exec", "argv": list(ARGV), "cwd": self.spec.workdir, "env": self._environment({})}
         running = self._start(request, (None, -1, -1, None, -1))
         os.close(running.take(0))
         return running
 
     def open_python(self, source: str) -> Running:
         """Start Python source that stays: it reads descriptor 3 and writes descriptor 4, the host's pipes 3 and 4."""
-        request: dict[str, Any] = {"op": "python", "source": source, "cwd": WORKSPACE}
+        request: dict[str, Any] = {"op": "python", "source": source, "cwd": self.spec.workdir}
         if not self._warm:
-            request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": WORKSPACE}
+            request = {"op": "exec", "argv": ["python3", "-s", "-c", source], "cwd": self.spec.workdir}
         return self._start(request | {"env": self._environment({})}, (None, -1, -1, None, -1))
 
-    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = WORKSPACE) -> Running:
+    def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = ".") -> Running:
         """Start a command that stays, with its stdin, stdout and stderr open as pipes 0, 1 and 2; see `stdio.py`."""
         if isinstance(argv, str) or not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError(f"open takes a list of strings with at least one, got {argv!r}")
-        request = {"op": "exec", "argv": list(argv), "cwd": str(cwd), "env": self._environment(env or {})}
+        request = {"op": "exec", "argv": list(argv), "cwd": self._place(cwd), "env": self._environment(env or {})}
         return self._start(request, (None, -1, -1))
 
     # files
@@ -276,7 +280,7 @@ class PipedSandbox(Sandbox):
     def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         self._file({"op": "write", "path": path, "mode": mode}, content)
 
-    def list(self, path: str = WORKSPACE) -> list[str]:
+    def list(self, path: str = ".") -> list[str]:
         return sorted(os.fsdecode(name) for name in self._file({"op": "list", "path": path}).split(b"\0")[:-1])
 
     def lay_out(self, spec: SandboxSpec) -> None:

@@ -44,6 +44,8 @@ def each(folder: int, take: Callable[[Saved], None]) -> None:
     first_names: dict[int, bytes] = {}
 
     def keep(path: bytes, name: bytes, within: int, status: os.stat_result) -> None:
+        if status.st_dev != own.st_dev:  # mounted there: not part of what is saved
+            return
         fields: dict[str, Any] = {}
         if stat.S_ISREG(status.st_mode):
             first = first_names.setdefault(status.st_ino, path)
@@ -94,6 +96,9 @@ def make(folder: int, item: Saved) -> None:
         os.mkfifo(item.path, stat.S_IMODE(item.mode), dir_fd=folder)
         os.chmod(item.path, stat.S_IMODE(item.mode), dir_fd=folder)
         os.utime(item.path, ns=(item.mtime_ns, item.mtime_ns), dir_fd=folder)
+    elif stat.S_ISCHR(item.mode):  # the only device that a sandbox can make: a name that an overlay has deleted
+        os.mknod(item.path, item.mode, os.makedev(0, 0), dir_fd=folder)
+        os.utime(item.path, ns=(item.mtime_ns, item.mtime_ns), dir_fd=folder, follow_symlinks=False)
     elif stat.S_ISREG(item.mode) and item.target:
         os.link(item.target, item.path, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     elif stat.S_ISREG(item.mode):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentError, SandboxError
-from agentrl.sandboxes.base import WORKSPACE, off_loop
+from agentrl.sandboxes.base import off_loop
 
 if TYPE_CHECKING:
     from agentrl.sandboxes.piped import Running
@@ -45,7 +45,7 @@ class StdioProcess:
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        cwd: str = WORKSPACE,
+        cwd: str = ".",
         limit: int = MAX_LINE,
     ) -> StdioProcess:
         """Start a program in a sandbox."""

@@ -18,9 +18,9 @@ from agentrl.sandboxes.base import (
     ENVIRONMENT,
     HOME,
     MTIME,
-    WORKSPACE,
     Availability,
     Backend,
+    Entry,
     SandboxSpec,
     closed_on_error,
 )
@@ -36,6 +36,9 @@ from agentrl.sandboxes.namespace.launch import LOAD, MODULES, RUN, WARM
 LABEL = "agentrl.owner"
 AT_ONCE = 8
 """Containers that are started at the same time; with more, the daemon only gets slower."""
+WRITABLE_ROOT = ("/etc", "/opt", "/root", "/srv", "/usr/local", "/var")
+"""What `writable_root` makes writable: a tmpfs each, into which the image's files are copied. Docker cannot limit the
+size of a container's own layer on most machines, so the rest of the root stays read-only."""
 RUNTIME = "AGENTRL_DOCKER_RUNTIME"
 """The variable that names the runtime of every container (runsc, kata-runtime, ...) if the constructor does not."""
 
@@ -101,9 +104,10 @@ class DockerBackend(Backend):
         self._lock = threading.Lock()
         self._starting = threading.BoundedSemaphore(AT_ONCE)
         self._client: Any = None
-        self._owner, self._ahead = "", 0.0
+        self._owner, self._ahead, self._remaps = "", 0.0, False
         self._sources: list[tuple[str, str | None]] = []
         self._roots: dict[str, tuple[str, str]] = {}
+        self._contents: dict[str, dict[str, dict[str, Entry]]] = {}
 
     def client(self) -> Any:
         """Return the connected SDK client, or raise a SandboxError that says what is missing."""
@@ -112,6 +116,8 @@ class DockerBackend(Backend):
                 self._client, self._owner, self._sources = self._connect(), _owner(), _sources()
                 daemon_time = datetime.fromisoformat(self._client.info()["SystemTime"]).timestamp()
                 self._ahead = daemon_time - time.clock_gettime(time.CLOCK_REALTIME)
+                security = self._client.info().get("SecurityOptions") or ()
+                self._remaps = any(option in ("name=userns", "name=rootless") for option in security)
                 self._sweep()
             return self._client
 
@@ -175,26 +181,50 @@ class DockerBackend(Backend):
         return box
 
     def prepare(self, spec: SandboxSpec) -> DockerSandbox:
-        if spec.user == 0:
-            raise AuthoringError("the docker backend runs nothing as user 0; set another `user` in the SandboxSpec")
         client = self.client()
+        if spec.user == 0 and not self._remaps:
+            raise AuthoringError(
+                "the docker backend runs nothing as user 0 of the machine, which a container's root is here; set "
+                "another `user` in the SandboxSpec, or give the daemon userns-remap"
+            )
         with self._starting:
             if spec.image not in self._roots:
                 self._roots[spec.image] = images.ensure(client, spec.image)
             reference, root = self._roots[spec.image]
-            container = self._start(client, spec, reference)
-        return DockerSandbox(spec, root, container, self.prepare)
+            own = self._own_root(client, spec, reference)
+            container = self._start(client, spec, reference, tuple(own))
+        with closed_on_error(DockerSandbox(spec, root, container, self.prepare)) as box:
+            for top, entries in own.items():
+                box.write_root(top, entries)
+        return box
 
-    def _start(self, client: Any, spec: SandboxSpec, reference: str) -> Container:
+    def _own_root(self, client: Any, spec: SandboxSpec, reference: str) -> dict[str, dict[str, Entry]]:
+        """Return the parts of the root that are to be writable, with what the image holds there."""
+        if not spec.writable_root:
+            return {}
+        if reference not in self._contents:
+            self._contents[reference] = images.content(client, reference, WRITABLE_ROOT)
+        own = {top: entries for top, entries in self._contents[reference].items() if top != spec.workdir}
+        for top, entries in own.items():
+            size = sum(len(entry.content) for entry in entries.values())
+            if size > spec.limits.disk_mb << 20 or len(entries) > spec.limits.files:
+                raise AuthoringError(
+                    f"a writable root needs a copy of {top} of the image {spec.image!r}, {size >> 20} MB in "
+                    f"{len(entries)} files: raise disk_mb and files in the Limits of the SandboxSpec"
+                )
+        return own
+
+    def _start(self, client: Any, spec: SandboxSpec, reference: str, own: tuple[str, ...]) -> Container:
         identity, line = "", None
         try:
-            identity = client.api.create_container(**self._settings(client, spec, reference))["Id"]
+            identity = client.api.create_container(**self._settings(client, spec, reference, own))["Id"]
             streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             attached = client.api.attach_socket(identity, params=streams)
             line = Line(getattr(attached, "_sock", attached), attached)
             container = Container(client, identity, line, self._now)
             plan: dict[str, Any] = {"user": spec.user, "switch": False, "open_files": spec.limits.open_files}
-            plan |= {"env": ENVIRONMENT, "tools": spec.tools}
+            plan |= {"env": ENVIRONMENT, "tools": spec.tools, "workdir": spec.workdir}
+            plan["writable"] = own
             sources = json.dumps({"modules": self._sources, "plan": plan, "warm": WARM.split()}).encode()
             line.raw(len(sources).to_bytes(4, "little") + sources)
             client.api.start(identity)
@@ -213,7 +243,7 @@ class DockerBackend(Backend):
             raise
         return container
 
-    def _settings(self, client: Any, spec: SandboxSpec, reference: str) -> dict[str, Any]:
+    def _settings(self, client: Any, spec: SandboxSpec, reference: str, writable: tuple[str, ...]) -> dict[str, Any]:
         """Return the arguments of `create_container`."""
         from docker.types import LogConfig, Ulimit
 
@@ -226,11 +256,12 @@ class DockerBackend(Backend):
             ipc_mode="private",
             read_only=True,
             tmpfs={
-                WORKSPACE: f"{own},mode=0755",
+                spec.workdir: f"{own},mode=0755",
                 HOME: f"{own},mode=0755",
                 "/tmp": f"{own},mode=1777",
                 "/dev/shm": f"{own},mode=1777",
                 "/sys": "ro,noexec,nosuid,nodev,size=4k",
+                **{path: f"{own},mode=0755" for path in writable},
             },
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],

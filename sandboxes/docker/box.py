@@ -87,11 +87,17 @@ class DockerSandbox(PipedSandbox):
         return entries
 
     def _write_files(self, entries: Mapping[str, Entry]) -> None:
+        self.write_root("box", entries)
+
+    def write_root(self, top: str, entries: Mapping[str, Entry]) -> None:
+        """Write entries into one of the writable folders, in which nothing has run yet."""
         heads = [
             [text(path.encode("utf-8", "surrogateescape")), entry.kind, len(entry.content), entry.mode]
             for path, entry in entries.items()
         ]
-        self._ask({"op": "lay_out", "entries": heads}, b"".join(entry.content for entry in entries.values()))
+        self._ask(
+            {"op": "lay_out", "top": top, "entries": heads}, b"".join(entry.content for entry in entries.values())
+        )
 
     def _records(self) -> dict[bytes, tree.Record]:
         records: dict[bytes, tree.Record] = {}

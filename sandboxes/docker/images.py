@@ -16,16 +16,18 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl import catalogue
 from agentrl.errors import AuthoringError, SandboxError
+from agentrl.sandboxes.base import Entry
 
 HOST = "base"
 """The image for `host` (a container cannot have the machine's own /usr), and for `python` if no image has that name."""
@@ -34,6 +36,8 @@ RECIPE = 1
 NEEDED = ("python3",)
 """The agent in every container is a Python program."""
 STRIPPED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
+MOUNTED = ("hosts", "hostname", "resolv.conf")
+"""Files of /etc that a daemon mounts into each container."""
 FROM_HOST = ("etc/hostname", "etc/resolv.conf", "etc/machine-id")
 """What debootstrap copies from the machine it runs on."""
 
@@ -145,6 +149,50 @@ def inspect(client: Any, reference: str) -> dict[str, Any] | None:
         return dict(client.api.inspect_image(reference))
     except ImageNotFound:
         return None
+
+
+def content(client: Any, reference: str, folders: Sequence[str]) -> dict[str, dict[str, Entry]]:
+    """Return what these folders of an image hold, without the files that a daemon mounts over those of /etc.
+
+    A folder that holds the interpreter of the agent in the container is left out: nothing may be laid over it.
+    """
+    from docker.errors import NotFound
+
+    identity = client.api.create_container(image=reference, command=["true"])["Id"]
+    contents: dict[str, dict[str, Entry]] = {}
+    try:
+        for folder in folders:
+            entries: dict[str, Entry] = {}
+            with suppress(NotFound):
+                parts, _ = client.api.get_archive(identity, folder)
+                entries = _entries(b"".join(parts))
+            if folder == "/etc":
+                entries = {path: entry for path, entry in entries.items() if path not in MOUNTED}
+            if not any(path.startswith("bin/python3") for path in entries):
+                contents[folder] = entries
+    finally:
+        client.api.remove_container(identity, force=True, v=True)
+    return contents
+
+
+def _entries(packed: bytes) -> dict[str, Entry]:
+    """Return the files, folders and links of a tar of one folder, by their paths in it; modes without set-id bits."""
+    entries: dict[str, Entry] = {}
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        for member in tar:
+            path = member.name.partition("/")[2]
+            if member.isdir():
+                entry = Entry("dir", mode=member.mode & 0o777 | 0o700)
+            elif member.issym():
+                entry = Entry("link", os.fsencode(member.linkname))
+            elif member.isfile() or member.islnk():
+                file = tar.extractfile(member)
+                entry = Entry(content=file.read() if file else b"", mode=member.mode & 0o777)
+            else:
+                continue
+            if path:
+                entries[path] = entry
+    return dict(sorted(entries.items()))
 
 
 def _packed(description: Description) -> Path:

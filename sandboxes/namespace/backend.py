@@ -24,6 +24,8 @@ UNCONFINE = (
     "in a pod securityContext.seccompProfile.type: Unconfined"
 )
 UNMASK = "docker run --security-opt systempaths=unconfined; in a pod procMount: Unmasked and hostUsers: false"
+OWN_ROOT = 2048
+"""Files and folders of a writable root that do not count against the limit: those that it begins with."""
 PROCESSORS = 4
 """Processors per zygote; a zygote makes one sandbox after the other."""
 
@@ -102,27 +104,34 @@ class NamespaceBackend(Backend):
             box.wait_until_ready()
         return box
 
-    def _make(self, spec: SandboxSpec) -> NamespaceSandbox:
+    def _fork(self, spec: SandboxSpec) -> NamespaceSandbox:
+        """Return a sandbox for a snapshot; one with a writable root is built around what the snapshot brings."""
+        return self._make(spec, restored=True) if spec.writable_root else self.prepare(spec)
+
+    def _make(self, spec: SandboxSpec, *, restored: bool = False) -> NamespaceSandbox:
         """Return a sandbox that is still starting but has its own file system already."""
         root = roots.find(spec.image, spec.user)
+        roots.check(spec, root)
         zygote = self.zygote()
         number = next(self._numbers)
         switch = os.geteuid() == 0
         base = FIRST_ID + number % ID_RANGES * IDS if switch else -1
         limits = spec.limits
         plan = {
-            "root": zygote.root((spec.image, spec.user), root.plan),
+            "root": zygote.root((spec.image, spec.user, spec.workdir), {**root.plan, "workdir": spec.workdir}),
             "id": number,
             "base": base,
             "user": spec.user,
             "switch": switch,
             "disk": limits.disk_mb << 20,
-            "inodes": limits.files + 64,
+            "inodes": limits.files + (OWN_ROOT if spec.writable_root else 64),
             "memory": limits.memory_mb << 20,
             "processes": limits.processes + 1,
             "cpus": limits.cpus,
             "open_files": limits.open_files,
             "tools": None if spec.tools is None else list(spec.tools),
+            "writable_root": spec.writable_root,
+            "restored": restored,
             "cap_memory": "memory" not in zygote.facts["cgroups"],
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -133,7 +142,7 @@ class NamespaceBackend(Backend):
             raise
         finally:
             theirs.close()
-        return NamespaceSandbox(spec, root, zygote, number, pidfd, ours, base, self.prepare)
+        return NamespaceSandbox(spec, root, zygote, number, pidfd, ours, base, self._fork)
 
     def close(self) -> None:
         with self._lock:

@@ -24,7 +24,9 @@ from agentrl.sandboxes.snapshot import Snapshot, restore, save
 
 T = TypeVar("T")
 WRITABLE = ("box", "tmp", "home", "shm")
-"""The folders of a sandbox's own file system: /box, /tmp, its home and /dev/shm."""
+"""The folders of a sandbox's own file system: the workspace, /tmp, its home and /dev/shm."""
+OWN_ROOT = ("root", "upper", "masked")
+"""The further ones of a sandbox with a writable root; `inner/rootfs.py` says what lies where."""
 
 
 class NamespaceSandbox(PipedSandbox):
@@ -133,19 +135,25 @@ class NamespaceSandbox(PipedSandbox):
         return tree.records(self._workspace, self._inside)
 
     def _save(self) -> dict[str, Snapshot]:
-        """Copy workspace, /tmp, home and /dev/shm; all processes of the sandbox are stopped meanwhile."""
+        """Copy workspace, /tmp, home, /dev/shm and a root that is writable; all processes are stopped meanwhile."""
         with ExitStack() as stopped:
             if not self._killed:
                 self._send({"op": "stop"}, [])
                 stopped.callback(self._send, {"op": "continue"}, [])
                 self.list("/")  # answered in order: afterwards everything else stands still
             self._must_exist()
-            return {top: self._below(top, save) for top in WRITABLE}
+            return {top: self._below(top, save) for top in self._tops()}
+
+    def _tops(self) -> tuple[str, ...]:
+        return (*WRITABLE, *OWN_ROOT) if self.spec.writable_root else WRITABLE
 
     def _restore(self, saved: dict[str, Snapshot]) -> None:
         with tree.acting_as(*self._outside()):
             for top, snapshot in saved.items():
                 self._below(top, functools.partial(restore, snapshot=snapshot))
+        if self.spec.writable_root:  # it has waited for these: an overlay must not change below its mount
+            self._control.sendall(b"g")
+            self.wait_until_ready()
 
     def _below(self, top: str, act: Callable[[int], T]) -> T:
         """Call `act` with a descriptor of one of the writable folders."""

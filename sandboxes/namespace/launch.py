@@ -122,7 +122,7 @@ class Zygote:
             theirs.close()
         self._socket = ours
         self._lock, self._sending, self._roots_lock = threading.Lock(), threading.Lock(), threading.Lock()
-        self._roots: dict[tuple[str, int], int] = {}
+        self._roots: dict[tuple[str, int, str], int] = {}
         self._closed, self._owner = False, os.getpid()
         ours.settimeout(30)
         self.facts = self._receive()[0]
@@ -153,7 +153,7 @@ class Zygote:
         with self._sending:
             socket.send_fds(self._socket, [marshal.dumps(message, 2)], [] if descriptor is None else [descriptor])
 
-    def root(self, name: tuple[str, int], plan: dict[str, Any]) -> int:
+    def root(self, name: tuple[str, int, str], plan: dict[str, Any]) -> int:
         """Return the zygote's number for a root, which is sent to it once."""
         with self._roots_lock:
             if name not in self._roots:

@@ -24,6 +24,7 @@ from typing import Any
 
 from agentrl.catalogue import cache_folder
 from agentrl.errors import AuthoringError
+from agentrl.sandboxes.base import SandboxSpec
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 SHOWN = {
@@ -88,8 +89,11 @@ def _texts(user: int) -> dict[str, str]:
     }
 
 
-def _listing(top: str, lines: list[bytes], masks: list[str], skip: tuple[str, ...]) -> None:
-    """Add a line for everything below `top`, except for folders to mask, which are added to `masks`."""
+def _listing(top: str, lines: list[bytes], masks: list[str], skip: tuple[str, ...], closed: list[str]) -> None:
+    """Add a line for everything below `top`, except for folders to mask, which are added to `masks`.
+
+    What not every user may read is added to `closed` too.
+    """
     folders = [top]
     while folders:
         folder = folders.pop()
@@ -105,10 +109,14 @@ def _listing(top: str, lines: list[bytes], masks: list[str], skip: tuple[str, ..
                     continue
                 folders.append(entry.path)
                 what = b"dir"
+                if status.st_mode & 0o005 != 0o005:
+                    closed.append(entry.path)
             elif stat.S_ISLNK(status.st_mode):
                 what = os.fsencode(os.readlink(entry.path))
             else:
                 what = b"%d %d" % (status.st_size, int(status.st_mtime))
+                if not status.st_mode & 0o004:
+                    closed.append(entry.path)
             lines.append(b"%s\0%o\0%s" % (os.fsencode(entry.path[len(top) :]), status.st_mode, what))
 
 
@@ -126,6 +134,18 @@ def find(image: str, user: int) -> Root:
         if (image, user) not in _roots:
             _roots[image, user] = _find(image, user)
         return _roots[image, user]
+
+
+def check(spec: SandboxSpec, root: Root) -> None:
+    """Refuse a spec that asks for what this root, or this user of the machine, cannot give."""
+    for shown in root.plan.get("shown", ()):
+        if f"{shown}/".startswith(f"{spec.workdir}/") or f"{spec.workdir}/".startswith(f"{shown}/"):
+            raise AuthoringError(
+                f"workdir {spec.workdir!r} and the shown folder {shown!r} of a sandbox lie in each other"
+            )
+    image = root.plan["image"]
+    if spec.writable_root and image is not None and os.geteuid() not in (0, os.stat(image).st_uid):
+        raise AuthoringError(f"image {spec.image!r} gets no writable root: it belongs to another user of the machine")
 
 
 def unpacked() -> Path:
@@ -156,7 +176,7 @@ def _find(image: str, user: int) -> Root:
         )
     path = str(folder.resolve())
     lines: list[bytes] = []
-    _listing(path, lines, [], ())
+    _listing(path, lines, [], (), [])
     plan = {"image": path, **_common()}
     # a path in the image: its links must be resolved as in the sandbox, so only a plain file counts
     inside = _fingerprint(os.path.join(path, os.path.realpath(SYSTEM_PYTHON).lstrip("/")))
@@ -216,10 +236,12 @@ def _proc_texts() -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]]]:
-    """Examine the machine's system folders: hash of their listing, folders to mask, links, and folders to bind."""
+def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]], list[str]]:
+    """Examine the machine's system folders: hash of their listing, folders to mask, links, folders to bind, and what
+    is closed to some users of the machine."""
     lines: list[bytes] = []
     masks: list[str] = []
+    closed: list[str] = []
     links: dict[str, str] = {}
     binds: list[tuple[str, bool]] = []
     for top in SYSTEM:
@@ -227,19 +249,19 @@ def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]]]:
             links[top] = os.readlink(top)
         elif os.path.isdir(top):
             binds.append((top, True))
-            _listing(top, lines, masks, ("/usr/local",))
+            _listing(top, lines, masks, ("/usr/local",), closed)
     for path in ("/etc/alternatives", "/etc/ld.so.cache"):
         if os.path.exists(path):
             binds.append((path, os.path.isdir(path)))
     links.update({"/etc/os-release": "../usr/lib/os-release"} if os.path.exists("/usr/lib/os-release") else {})
-    return _hash(lines), sorted(masks), links, binds
+    return _hash(lines), sorted(masks), links, binds, sorted(closed)
 
 
 def _host(user: int, shown: Sequence[str] = ()) -> Root:
-    listed, masks, links, binds = _system()
+    listed, masks, links, binds, closed = _system()
     texts = _texts(user)
     own = [os.fsencode(f"{name}\0{text}") for name, text in (*links.items(), *texts.items())]
     own += [os.fsencode(f"shown\0{path}") for path in shown]
     plan = {"image": None, "links": links, "binds": binds, "masks": masks, "texts": texts, **_common()}
-    plan["shown"] = list(shown)
+    plan["shown"], plan["closed"] = list(shown), closed
     return Root(plan, _hash([listed.encode(), *own]), interpreter() == SYSTEM_PYTHON)

@@ -81,6 +81,13 @@ class ProcessSandbox(PipedSandbox):
     def __init__(self, spec: SandboxSpec) -> None:
         if spec.image not in ("host", "python"):
             raise AuthoringError(f"the process sandbox has no images, but the spec asks for {spec.image!r}")
+        for asked, what in (
+            (spec.workdir != WORKSPACE, f"the workdir {spec.workdir!r}: commands see a temporary folder"),
+            (spec.writable_root, "writable_root: it would be the machine's own"),
+            (spec.user == 0, "user 0: it would be the machine's own"),
+        ):
+            if asked:
+                raise AuthoringError(f"the process sandbox cannot give {what}; use the namespace or docker backend")
         super().__init__(spec, "process", ProcessSandbox)
         self._folder = tempfile.mkdtemp(prefix="agentrl-process-")
         for name in ("box", "home"):
@@ -113,7 +120,7 @@ class ProcessSandbox(PipedSandbox):
                 argv = ["bash", "-c", redirect, "bash", *request["argv"]]
             else:
                 argv = request["argv"]
-            process = subprocess.Popen(
+            process = self._launched(
                 argv,
                 stdin=stdin,
                 stdout=stdout,
@@ -123,19 +130,26 @@ class ProcessSandbox(PipedSandbox):
                 cwd=self._outside(request["cwd"]),
                 start_new_session=True,
             )
+        with self._lock:
+            self._running[process.pid] = process
+        return Running(self, process.pid, pipes, os.pidfd_open(process.pid))
+
+    def _launched(self, argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Start a process and limit it."""
+        process = subprocess.Popen(argv, **options)
+        with suppress(ProcessLookupError):
+            for kind, value in self._rlimits().items():
+                resource.prlimit(process.pid, kind, (value, value))
+        return process
+
+    def _rlimits(self) -> dict[int, int]:
         limits = self.spec.limits
-        rlimits = {
+        return {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: limits.disk_mb << 20,
             resource.RLIMIT_NOFILE: limits.open_files,
             resource.RLIMIT_AS: limits.memory_mb << 20,
         }
-        with suppress(ProcessLookupError):
-            for kind, value in rlimits.items():
-                resource.prlimit(process.pid, kind, (value, value))
-        with self._lock:
-            self._running[process.pid] = process
-        return Running(self, process.pid, pipes, os.pidfd_open(process.pid))
 
     def _kill(self, number: int, spare: bool, since: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -169,7 +183,7 @@ class ProcessSandbox(PipedSandbox):
             os.fchmod(file.fileno(), mode)
             file.write(content)
 
-    def list(self, path: str = WORKSPACE) -> list[str]:
+    def list(self, path: str = ".") -> list[str]:
         return sorted(os.listdir(self._outside(path)))
 
     def collect(self, path: str = "", *, max_bytes: int = 16 << 20, max_files: int = 10_000) -> dict[str, Entry]:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from agentrl import catalogue, envs
+from agentrl.check.run import reported
 from agentrl.envs.play import Played, play, stage
 from agentrl.errors import AuthoringError
-from agentrl.interop.harbor import read_reward
+from agentrl.interop.harbor import REMARKS, read_reward
 from agentrl.interop.harbor_task import kept
 from agentrl.types import ToolCall
 
@@ -39,6 +40,14 @@ def harbor_task(folder: Path, config: str = "", **files: str) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+def test_how_a_task_is_graded_is_printed(tmp_path: Path) -> None:
+    """Checks say whether grading is Harbor's own, in the agent's container, or in a fresh one."""
+    harbor_task(tmp_path / "sum")
+    words = {keep: reported(envs.load("harbor", {"path": str(tmp_path), "keep": keep})) for keep in REMARKS}
+    assert words == dict(REMARKS)
+    assert "fresh container" in words["workdir"] and "agent's own container" in words["shared"]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,8 @@ def test_a_harbor_folder_is_attacked(boxes: Pool, tmp_path: Path, capsys: pytest
     data = json.loads(capsys.readouterr().out)
     assert data["controls"]["oracle"]["ok"] and data["controls"]["no-op"]["ok"]
     assert [a["id"] for a in data["attacks"] if a["succeeded"]] == ["B.reward_json", "E.daemon_rewrites_reward"]
+    assert redteam(str(task), "--attack", "B.reward_json") == 1
+    assert "graded as Harbor does by default, in the agent's own container" in " ".join(capsys.readouterr().out.split())
 
 
 def harbor_task(folder: Path, solution: str, *, config: str = "version = '1.0'\n", **files: str) -> None:
@@ -191,6 +193,9 @@ def test_a_whole_folder_of_harbor_tasks_ends_in_a_table(
     [
         ({"config": "[[steps]]\nname = 'a'\n"}, "a Harbor task of several steps"),
         ({"environment/docker-compose.yaml": "services: {}\n"}, "several containers (docker-compose.yaml)"),
+        ({"environment/compose.yml": "services: {}\n"}, "several containers (compose.yml)"),
+        ({"steps/one/instruction.md": "x"}, "a Harbor task of several steps"),
+        ({"config": "[verifier]\nenvironment_mode = 'separate'\n"}, "agentrl redteam harbor --option path="),
         ({"config": "[environment]\ngpus = 1\n"}, "MCP servers or GPUs"),
         ({"config": "not toml ="}, "cannot be read"),
     ],

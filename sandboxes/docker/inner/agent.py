@@ -38,8 +38,6 @@ FIRST_PIPE = 32
 RLIMITS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 8 << 20, resource.RLIMIT_MSGQUEUE: 1 << 20}
 FIRST_PID = 32
 """The pid of the first command; lower ones are used up before."""
-PRLIMIT64 = (302, 261)
-"""On x86_64, on aarch64."""
 KEPT: list[Any] = []
 """What a child keeps, so that it need not free it."""
 
@@ -95,7 +93,7 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
         # there is no socket: frames come on descriptor 0
         super().__init__(None, plan, dict(os.environ), oom_score)
         self.runs: dict[int, Run] = {}
-        files = Files({top: high(os.open(path, tree.FOLDER)) for top, path in TOPS.items()})
+        files = Files({top: high(os.open(path, tree.FOLDER)) for top, path in tops(plan).items()})
         self.operations = {**files.operations, "kill_all": self.kill_all}
         self.received = bytearray()
         self.unsent = bytearray()
@@ -286,20 +284,6 @@ class Agent(Init):  # type: ignore[misc]  # mypy cannot follow a mounted name
                 self.reap()
 
 
-def own_limits_only() -> bytes:
-    """Make a second filter: commands share their user with process 1, and could starve it through its rlimits."""
-    number = PRLIMIT64[0 if kernel.X86 else 1]
-    program: bytes = seccomp.assemble(
-        {
-            "begin": [(seccomp.LOAD, seccomp.NUMBER, "", ""), (seccomp.JUMP_EQUAL, number, "whose", "allow")],
-            "whose": [(seccomp.LOAD, seccomp.FIRST_ARGUMENT, "", ""), (seccomp.JUMP_EQUAL, 0, "allow", "deny")],
-            "allow": [(seccomp.RETURN, seccomp.ALLOW, "", "")],
-            "deny": [(seccomp.RETURN, seccomp.EPERM, "", "")],
-        }
-    )
-    return program
-
-
 def use_up_pids() -> None:
     """Use up the low pids: the runtime's own threads took a number of them that varies between containers."""
     while True:
@@ -311,15 +295,30 @@ def use_up_pids() -> None:
             return
 
 
-def settle() -> None:
+def tops(plan: dict[str, Any]) -> dict[str, str]:
+    """Return the writable folders of this sandbox, by the names that they have in a snapshot."""
+    return {**TOPS, "box": plan["workdir"], **{path: path for path in plan["writable"]}}
+
+
+def check_places(plan: dict[str, Any]) -> None:
+    """Refuse an image in which a writable folder is a link: it would have been mounted where the link leads."""
+    for path in tops(plan).values():
+        if os.path.realpath(path) != path and path not in TOPS.values():
+            os.write(2, ("the image has a link at " + path + ", where no folder of the sandbox can appear").encode())
+            os._exit(1)
+
+
+def settle(places: dict[str, str]) -> None:
     """Protect this process: nobody in the container may trace, read or signal it, or make forbidden system calls."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.Filter(seccomp.program(kernel.MACHINE)).install()
-    kernel.Filter(own_limits_only()).install()
+    kernel.Filter(seccomp.own_limits_only(kernel.MACHINE)).install()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which process 1 does not receive from inside
     lower_limits(RLIMITS)
-    for place in TOPS.values():
+    for place in places.values():
+        if place not in TOPS.values():  # a tmpfs gets the mode of the folder that the image has there
+            os.chmod(place, 0o755)
         os.utime(place, (MTIME, MTIME))
 
 
@@ -337,7 +336,8 @@ def main(plan: dict[str, Any], modules: list[str]) -> tuple[str, dict[str, Any]]
     os.close(stdout)
     os.close(nowhere)
     oom_score = high(os.open("/proc/self/oom_score_adj", os.O_RDWR))  # while this process may still open its own
-    settle()
+    check_places(plan)
+    settle(tops(plan))
     agent = Agent(plan, oom_score)
     agent.send(frames.ANSWER, 1, 0, frames.pack({"value": list(sys.version_info[:2])}))
     try:

@@ -19,7 +19,7 @@ from agentrl.sandboxes.base import Entry
 from agentrl.sandboxes.docker.inner.frames import pack, raw, text
 
 TOPS = {"box": "/box", "tmp": "/tmp", "home": "/home/agent", "shm": "/dev/shm"}
-"""The writable folders of the sandbox."""
+"""The writable folders of the sandbox; `box` lies where the spec's `workdir` says."""
 Answer = Callable[[bytes], None]
 """Sends the host one part of an answer that is too long for one frame."""
 
@@ -57,7 +57,7 @@ class Files:
         for path, kind, size, mode in request["entries"]:
             entries[raw(path).decode("utf-8", "surrogateescape")] = Entry(kind, bytes(blob[at : at + size]), mode)
             at += size
-        with self.opened("box") as (folder, _):
+        with self.opened(request["top"]) as (folder, _):
             tree.lay_out(folder, entries)
 
     def records(self, request: dict[str, Any], blob: memoryview, answer: Answer) -> Any:
@@ -93,7 +93,7 @@ class Files:
             answer(pack(head, b"".join(chunk for _, chunk in item.chunks)))
 
         with stopped():
-            for top in TOPS:
+            for top in self.tops:
                 with self.opened(top) as (folder, own):
                     snapshot.each(folder, take)
 
@@ -105,6 +105,8 @@ class Files:
                 content.append((offset, bytes(blob[at : at + length])))
                 at += length
             attributes = tuple((raw(name), raw(value)) for name, value in xattrs)
+            if not path and top not in TOPS:  # a writable part of the root: the image's files make way
+                clear(self.tops[top])
             item = snapshot.Saved(raw(path), mode, mtime_ns, size, tuple(content), raw(target), attributes)
             snapshot.make(self.tops[top], item)
             if stat.S_ISDIR(mode):
@@ -114,6 +116,23 @@ class Files:
         for top, items in self.restored.items():
             snapshot.finish(self.tops[top], items)
         self.restored.clear()
+
+
+def clear(folder: int) -> None:
+    """Remove everything below a folder but what is mounted there."""
+    own = os.fstat(folder).st_dev
+    for name in os.listdir(folder):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if status.st_dev == own and stat.S_ISDIR(status.st_mode):
+            below = os.open(name, tree.FOLDER, dir_fd=folder)
+            try:
+                clear(below)
+            finally:
+                os.close(below)
+            with contextlib.suppress(OSError):  # something is mounted in it
+                os.rmdir(name, dir_fd=folder)
+        elif status.st_dev == own:
+            os.unlink(name, dir_fd=folder)
 
 
 def pairs(xattrs: tuple[tuple[bytes, bytes], ...]) -> list[list[str]]:

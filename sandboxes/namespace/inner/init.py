@@ -42,6 +42,7 @@ class Init:
         self.user: int = plan["user"]
         self.switch: bool = plan["switch"]
         self.open_files: int = plan["open_files"]
+        self.workdir: str = plan["workdir"]
         self.environment = environment
         self.oom_score, self.own_score = oom_score, os.read(oom_score, 16)
         self.fence = -1 if plan["tools"] is None else execute_only(programs(plan["tools"], environment["PATH"]))
@@ -132,7 +133,7 @@ class Init:
             if self.user == 0:  # another user has lost them by becoming it
                 keep_capabilities(())
             if request["op"] in FILES:
-                os._exit(answer(FILES[request["op"]], request))
+                os._exit(answer(FILES[request["op"]], request, self.workdir))
             try:
                 os.chdir(request["cwd"])
             except OSError as error:
@@ -256,10 +257,10 @@ def list_folder(request: dict[str, Any]) -> None:
 FILES: dict[str, Callable[[dict[str, Any]], None]] = {"read": read_file, "write": write_file, "list": list_folder}
 
 
-def answer(operation: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> int:
+def answer(operation: Callable[[dict[str, Any]], None], request: dict[str, Any], workdir: str) -> int:
     """Do a file operation as the sandbox's user; return its errno as the exit status."""
     try:
-        os.chdir("/box")
+        os.chdir(workdir)
         operation(request)
     except OSError as error:
         return error.errno or errno.EIO

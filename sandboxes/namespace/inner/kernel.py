@@ -28,6 +28,7 @@ SYS_KEYCTL = 250 if X86 else 219
 SYS_PIVOT_ROOT = 155 if X86 else 41
 SYS_SECCOMP = 317 if X86 else 277
 SYS_PIDFD_OPEN, SYS_CLONE3, SYS_MOUNT_SETATTR = 434, 435, 442
+SYS_OPEN_TREE, SYS_MOVE_MOUNT = 428, 429
 SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
 EXECUTE = 1
 """Landlock's right to execute a file."""
@@ -56,6 +57,8 @@ _syscall_seccomp = _function("syscall", ctypes.c_long, ctypes.c_long, _word, _wo
 _syscall_setattr = _function(
     "syscall", ctypes.c_long, ctypes.c_long, ctypes.c_long, _text, _word, ctypes.c_void_p, _word
 )
+_syscall_tree = _function("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_long, _text, _word)
+_syscall_move = _function("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_long, _text, ctypes.c_long, _text, _word)
 _syscall_landlock = _function("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, _word, _word, _word)
 _syscall_rule = _function("syscall", ctypes.c_long, ctypes.c_long, _word, _word, ctypes.c_void_p, _word)
 _syscall_clone = _function("syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, _word)
@@ -115,6 +118,21 @@ def read_only(path: str) -> None:
     if _syscall_setattr(SYS_MOUNT_SETATTR, -100, _raw(path), 0x8000, attributes, len(attributes)) < 0:
         # before Linux 5.12: only the top one
         mount("none", path, None, READ_ONLY)
+
+
+def owned_by(ids: int, source: str, target: str) -> None:
+    """Mount a folder, read-only, with its owners translated by the map of a user namespace (a descriptor)."""
+    tree: int = _syscall_tree(SYS_OPEN_TREE, -100, _raw(source), 1 | 0o2000000)  # a copy, closed on exec
+    if tree < 0:
+        raise _failure("open_tree " + source)
+    try:
+        attributes = struct.pack("QQQQ", 1 | 2 | 4 | 0x100000, 0, 0, ids)
+        if _syscall_setattr(SYS_MOUNT_SETATTR, tree, b"", 0x1000, attributes, len(attributes)) < 0:
+            raise _failure("mount_setattr " + source)
+        if _syscall_move(SYS_MOVE_MOUNT, tree, b"", -100, _raw(target), 4) < 0:
+            raise _failure("move_mount " + target)
+    finally:
+        os.close(tree)
 
 
 def clone(flags: int, cgroup: int = -1) -> tuple[int, int]:

@@ -85,6 +85,7 @@ DENIED = {
     "vmsplice": (278, 75),
 }
 CLONE, CLONE3, SOCKET, IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
+PRLIMIT64 = (302, 261)
 LAST_KNOWN = 450
 KNOWN_BEYOND = (451, 452, 453, 454, 455, 456, 462)
 """cachestat, fchmodat2, map_shadow_stack, the futex calls, mseal."""
@@ -131,6 +132,19 @@ def program(machine: str) -> bytes:
         "kill": [(RETURN, KILL_PROCESS, "", "")],
     }
     return assemble(blocks)
+
+
+def own_limits_only(machine: str) -> bytes:
+    """Return a second filter, for commands that share their user with process 1: they could end it by its rlimits."""
+    number = PRLIMIT64[("x86_64", "aarch64").index(machine)]
+    return assemble(
+        {
+            "begin": [(LOAD, NUMBER, "", ""), (JUMP_EQUAL, number, "whose", "allow")],
+            "whose": [(LOAD, FIRST_ARGUMENT, "", ""), (JUMP_EQUAL, 0, "allow", "deny")],
+            "allow": [(RETURN, ALLOW, "", "")],
+            "deny": [(RETURN, EPERM, "", "")],
+        }
+    )
 
 
 def _one_of(values: tuple[int, ...], then: str, otherwise: str) -> list[Step]:

@@ -147,8 +147,14 @@ class Zygote:
         try:
             group = self.take_group(plan)
             group.open()
+            root, prepared = self.roots[plan["root"]]
+            plan["lowers"] = []
+            if plan["writable_root"] and prepared:
+                plan["lowers"] = self.lowers(root, prepared, plan)
             pid, pidfd = kernel.clone(kernel.NAMESPACES, group.entry)
         except OSError as error:
+            if plan.get("lowers"):
+                rootfs.forget_lowers(root)
             for descriptor in (go, ready, control):
                 os.close(descriptor)
             if group is not None:
@@ -177,7 +183,43 @@ class Zygote:
             os.close(ready)
             os.close(pidfd)
             group.close()
+            if plan["lowers"]:
+                rootfs.forget_lowers(root)
         return None
+
+    def lowers(self, root: dict[str, Any], prepared: str, plan: dict[str, Any]) -> list[str]:
+        """Show what lies below a writable root as the sandbox's user's own. Only an image cannot do without."""
+        try:
+            ids = self.translation(plan["base"], plan["user"])
+            try:
+                return rootfs.lowers(root, prepared, ids)
+            finally:
+                os.close(ids)
+        except OSError as error:
+            rootfs.forget_lowers(root)
+            if root["image"] is not None:
+                raise OSError(error.errno, "the image cannot get a writable layer here: " + str(error)) from None
+            return []
+
+    def translation(self, base: int, user: int) -> int:
+        """Return a user namespace, as a descriptor, whose map gives the machine's root files to the sandbox's user.
+
+        The rest keeps its number, so that the user's own number goes to the sandbox's root.
+        """
+        swapped = [(0, user, 1), (1, 1, user - 1), (user, 0, 1), (user + 1, user + 1, 65535 - user)]
+        lines = "\n".join(f"{a} {base + b} {n}" for a, b, n in swapped if n > 0) if user else f"0 {base} 65536"
+        pid, pidfd = kernel.clone(kernel.CLONE_NEWUSER)
+        if pid == 0:
+            while True:
+                signal.pause()
+        try:
+            for name in ("uid_map", "gid_map"):
+                cgroups.write(f"/proc/{pid}/{name}", lines)
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(pidfd)
 
     def map_ids(self, pid: int, plan: dict[str, Any]) -> None:
         where = "/proc/" + str(pid)
@@ -268,10 +310,14 @@ def be_box(zygote: Zygote, birth: Birth) -> Init:
         rights = struct.pack("i", files)
         control.sendmsg((b"F",), ((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights),))  # the host can write files
         os.close(files)
+        if plan["restored"] and control.recv(1) != b"g":  # the host brings the files of a snapshot first
+            os._exit(1)
         rootfs.build(plan, prepared)
         kernel.keep_capabilities((kernel.CAP_SETUID, kernel.CAP_SETGID, kernel.CAP_KILL) if plan["switch"] else ())
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         zygote.filter.install()
+        if plan["user"] == 0 or not plan["switch"]:
+            kernel.Filter(seccomp.own_limits_only(kernel.MACHINE)).install()
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         init = Init(control, plan, zygote.environment, OOM_SCORE)
