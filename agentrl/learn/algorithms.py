@@ -21,6 +21,7 @@ PolicyLoss = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
 Aggregation = Literal["token", "sequence", "constant", "prompt"]
 Correction = Literal["none", "tis", "mis", "icepop"]
 Divergence = Literal["none", "k1", "k2", "k3"]
+Credit = Literal["trajectory", "turn", "state"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,11 @@ class Algorithm:
     kl_unbiased: bool = False
     reference_reset: int | None = None
     entropy_bonus: float = 0.0
-    credit: Literal["trajectory", "turn"] = "trajectory"
+    credit: Credit = "trajectory"
+    """What gets an advantage of its own. state: a trajectory, and each turn among those that begin in its state."""
     discount: float = 1.0
+    state_weight: float = 1.0
+    """state: the weight of the turns' advantages."""
 
     @property
     def needs_reference(self) -> bool:
@@ -91,6 +95,7 @@ ROWS: Mapping[str, Algorithm] = {
     "rloo": Algorithm(advantage="leave_one_out"),
     "reinforce_pp": Algorithm(advantage="batch"),
     "reinforce_pp_baseline": Algorithm(advantage="batch_baseline"),
+    "gigpo": Algorithm(credit="state", discount=0.95),
 }
 
 CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
@@ -122,8 +127,15 @@ def _check(algorithm: Algorithm) -> None:
         )
     if algorithm.kl == "k1" and not algorithm.kl_unbiased:
         raise RecipeError(NO_GRADIENT)
-    if algorithm.discount != 1.0 and algorithm.credit != "turn":
-        raise RecipeError("algorithm.discount needs algorithm.credit: turn")
+    if algorithm.discount != 1.0 and algorithm.credit == "trajectory":
+        raise RecipeError("algorithm.discount needs algorithm.credit: turn or state")
+    if algorithm.state_weight != 1.0 and algorithm.credit != "state":
+        raise RecipeError("algorithm.state_weight needs algorithm.credit: state")
+    if algorithm.credit == "state" and algorithm.advantage not in ("group", "mean", "leave_one_out"):
+        raise RecipeError(
+            f"algorithm.credit: state compares turns within a group; advantage: {algorithm.advantage} does not. "
+            "Use advantage: group, mean or leave_one_out"
+        )
     if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):
         raise RecipeError("algorithm.correction_low and correction_high need a correction: tis, mis or icepop")
     if algorithm.correction_low > algorithm.correction_high:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, field_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
 from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
 
@@ -136,12 +136,16 @@ NO_GRADIENT = (
 )
 
 
+ROW_CREDIT = {"gigpo": "state"}
+"""The `credit` of the rows that do not give one advantage to a whole episode."""
+
+
 class AlgorithmSection(Section):
     """A row of the table in learn/algorithms.py, with any of its axes overridden. Unset axes keep the row's value."""
 
     type: Literal[
         "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
-        "reinforce_pp", "reinforce_pp_baseline",
+        "reinforce_pp", "reinforce_pp_baseline", "gigpo",
     ] = "dapo"  # fmt: skip
     """The row of the table."""
     advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"] | None = None
@@ -177,12 +181,30 @@ class AlgorithmSection(Section):
     """Take the current policy as the new reference every this many steps. By default never."""
     entropy_bonus: NonNegative = 0.0
     """Weight of the entropy (nats per token) that the loss rewards. Raise it where entropy collapses."""
-    credit: Literal["trajectory", "turn"] = "trajectory"
+    credit: Literal["trajectory", "turn", "state"] | None = None
     """`trajectory`: one advantage for all tokens of an episode. `turn`: one per turn, from the verifier's scores per
     turn; each turn is compared with the same turn of the group's other episodes, or with the final score of those that
-    have ended before."""
-    discount: Fraction = 1.0
-    """Discount per turn of later scores; needs `credit: turn`."""
+    have ended before. `state`: the episode's advantage, plus one per turn that compares it with all turns of the group
+    that began in the same state (GiGPO). By default `state` for `gigpo`, otherwise `trajectory`."""
+    discount: Fraction | None = None
+    """Discount per turn of later scores; needs `credit: turn` or `state`. By default 0.95 for `gigpo`, otherwise 1."""
+    state_weight: NonNegative | None = None
+    """`credit: state`: weight of the turns' advantages beside the episode's. By default 1."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_before(cls, data: Any) -> Any:
+        """Take `credit: trajectory` and `discount: 1` as unset where they change nothing: run folders of earlier
+        versions hold them as defaults."""
+        if not isinstance(data, dict) or data.get("type", "dapo") in ROW_CREDIT:
+            return data
+        defaults = {"credit": "trajectory", "discount": 1}
+        return {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
+
+    @property
+    def credited(self) -> str:
+        """Return what gets an advantage of its own; the row's choice where none is made here."""
+        return self.credit or ROW_CREDIT.get(self.type, "trajectory")
 
     @property
     def group_relative(self) -> bool:

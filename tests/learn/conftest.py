@@ -114,6 +114,7 @@ def make_group() -> Callable[..., Group]:
         number: int = 0,
         sources: Sequence[Sequence[Sequence[int]]] | None = None,
         turn_scores: Sequence[Sequence[float]] | None = None,
+        states: Sequence[Sequence[str]] | None = None,
     ) -> Group:
         task = Task(id=f"t/{number}", split="train", level=1, prompt="p")
         made = []
@@ -135,6 +136,7 @@ def make_group() -> Callable[..., Group]:
                     messages=(),
                     outcome=outcome,
                     verdict=verdict,
+                    states=tuple(states[i]) if states else ("start",),
                 )
             )
         return Group(task=task, number=number, trajectories=tuple(made))
