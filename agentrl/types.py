@@ -374,6 +374,14 @@ class TrainingSample:
     group: int
     trajectory: int
     """Index within the group."""
+    positive: bool = False
+    """Whether the trajectory solved its task."""
+    rewards: NDArray[np.float32] | None = None
+    """For a critic, which makes the advantages: a turn's reward on the last of its tokens."""
+    values: NDArray[np.float32] | None = None
+    """What the critic said before each sampled token."""
+    returns: NDArray[np.float32] | None = None
+    """What it should have said; nan where it is not asked."""
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.segment):

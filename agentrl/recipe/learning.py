@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, field_validator, model_validator
@@ -136,8 +137,12 @@ NO_GRADIENT = (
 )
 
 
-ROW_CREDIT = {"gigpo": "state"}
+ROW_CREDIT = {"gigpo": "state", "ppo": "token", "vapo": "token"}
 """The `credit` of the rows that do not give one advantage to a whole episode."""
+
+
+ROW_ADVANTAGE = {"reinforce_pp": "batch", "ppo": "gae", "vapo": "gae"}
+"""The `advantage` of the rows that compare nothing within a group."""
 
 
 class AlgorithmSection(Section):
@@ -145,14 +150,16 @@ class AlgorithmSection(Section):
 
     type: Literal[
         "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
-        "reinforce_pp", "reinforce_pp_baseline", "gigpo",
+        "reinforce_pp", "reinforce_pp_baseline", "gigpo", "ppo", "vapo",
     ] = "dapo"  # fmt: skip
     """The row of the table."""
-    advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"] | None = None
+    advantage: (
+        Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std", "gae"] | None
+    ) = None
     """Estimator of the advantage. `group`: score minus the group's mean, over its standard deviation. `mean`: minus the
     mean. `leave_one_out`: minus the mean of the others. `maxrl`: minus the mean, over the mean. `batch`: whitened over
     the batch's tokens. `batch_baseline`: minus the group's mean, then whitened. `batch_std`: minus the group's mean,
-    over the standard deviation of all scores."""
+    over the standard deviation of all scores. `gae`: by a critic that is trained along (`ppo`, `vapo`)."""
     clip_low: NonNegative | None = None
     """Ratios below 1 − this stop pushing down (cispo: the weight's floor; dppo: the divergence bound)."""
     clip_high: NonNegative | None = None
@@ -181,15 +188,35 @@ class AlgorithmSection(Section):
     """Take the current policy as the new reference every this many steps. By default never."""
     entropy_bonus: NonNegative = 0.0
     """Weight of the entropy (nats per token) that the loss rewards. Raise it where entropy collapses."""
-    credit: Literal["trajectory", "turn", "state"] | None = None
+    credit: Literal["trajectory", "turn", "state", "token"] | None = None
     """`trajectory`: one advantage for all tokens of an episode. `turn`: one per turn, from the verifier's scores per
     turn; each turn is compared with the same turn of the group's other episodes, or with the final score of those that
     have ended before. `state`: the episode's advantage, plus one per turn that compares it with all turns of the group
-    that began in the same state (GiGPO). By default `state` for `gigpo`, otherwise `trajectory`."""
+    that began in the same state (GiGPO). `token`: one per token, by a critic; with a critic, `turn` is one per turn by
+    the same. By default `state` for `gigpo`, `token` for `ppo` and `vapo`, otherwise `trajectory`."""
     discount: Fraction | None = None
-    """Discount per turn of later scores; needs `credit: turn` or `state`. By default 0.95 for `gigpo`, otherwise 1."""
+    """Discount of later scores per turn, or per token with `credit: token`. By default 0.95 for `gigpo`, otherwise
+    1."""
     state_weight: NonNegative | None = None
     """`credit: state`: weight of the turns' advantages beside the episode's. By default 1."""
+    gae_lambda: Fraction | None = None
+    """`gae`: how far ahead advantages look before they trust the critic; 1 is to the end. By default 0.95."""
+    value_lambda: Fraction | None = None
+    """The same for what the critic learns. By default `gae_lambda`; 1 for `vapo`."""
+    lambda_length: Positive | None = None
+    """VAPO's α: `gae_lambda` becomes 1 − 1 / (α · the episode's tokens or turns). By default 0.05 for `vapo`, otherwise
+    off."""
+    value_coefficient: NonNegative | None = None
+    """How much of the critic's gradient reaches the layers that it shares with the policy; 0 trains its head alone. By
+    default 0.1."""
+    value_lr: Positive | None = None
+    """Learning rate of the critic's head, on the policy's schedule. By default ten times `learner.lr`."""
+    value_warmup: Annotated[int, Field(ge=0)] | None = None
+    """Steps at the beginning in which the critic's head alone learns, and the policy stays. By default 50 for `vapo`,
+    otherwise 0."""
+    positive_nll: NonNegative | None = None
+    """Weight of a supervised loss on the episodes that solved their task; for any algorithm. By default 0.1 for `vapo`,
+    otherwise 0."""
 
     @model_validator(mode="before")
     @classmethod
@@ -208,13 +235,33 @@ class AlgorithmSection(Section):
 
     @property
     def group_relative(self) -> bool:
-        """Return whether advantages compare the episodes of a group; `batch` compares those of the whole batch."""
-        return (self.advantage or {"reinforce_pp": "batch"}.get(self.type)) != "batch"
+        """Return whether advantages compare the episodes of a group; `batch` compares those of the whole batch, and
+        a critic each with what it expected."""
+        return (self.advantage or ROW_ADVANTAGE.get(self.type)) not in ("batch", "gae")
+
+    @property
+    def has_critic(self) -> bool:
+        """Return whether advantages come from a value head."""
+        return (self.advantage or ROW_ADVANTAGE.get(self.type)) == "gae"
 
     @property
     def divides_by_mean(self) -> bool:
         """Return whether advantages are divided by a group's mean score."""
         return (self.advantage or self.type) == "maxrl"
+
+
+def refuse_unfit(algorithm: AlgorithmSection, ranks: int, agents: Sequence[str]) -> None:
+    """Refuse an algorithm that cannot be trained on so many ranks, or with the agents of these environments."""
+    if algorithm.credited == "state" and agents:
+        raise ValueError(
+            f"algorithm.credit: state needs the state before each turn, which the agent of {agents[0]} does not show; "
+            "use credit: trajectory, for example type: dapo"
+        )
+    if algorithm.has_critic and ranks > 1:
+        raise ValueError(
+            f"algorithm: {algorithm.type} has a critic, which is trained in one process; set learner.ranks: 1, or use "
+            "an algorithm without one, for example type: dapo"
+        )
 
 
 class LearnerSection(Section):

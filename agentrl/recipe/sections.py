@@ -24,6 +24,7 @@ from agentrl.recipe.learning import (
     LearnabilityCurriculum,
     LearnerSection,
     WarmStartSection,
+    refuse_unfit,
 )
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -433,11 +434,7 @@ class Recipe(Section):
         if self.algorithm.kl == "k1" and not self.algorithm.kl_unbiased:
             raise ValueError(NO_GRADIENT)
         agents = [env.name for env in self.envs if env.agent is not None]
-        if self.algorithm.credited == "state" and agents:
-            raise ValueError(
-                f"algorithm.credit: state needs the state before each turn, which the agent of {agents[0]} does not "
-                "show; use credit: trajectory, for example type: dapo"
-            )
+        refuse_unfit(self.algorithm, self.learner.ranks, agents)
         if self.algorithm.divides_by_mean and self.group_filter.overlong == "shape":
             raise ValueError(
                 "algorithm: maxrl divides by a group's mean score, which the penalty of group_filter.overlong: shape "
