@@ -179,9 +179,12 @@ def test_values_that_make_no_sense_together_are_refused(section: dict[str, objec
 @pytest.mark.parametrize("row", sorted(ROWS))
 @pytest.mark.parametrize("advantage", [None, "group", "batch", "maxrl", "batch_baseline"])
 def test_a_section_knows_what_its_row_compares(row: str, advantage: str | None) -> None:
-    credit = {"credit": "turn"} if row == "gigpo" else {}  # states are compared within groups alone
+    # States are compared within groups alone, and single tokens by a critic alone.
+    credit = {"credit": "turn"} if ROWS[row].credit != "trajectory" else {}
     section = AlgorithmSection.model_validate({"type": row, "advantage": advantage, **credit})
-    assert section.group_relative == (resolve(section).advantage != "batch")
+    assert section.group_relative == (resolve(section).advantage not in ("batch", "gae"))
+    assert section.has_critic == resolve(section).has_critic
+    assert section.credited == resolve(section).credit
     assert section.divides_by_mean == (resolve(section).advantage == "maxrl")
 
 
