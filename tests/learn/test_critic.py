@@ -264,7 +264,7 @@ def test_a_resumed_critic_goes_on_to_the_bit(make_learner: MakeLearner, make_sam
 def test_samples_that_no_critic_saw_are_refused(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
     learner = make_learner(algorithm={"type": "ppo"})
     with pytest.raises(ValueError, match=r"needs samples from Learner\.credit"):
-        learner.step(learner.pack(make_samples(4)))
+        learner.step(learner.pack([replace(s, values=None, returns=None) for s in make_samples(4)]))
 
 
 def test_solved_episodes_are_imitated(make_learner: MakeLearner, make_samples: MakeSamples) -> None:
