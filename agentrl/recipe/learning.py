@@ -110,8 +110,8 @@ class GroupFilterSection(Section):
     """Decides between rollouts and learner: which groups are trained on, and how much each of their episodes counts."""
 
     dynamic_sampling: bool = True
-    """Drop groups whose scores (with `credit: turn` also their scores per turn) are all equal, and draw others in their
-    place. Turn it off to train on every group. `reinforce_pp` compares over the whole batch and keeps every group."""
+    """Drop groups whose scores (with `credit: turn` or `state` also their scores per turn) are all equal, and draw
+    others in their place. Turn it off to train on every group. `reinforce_pp`, `ppo` and `vapo` keep every group."""
     max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
     """Draw at most this many times the round's groups as replacements. A round may then hold fewer groups."""
     probe: Fraction = 0.2
