@@ -52,8 +52,8 @@ class HeadOutput:
     @classmethod
     def of(cls, values: HeadValues) -> HeadOutput:
         """Make one from its values as a tuple."""
-        names = ("logprobs", "entropy", "candidates", "likeliest", "values")
-        return cls(**dict(zip(names, values, strict=True)))
+        logprobs, entropy, candidates, likeliest, said = values
+        return cls(logprobs=logprobs, entropy=entropy, candidates=candidates, likeliest=likeliest, values=said)
 
 
 def head(
