@@ -31,7 +31,7 @@ from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
 from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.serving import check_judge, open_engine, runtimes
-from agentrl.types import Round, Trajectory
+from agentrl.types import Round, TrainingSample, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -88,6 +88,15 @@ class Run:
             return {}
         self.judge.save(self.folder.judge)
         return self.judge.step_row()
+
+    async def credit(self, samples: list[TrainingSample]) -> list[TrainingSample]:
+        """Have the critic make the advantages, where the algorithm has one."""
+        from agentrl.learn.learner import Learner
+
+        if not self.recipe.algorithm.has_critic:
+            return samples
+        assert isinstance(self.learner, Learner), "the recipe refuses a critic with learner.ranks"
+        return await asyncio.to_thread(self.learner.credit, samples)
 
     async def learn(self, batch: Batch) -> StepReport:
         """Make one step of the learner. A server that shares its GPU gives its key-value memory back meanwhile."""

@@ -100,6 +100,7 @@ def to_row(trajectory: Trajectory, env: str, note: Note | None = None) -> dict[s
         "timings": _dump({name: round(seconds, 6) for name, seconds in trajectory.timings.items()}),
         "root": trajectory.root,
         "usage": None if trajectory.usage is None else _dump(trajectory.usage),
+        "states": _dump(trajectory.states) if trajectory.states else None,
         **asdict(note),
     }
 
@@ -142,6 +143,7 @@ def from_row(row: Mapping[str, Any]) -> Stored:
         timings=json.loads(row["timings"]),
         root=row["root"],
         usage=json.loads(row["usage"]) if row.get("usage") else None,
+        states=tuple(json.loads(row["states"])) if row.get("states") else (),
     )
     return Stored(row["env"], trajectory, Note(**{name: row[name] for name in NOTED if name in row}))
 

@@ -126,6 +126,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("learn/ratio_p99", "", "99th percentile of that ratio."),
     Metric("learn/ratio_max", "", "Largest ratio."),
     Metric("learn/correction", "", "Mean factor of the off-policy correction; 1 without one."),
+    Metric("learn/explained_variance", "share", "Variance of the critic's targets that its values explain; 1 at best."),
+    Metric("learn/value_error", "", "Root of the critic's mean squared error."),
+    Metric("learn/positive_nll", "nats/token", "Mean negative logprob on solved episodes, with `positive_nll`."),
     Metric("learn/mismatch_mean", "nats/token", "Mean difference between the learner's and the engine's logprobs, over "
            "tokens of the learner's own version where there are any."),
     Metric("learn/mismatch_max", "nats/token", "Largest such difference."),

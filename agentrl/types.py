@@ -289,6 +289,9 @@ class Trajectory:
     usage: Mapping[str, int] | None = None
     """For an episode that a chat endpoint played, which gives no token ids: the `prompt` and `completion` tokens that
     it took. Such a trajectory has no segments, so nothing of it can ever be trained on."""
+    states: tuple[str, ...] = ()
+    """A hash of the state before each turn, where the algorithm compares turns of equal states (`Episode.state`); ""
+    for one that equals no other."""
 
     def __post_init__(self) -> None:
         if self.usage is not None and self.segments:
@@ -371,6 +374,14 @@ class TrainingSample:
     group: int
     trajectory: int
     """Index within the group."""
+    positive: bool = False
+    """Whether the trajectory solved its task."""
+    rewards: NDArray[np.float32] | None = None
+    """For a critic, which makes the advantages: a turn's reward on the last of its tokens."""
+    values: NDArray[np.float32] | None = None
+    """What the critic said before each sampled token."""
+    returns: NDArray[np.float32] | None = None
+    """What it should have said; nan where it is not asked."""
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.segment):

@@ -177,3 +177,19 @@ def test_a_run_is_not_resumed_with_another_environment(
     assert "the source of verifier of files has changed since the run began" in capfd.readouterr().err
     sources.write_text(json.dumps(before))
     assert train(path, "--resume", "--set", "run.steps=2") == 0
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="three more runs; tests/learn/test_critic.py is short")
+def test_a_run_with_a_critic_is_resumed_to_the_bit(write: Callable[..., Path], tmp_path: Path) -> None:
+    """The value head, its optimizer and the critic's own first steps go on where they were."""
+    path = str(write(warm_start={"demonstrations": 8}, algorithm={"type": "vapo", "value_warmup": 1}))
+    assert train(path, "--set", "run.name=whole") == 0
+    assert train(path, "--set", "run.name=parts", "--set", "run.steps=2") == 0
+    assert train(path, "--set", "run.name=parts", "--resume") == 0
+    whole, parts = (checkpoint.latest(tmp_path / "runs" / name / "checkpoints") for name in ("whole", "parts"))
+    assert whole is not None and parts is not None
+    assert equal(weights(tmp_path / "runs" / "whole"), weights(tmp_path / "runs" / "parts"))
+    assert equal(whole.learner["critic"]["head"], parts.learner["critic"]["head"])
+    rows = list(metrics.read(tmp_path / "runs" / "parts" / "metrics.jsonl", "step"))
+    assert [row["learn/version"] for row in rows] == [0, 1, 2, 3]
+    assert all({"learn/explained_variance", "learn/value_error", "learn/positive_nll"} <= row.keys() for row in rows)

@@ -89,7 +89,7 @@ class GroupFilter:
 
     def _process(self, trajectory: Trajectory) -> tuple[float, ...]:
         """Return the scores per turn that the algorithm uses, without zeros at the end."""
-        if self._algorithm.credit != "turn" or trajectory.verdict is None:
+        if self._algorithm.credited == "trajectory" or trajectory.verdict is None:
             return ()
         scores = list(trajectory.verdict.turn_scores)
         while scores and not scores[-1]:

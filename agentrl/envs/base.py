@@ -137,7 +137,10 @@ class Environment:
         return Done(text)
 
     def state(self) -> Mapping[str, Any]:
-        """Return the final host-side state for the verifier; the policy never sees it."""
+        """Return the final host-side state for the verifier; the policy never sees it.
+
+        With `algorithm.credit: state` it is also asked before each turn: turns of equal states are compared.
+        """
         return {}
 
     def stop(self) -> None:

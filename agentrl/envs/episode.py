@@ -12,7 +12,6 @@ What goes wrong inside it is told apart by its cause:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, nullcontext, suppress
@@ -20,7 +19,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
-from agentrl import seeds
+from agentrl import hashing, seeds
 from agentrl.envs.base import Environment
 from agentrl.envs.in_flight import Call
 from agentrl.envs.permissions import Permissions
@@ -112,7 +111,7 @@ class Episode:
         try:
             return await work
         finally:
-            self.seconds[part] += perf_counter() - began
+            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - began
 
     async def start(self) -> tuple[Message, ...]:
         """Build the sandbox and return the opening messages."""
@@ -264,22 +263,21 @@ class Episode:
     async def digest(self, *, times: bool = True) -> str:
         """Hash the sandbox's workspace; "" for an episode without one.
 
-        What an episode writes carries the time of day. `times=False` leaves it out: kinds, modes and contents alone,
-        and nothing of Python's bytecode caches, which hold the time of the source that they were made from.
+        What an episode writes carries the time of day; `times=False` leaves it out.
         """
-        if self._box is None:
+        return "" if self._box is None else await self._box.aio.digest(times=times)
+
+    async def state(self) -> str:
+        """Hash where the episode stands: the sandbox's content, the environment's own state, what was seen last.
+
+        Two episodes of a task with the same hash are in the same state, whatever they did before. "" where it cannot
+        be told, for example because a file is being replaced: such a state equals no other.
+        """
+        seen = [(o.role, o.name, o.content) for o in self.step.observations] if self.step else []
+        try:
+            return hashing.digest([await self.digest(times=False), await _run(self.environment.state), seen])
+        except (AgentError, OSError):
             return ""
-        if times:
-            return await self._box.aio.digest()
-        total = hashlib.sha256()
-        for path, entry in sorted((await self._box.aio.collect()).items()):
-            if bytecode(path):
-                continue
-            total.update(
-                f"{len(path)}:{path}:{entry.kind}:{entry.mode:o}:{len(entry.content)}:".encode(errors="replace")
-            )
-            total.update(entry.content)
-        return total.hexdigest()
 
     async def close(self) -> None:
         """Release the sandbox and what the environment holds."""
@@ -292,12 +290,6 @@ class Episode:
                     await _run(self.environment.stop)
         finally:
             await self._stack.aclose()
-
-
-def bytecode(path: str) -> bool:
-    """Tell whether a path is one of Python's bytecode caches: made from files that are compared themselves."""
-    parts = path.split("/")
-    return "__pycache__" in parts and (parts[-1] == "__pycache__" or parts[-1].endswith(".pyc"))
 
 
 async def _to_its_end(start: Callable[[], Any]) -> Any:

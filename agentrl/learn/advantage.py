@@ -42,13 +42,40 @@ def advantages(
     returns = [[_returns(t, row, _score(t, scores)) for t in group] for group in graded]
     lengths = [[_turn_lengths(t) if row.credit == "turn" else [t.sampled_tokens] for t in group] for group in graded]
     ended = [[_score(t, scores) for t in group] for group in graded]
-    estimated = estimate(row.advantage, returns, lengths, ended)
+    if row.has_critic:  # it makes the advantages later: learn/critic.py
+        estimated = [[np.zeros(max(1, len(_turn_lengths(t)))) for t in group] for group in graded]
+    else:
+        estimated = estimate(row.advantage, returns, lengths, ended)
+    if row.credit == "state":
+        estimated = [_with_states(row, *g) for g in zip(graded, estimated, ended, strict=True)]
+    by_turn = row.credit != "trajectory"
     samples: list[TrainingSample] = []
     for trajectories, values in zip(graded, estimated, strict=True):
         for trajectory, value in zip(trajectories, values, strict=True):
             weight = weights.get((trajectory.group, trajectory.index), 1.0)
-            samples += _samples(trajectory, value, row.credit == "turn", weight)
+            score = _score(trajectory, scores)
+            rewards = _turn_rewards(trajectory, score) if row.has_critic else None
+            samples += _samples(trajectory, value, by_turn, weight, positive=score == 1.0, rewards=rewards)
     return samples
+
+
+def state_advantages(estimator: Estimator, returns: Sequence[Floats], states: Sequence[Sequence[str]]) -> list[Floats]:
+    """Compare the turns of a group's trajectories that began in equal states, by their returns from there on (GiGPO).
+
+    A trajectory that comes back to a state stands there once for each visit. A state that nobody else was in, or that
+    could not be told (""), gives 0.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}
+    for number, names in enumerate(states):
+        for turn, name in enumerate(names):
+            if name:
+                places.setdefault(name, []).append((number, turn))
+    result = [np.zeros(len(r)) for r in returns]
+    for visits in places.values():
+        values = GROUP_ESTIMATORS[estimator](np.array([returns[number][turn] for number, turn in visits]))
+        for (number, turn), value in zip(visits, values, strict=True):
+            result[number][turn] = value
+    return result
 
 
 def estimate(
@@ -140,22 +167,49 @@ def _score(trajectory: Trajectory, shaped: Mapping[Key, float]) -> float:
 
 
 def _returns(trajectory: Trajectory, algorithm: Algorithm, score: float) -> Floats:
-    """Return the score; or for each turn the discounted sum of the rewards from there on.
+    """Return the score of the trajectory, or the return of each of its turns.
 
-    A turn's reward is the verifier's score for it; the last turn gets the final score as well, and process rewards
-    beyond the last turn.
+    Beside the advantages of states stands the whole reward of the trajectory: its score and all process rewards.
     """
-    if algorithm.credit == "trajectory":
-        return np.array([score], dtype=np.float64)
+    if algorithm.credit == "turn":
+        return _turn_returns(trajectory, algorithm, score)
+    process = trajectory.verdict.turn_scores if algorithm.credit == "state" and trajectory.verdict else ()
+    return np.array([score + sum(process)], dtype=np.float64)
+
+
+def _turn_returns(trajectory: Trajectory, algorithm: Algorithm, score: float) -> Floats:
+    """Return for each turn the discounted sum of the rewards from there on."""
+    rewards = _turn_rewards(trajectory, score)
+    for turn in range(len(rewards) - 2, -1, -1):
+        rewards[turn] += algorithm.discount * rewards[turn + 1]
+    return rewards
+
+
+def _turn_rewards(trajectory: Trajectory, score: float) -> Floats:
+    """Return each turn's reward: the verifier's score for it. The last turn gets the final score as well, and process
+    rewards beyond the last turn."""
     rewards = np.zeros(len(_turn_lengths(trajectory)))
     if not len(rewards):
         return rewards
     for turn, reward in enumerate(trajectory.verdict.turn_scores if trajectory.verdict else ()):
         rewards[min(turn, len(rewards) - 1)] += reward
     rewards[-1] += score
-    for turn in range(len(rewards) - 2, -1, -1):
-        rewards[turn] += algorithm.discount * rewards[turn + 1]
     return rewards
+
+
+def _with_states(
+    row: Algorithm, trajectories: Sequence[Trajectory], episodes: Sequence[Floats], scores: Sequence[float]
+) -> list[Floats]:
+    """Return the advantages of each trajectory's turns: its own, plus those among turns of equal states."""
+    returns = [_turn_returns(t, row, score) for t, score in zip(trajectories, scores, strict=True)]
+    for trajectory, turns in zip(trajectories, returns, strict=True):
+        if len(trajectory.states) != len(turns):
+            raise ValueError(
+                f"a trajectory of {trajectory.task.id} has {len(turns)} turns and {len(trajectory.states)} states; "
+                "algorithm.credit: state needs the state before each turn"
+            )
+    steps = state_advantages(row.advantage, returns, [t.states for t in trajectories])
+    return [episode[0] + row.state_weight * step for episode, step in zip(episodes, steps, strict=True)]
 
 
 def _turn_lengths(trajectory: Trajectory) -> list[int]:
@@ -167,7 +221,9 @@ def _turn_lengths(trajectory: Trajectory) -> list[int]:
     return lengths
 
 
-def _samples(trajectory: Trajectory, values: Floats, by_turn: bool, weight: float) -> list[TrainingSample]:
+def _samples(
+    trajectory: Trajectory, values: Floats, by_turn: bool, weight: float, *, positive: bool, rewards: Floats | None
+) -> list[TrainingSample]:
     """Return the trajectory's segments with its advantages laid on their sampled tokens."""
     if trajectory.usage is not None:
         raise ValueError(f"{trajectory.task.id} was played by a chat endpoint: it has no token ids to train on")
@@ -178,6 +234,8 @@ def _samples(trajectory: Trajectory, values: Floats, by_turn: bool, weight: floa
         last = int(turns.max(initial=-1)) + 1
         if last == 0:
             continue  # nothing was sampled here: nothing to learn
+        ends = (turns >= 0) & (np.append(turns[1:], -1) != turns)
+        laid = None if rewards is None else np.where(ends, rewards[first : first + last][turns], 0.0)
         of_token = values[first : first + last][turns] if by_turn else np.full(len(segment), values[0])
         first += last
         samples.append(
@@ -187,6 +245,8 @@ def _samples(trajectory: Trajectory, values: Floats, by_turn: bool, weight: floa
                 weight=weight,
                 group=trajectory.group,
                 trajectory=trajectory.index,
+                positive=positive,
+                rewards=None if laid is None else laid.astype(np.float32),
             )
         )
     return samples

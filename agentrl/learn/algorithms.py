@@ -15,12 +15,13 @@ from agentrl.errors import RecipeError
 from agentrl.recipe import AlgorithmSection
 from agentrl.recipe.learning import NO_GRADIENT
 
-Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"]
+Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std", "gae"]
 Level = Literal["token", "sequence"]
 PolicyLoss = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
 Aggregation = Literal["token", "sequence", "constant", "prompt"]
 Correction = Literal["none", "tis", "mis", "icepop"]
 Divergence = Literal["none", "k1", "k2", "k3"]
+Credit = Literal["trajectory", "turn", "state", "token"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,28 @@ class Algorithm:
     kl_unbiased: bool = False
     reference_reset: int | None = None
     entropy_bonus: float = 0.0
-    credit: Literal["trajectory", "turn"] = "trajectory"
+    credit: Credit = "trajectory"
+    """What gets an advantage of its own. state: a trajectory, and each turn among those that begin in its state."""
     discount: float = 1.0
+    state_weight: float = 1.0
+    """state: the weight of the turns' advantages."""
+    gae_lambda: float = 0.95
+    value_lambda: float | None = None
+    """λ of the critic's targets; None: the policy's."""
+    lambda_length: float | None = None
+    """VAPO's α: the policy's λ is 1 − 1 / (α · steps of the episode)."""
+    value_coefficient: float = 0.1
+    """How much of the critic's gradient reaches the policy's trunk."""
+    value_lr: float | None = None
+    value_warmup: int = 0
+    """Steps at the beginning in which the critic alone learns."""
+    positive_nll: float = 0.0
+    """Weight of the mean negative logprob over the tokens of solved episodes."""
+
+    @property
+    def has_critic(self) -> bool:
+        """Return whether advantages come from a value head."""
+        return self.advantage == "gae"
 
     @property
     def needs_reference(self) -> bool:
@@ -91,7 +112,21 @@ ROWS: Mapping[str, Algorithm] = {
     "rloo": Algorithm(advantage="leave_one_out"),
     "reinforce_pp": Algorithm(advantage="batch"),
     "reinforce_pp_baseline": Algorithm(advantage="batch_baseline"),
+    "gigpo": Algorithm(credit="state", discount=0.95),
+    "ppo": Algorithm(advantage="gae", credit="token"),
+    "vapo": Algorithm(
+        advantage="gae",
+        credit="token",
+        clip_high=0.28,
+        value_lambda=1.0,
+        lambda_length=0.05,
+        value_warmup=50,
+        positive_nll=0.1,
+    ),
 }
+
+CRITIC = ("gae_lambda", "value_lambda", "lambda_length", "value_coefficient", "value_lr", "value_warmup")
+"""The settings that only a critic reads."""
 
 CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
     "none": (0.0, 0.0),
@@ -108,6 +143,9 @@ def resolve(section: AlgorithmSection) -> Algorithm:
     low, high = CORRECTION_BOUNDS[values.get("correction", ROWS[section.type].correction)]
     algorithm = replace(ROWS[section.type], **{"correction_low": low, "correction_high": high} | values)
     _check(algorithm)
+    unread = [name for name in CRITIC if name in values and not algorithm.has_critic]
+    if unread:
+        raise RecipeError(f"algorithm.{unread[0]} is for a critic; use type: ppo or vapo, or remove it")
     return algorithm
 
 
@@ -122,8 +160,20 @@ def _check(algorithm: Algorithm) -> None:
         )
     if algorithm.kl == "k1" and not algorithm.kl_unbiased:
         raise RecipeError(NO_GRADIENT)
-    if algorithm.discount != 1.0 and algorithm.credit != "turn":
-        raise RecipeError("algorithm.discount needs algorithm.credit: turn")
+    if algorithm.discount != 1.0 and algorithm.credit == "trajectory":
+        raise RecipeError("algorithm.discount needs algorithm.credit: turn, state or token")
+    if algorithm.credit not in (("token", "turn") if algorithm.has_critic else ("trajectory", "turn", "state")):
+        raise RecipeError(
+            f"algorithm.advantage: {algorithm.advantage} does not go with algorithm.credit: {algorithm.credit}; a "
+            "critic (advantage: gae) gives credit to every token or turn, and credit: token needs a critic"
+        )
+    if algorithm.state_weight != 1.0 and algorithm.credit != "state":
+        raise RecipeError("algorithm.state_weight needs algorithm.credit: state")
+    if algorithm.credit == "state" and algorithm.advantage not in ("group", "mean", "leave_one_out"):
+        raise RecipeError(
+            f"algorithm.credit: state compares turns within a group; advantage: {algorithm.advantage} does not. "
+            "Use advantage: group, mean or leave_one_out"
+        )
     if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):
         raise RecipeError("algorithm.correction_low and correction_high need a correction: tis, mis or icepop")
     if algorithm.correction_low > algorithm.correction_high:

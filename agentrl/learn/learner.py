@@ -22,6 +22,7 @@ from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import Kind, choose, packed
 from agentrl.learn.compile import CompiledModules
+from agentrl.learn.critic import Critic
 from agentrl.learn.logprobs import HeadOutput
 from agentrl.learn.model import adapter_state, merged_state, save_model
 from agentrl.learn.model_check import check_structure, own_logprobs, probe_sequences, refuse
@@ -81,6 +82,10 @@ class Learner:
             float32=recipe.model.float32_head,
         )
         self._place(self._head.weight.device)
+        self._critic: Critic | None = None
+        if self.algorithm.has_critic:
+            self._critic = Critic(self._head.weight, self.algorithm, self._section, self._loss_dtype)
+            self._scorer.value_head = self._critic.head
         self.optimizer: Optimizer = self._make_optimizer()
         self._largest: int = 0
         """Tokens of the largest micro-batch so far."""
@@ -107,6 +112,13 @@ class Learner:
         """Pack samples as this learner's recipe says."""
         return pack_samples(samples, self.recipe, self._loss_dtype)
 
+    def credit(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Have the critic turn the samples' rewards into advantages; without a critic they have them already."""
+        if self._critic is None:
+            return list(samples)
+        with self._busy, packed(self._inner), self._compiled.use():
+            return self._critic.credit(samples, lambda micro: self._fixed(micro.to(self.device)))
+
     def step(self, batch: Batch) -> StepReport:
         """Train on a batch. Raise EngineError when engine and learner disagree beyond the recipe's bound."""
         # Both blocks include the backward pass, in which checkpointed layers run again.
@@ -129,6 +141,7 @@ class Learner:
         factor = schedule_factor(
             self.steps, schedule=self._section.schedule, warmup=self._section.warmup, total=self.recipe.run.steps
         )
+        alone = self._critic is not None and self._critic.begin(self.steps)
         first_mismatch: Mismatch | None = None
         for epoch in range(self._section.epochs):
             for index, minibatch in enumerate(minibatches):
@@ -140,10 +153,15 @@ class Learner:
                 norms.append(float(norm))
                 if not (math.isfinite(norms[-1]) and math.isfinite(losses[-1])):
                     self.optimizer.zero()
+                    if self._critic is not None:
+                        self._critic.zero()
                     skipped += 1
                     continue
-                self.optimizer.step(norm, factor)
-                applied += 1
+                if self._critic is not None:
+                    self._critic.step(factor)
+                if not alone:
+                    self.optimizer.step(norm, factor)
+                    applied += 1
         self.steps += 1
         self.version += applied > 0
         self.skipped += skipped
@@ -165,6 +183,8 @@ class Learner:
             ratio_high=quantile(ratio, 0.99),
             ratio_max=float(ratio.max()) if len(ratio) else 1.0,
             correction=statistics.mean("correction") if len(ratio) else 1.0,
+            **(self._critic.figures(statistics) if self._critic is not None else {}),
+            positive_nll=statistics.mean("nll") if self.algorithm.positive_nll else None,
             mismatch=first_mismatch or self._mismatch(statistics),
             tokens=batch.tokens,
             computed=batch.computed,
@@ -227,7 +247,7 @@ class Learner:
             "skipped": self.skipped,
             "optimizer": self.optimizer.state_dict(),
             "reference": self._reference,
-        }
+        } | ({"critic": self._critic.state_dict()} if self._critic is not None else {})
 
     def fine_tune(
         self,
@@ -268,6 +288,8 @@ class Learner:
         self.version, self.steps, self.skipped = state["version"], state["steps"], state["skipped"]
         if self.algorithm.needs_reference and state["reference"] is not None:
             self._reference = {n: t.to(self.device) for n, t in state["reference"].items()}
+        if self._critic is not None:
+            self._critic.load_state_dict(state["critic"])
 
     # One pass -------------------------------------------------------------------------------------------------------
 
@@ -315,6 +337,11 @@ class Learner:
             )
             losses = token_losses(self.algorithm, tokens)
             loss = (losses.loss * micro.coefficients).sum()
+            if micro.imitation is not None:
+                loss = loss - self.algorithm.positive_nll * (output.logprobs * micro.imitation).sum()
+                statistics.add(micro.place, nll=-output.logprobs[micro.imitation > 0])
+            if self._critic is not None:
+                loss = self._critic.added_to(loss, output, micro, statistics, first=first)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             statistics.add(
@@ -355,9 +382,13 @@ class Learner:
 
     def _fixed_logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return logprobs without a gradient."""
+        return self._fixed(micro, parameters).logprobs
+
+    def _fixed(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> HeadOutput:
+        """Evaluate the policy without a gradient."""
         self.model.eval()
         with torch.no_grad():
-            return self.logprobs(micro, parameters).logprobs
+            return self.logprobs(micro, parameters)
 
     def _mismatch(self, statistics: TokenStatistics) -> Mismatch:
         """Compare engine and learner before the first update; beyond the bound the run stops here."""
@@ -400,9 +431,11 @@ class Learner:
 
 def pack_samples(samples: Sequence[TrainingSample], recipe: Recipe, dtype: torch.dtype) -> Batch:
     """Pack samples as a recipe says, with numbers of the loss's precision."""
+    algorithm = resolve(recipe.algorithm)
     return pack(
         samples,
-        resolve(recipe.algorithm).aggregation,
+        algorithm.aggregation,
+        imitate=algorithm.positive_nll > 0,
         micro_tokens=recipe.learner.micro_tokens,
         minibatches=recipe.learner.minibatches,
         max_tokens=recipe.rollout.max_tokens,

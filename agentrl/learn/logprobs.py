@@ -30,6 +30,10 @@ CPU_CHUNK_BYTES = 32 * 2**20
 """On a CPU, chunks near the size of its caches are fastest."""
 
 
+HeadValues = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""The fields of `HeadOutput`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOutput:
     """The head's results at N positions, in float32 (float64 when the hidden states are)."""
@@ -42,11 +46,14 @@ class HeadOutput:
     """The mean logprob of the likeliest tokens, where `candidates` > 0."""
     likeliest: Tensor | None
     """Whether the target is the likeliest token, where `candidates` > 0."""
+    values: Tensor | None = None
+    """What a critic says before each target, where there is one."""
 
     @classmethod
-    def of(cls, values: tuple[Tensor, Tensor, Tensor | None, Tensor | None]) -> HeadOutput:
+    def of(cls, values: HeadValues) -> HeadOutput:
         """Make one from its values as a tuple."""
-        return cls(logprobs=values[0], entropy=values[1], candidates=values[2], likeliest=values[3])
+        logprobs, entropy, candidates, likeliest, said = values
+        return cls(logprobs=logprobs, entropy=entropy, candidates=candidates, likeliest=likeliest, values=said)
 
 
 def head(

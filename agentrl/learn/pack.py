@@ -51,6 +51,16 @@ class MicroBatch:
     """(N,) int64: the policy version that sampled each token."""
     sequence: Tensor
     """(N,) int64: which sequence each belongs to."""
+    members: tuple[int, ...] = ()
+    """For each sequence, the place of its sample in the minibatch."""
+    values: Tensor | None = None
+    """(N,): a critic's values before the step, where there is one."""
+    returns: Tensor | None = None
+    """(N,): what they should have been; nan where there is no target."""
+    value_scale: float = 0.0
+    """1 / the number of targets in the minibatch."""
+    imitation: Tensor | None = None
+    """(N,): how much each token's logprob counts where solved episodes are imitated."""
     place: int = 0
     """Its place among the micro-batches of a minibatch that ranks share; -1 marks a copy that counts for nothing."""
 
@@ -81,11 +91,13 @@ def pack(
     micro_tokens: int,
     minibatches: int = 1,
     max_tokens: int = 1,
+    imitate: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Batch:
     """Split samples over minibatches by group, then lay their segments into micro-batches of at most `micro_tokens`.
 
-    A longer segment gets its own micro-batch. `max_tokens` is the divisor of the aggregation `constant`.
+    A longer segment gets its own micro-batch. `max_tokens` is the divisor of the aggregation `constant`. `imitate` says
+    whether the tokens of solved episodes count by themselves as well.
     """
     counting = [s for s in samples if s.weight > 0 and s.segment.loss_mask.any()]
     packed = []
@@ -93,7 +105,11 @@ def pack(
         coefficients = token_coefficients(minibatch, aggregation, max_tokens)
         candidates = clusters(minibatch, micro_tokens)
         bins = first_fit([cluster.cost for cluster in candidates], micro_tokens)
-        packed.append(tuple(_micro([candidates[i] for i in b], minibatch, coefficients, dtype) for b in bins))
+        extra = {"value_scale": _value_scale(minibatch)}
+        own = _imitation(minibatch) if imitate else None
+        packed.append(
+            tuple(_micro([candidates[i] for i in b], minibatch, coefficients, own, dtype, extra) for b in bins)
+        )
     return Batch(
         minibatches=tuple(packed),
         tokens=sum(len(s.segment) for s in counting),
@@ -117,7 +133,9 @@ def divide(batch: Batch, ranks: int) -> list[Batch]:
             shares[rank].append(replace(minibatch[place], place=place))
             loads[rank] += len(minibatch[place].token_ids)
         shortest = min(minibatch, key=lambda micro: len(micro.token_ids))
-        filler = replace(shortest, coefficients=torch.zeros_like(shortest.coefficients), place=-1)
+        nothing = torch.zeros_like(shortest.coefficients)
+        imitation = None if shortest.imitation is None else nothing
+        filler = replace(shortest, coefficients=nothing, imitation=imitation, place=-1)
         for part, share in zip(parts, shares, strict=True):
             missing = max(map(len, shares)) - len(share)
             part.append((*sorted(share, key=lambda micro: micro.place), *[filler] * missing))
@@ -154,6 +172,19 @@ def token_coefficients(samples: Sequence[TrainingSample], aggregation: Aggregati
     return [coefficient(sample) for sample in samples]
 
 
+def _value_scale(samples: Sequence[TrainingSample]) -> float:
+    """Return 1 / the number of tokens at which a critic has a target; 0 without one."""
+    targets = sum(int(np.isfinite(s.returns).sum()) for s in samples if s.returns is not None)
+    return 1.0 / targets if targets else 0.0
+
+
+def _imitation(samples: Sequence[TrainingSample]) -> list[float]:
+    """Return for each sample how much each of its tokens counts in the mean over the tokens of solved episodes."""
+    weights = [s.weight * s.positive for s in samples]
+    tokens = sum(weight * int(s.segment.loss_mask.sum()) for weight, s in zip(weights, samples, strict=True))
+    return [weight / tokens if tokens else 0.0 for weight in weights]
+
+
 def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Lay indices into bins by first-fit-decreasing; each bin's sum is at most `budget`, or it holds one index."""
     bins: list[list[int]] = []
@@ -186,10 +217,16 @@ def _minibatches(samples: Sequence[TrainingSample], count: int) -> list[list[Tra
 
 
 def _micro(
-    chosen: Sequence[Cluster], all_samples: Sequence[TrainingSample], weights: Sequence[float], dtype: torch.dtype
+    chosen: Sequence[Cluster],
+    all_samples: Sequence[TrainingSample],
+    weights: Sequence[float],
+    imitation: Sequence[float] | None,
+    dtype: torch.dtype,
+    extra: dict[str, Any],
 ) -> MicroBatch:
-    samples = [all_samples[i] for cluster in chosen for i in cluster.members]
-    coefficients = [weights[i] for cluster in chosen for i in cluster.members]
+    members = tuple(i for cluster in chosen for i in cluster.members)
+    samples = [all_samples[i] for i in members]
+    coefficients = [weights[i] for i in members]
     segments = [s.segment for s in samples]
     masks = [s.loss_mask for s in segments]
     for sample, mask in zip(samples, masks, strict=True):
@@ -206,6 +243,14 @@ def _micro(
         values: NDArray[np.generic] = np.concatenate([getattr(s, name) for s in segments])[mask]
         return torch.from_numpy(values).to(kind)
 
+    def of_critic(name: str) -> Tensor | None:
+        if getattr(samples[0], name) is None:
+            return None
+        return torch.from_numpy(np.concatenate([getattr(s, name) for s in samples])[mask]).to(dtype)
+
+    def of_tokens(numbers: Sequence[float]) -> Tensor:
+        return torch.repeat_interleave(torch.tensor(numbers, dtype=dtype), torch.tensor(counts))
+
     return MicroBatch(
         token_ids=torch.from_numpy(np.concatenate([segments[i].token_ids[a:b] for i, a, b in runs])).to(torch.int64),
         positions=torch.from_numpy(np.concatenate([np.arange(a, b) for _, a, b in runs])).to(torch.int64),
@@ -216,10 +261,15 @@ def _micro(
         ).to(torch.int64),
         targets=gather("token_ids", torch.int64),
         advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[mask]).to(dtype),
-        coefficients=torch.repeat_interleave(torch.tensor(coefficients, dtype=dtype), torch.tensor(counts)),
+        coefficients=of_tokens(coefficients),
         engine_logprobs=gather("logprobs", dtype),
         versions=gather("versions", torch.int64),
         sequence=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor(counts)),
+        members=members,
+        values=of_critic("values"),
+        returns=of_critic("returns"),
+        imitation=None if imitation is None else of_tokens([imitation[i] for i in members]),
+        **extra,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.learn.attention import Kind, model_inputs
-from agentrl.learn.logprobs import head
+from agentrl.learn.logprobs import HeadValues, head
 from agentrl.learn.pack import MicroBatch
 
 
@@ -25,8 +25,10 @@ class Scorer(torch.nn.Module):
         self.options: dict[str, Any] = {"temperature": temperature, "candidates": candidates, "float32": float32}
         self.smoothing = 0.0
         """Label smoothing of the logprobs, for supervised training at temperature 1."""
+        self.value_head: torch.nn.Module | None = None
+        """A critic's head, where there is one."""
 
-    def forward(self, micro: MicroBatch, kind: Kind) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def forward(self, micro: MicroBatch, kind: Kind) -> HeadValues:
         """Return the fields of `HeadOutput`, as a tuple because FSDP looks for tensors there."""
         inputs = model_inputs(micro.token_ids, micro.positions, micro.layout, kind)
         hidden = self.model.get_decoder()(**inputs)[0]
@@ -36,7 +38,8 @@ class Scorer(torch.nn.Module):
         logprobs = output.logprobs
         if self.smoothing:
             logprobs = (1 - self.smoothing) * logprobs + self.smoothing * _mean_logprobs(rows, weight, micro, logprobs)
-        return logprobs, output.entropy, output.candidates, output.likeliest
+        values = None if self.value_head is None else self.value_head(rows)
+        return logprobs, output.entropy, output.candidates, output.likeliest, values
 
 
 def _mean_logprobs(rows: Tensor, weight: Tensor, micro: MicroBatch, logprobs: Tensor) -> Tensor:

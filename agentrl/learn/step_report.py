@@ -81,6 +81,12 @@ class StepReport:
     """Peak memory in use on the accelerator; 0 on a CPU."""
     memory_held_gb: float
     """Peak memory that the process reserved there."""
+    explained_variance: float | None = None
+    """With a critic: the share of its targets' variance that its values explain."""
+    value_error: float | None = None
+    """With a critic: the root of its mean squared error."""
+    positive_nll: float | None = None
+    """Mean negative logprob of the tokens of solved episodes, where they are imitated."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures of the metrics file, as agentrl/metrics.py declares them."""
@@ -112,8 +118,9 @@ class StepReport:
             "memory_gib": self.memory_gb,
             "memory_reserved_gib": self.memory_held_gb,
         }
-        if self.reference_kl is not None:
-            figures["reference_kl"] = self.reference_kl
+        for name in ("reference_kl", "explained_variance", "value_error", "positive_nll"):
+            if getattr(self, name) is not None:
+                figures[name] = getattr(self, name)
         return {f"learn/{name}": value for name, value in figures.items()}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, field_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
 from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
 
@@ -109,8 +110,8 @@ class GroupFilterSection(Section):
     """Decides between rollouts and learner: which groups are trained on, and how much each of their episodes counts."""
 
     dynamic_sampling: bool = True
-    """Drop groups whose scores (with `credit: turn` also their scores per turn) are all equal, and draw others in their
-    place. Turn it off to train on every group. `reinforce_pp` compares over the whole batch and keeps every group."""
+    """Drop groups whose scores (with `credit: turn` or `state` also their scores per turn) are all equal, and draw
+    others in their place. Turn it off to train on every group. `reinforce_pp`, `ppo` and `vapo` keep every group."""
     max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
     """Draw at most this many times the round's groups as replacements. A round may then hold fewer groups."""
     probe: Fraction = 0.2
@@ -136,19 +137,29 @@ NO_GRADIENT = (
 )
 
 
+ROW_CREDIT = {"gigpo": "state", "ppo": "token", "vapo": "token"}
+"""The `credit` of the rows that do not give one advantage to a whole episode."""
+
+
+ROW_ADVANTAGE = {"reinforce_pp": "batch", "ppo": "gae", "vapo": "gae"}
+"""The `advantage` of the rows that compare nothing within a group."""
+
+
 class AlgorithmSection(Section):
     """A row of the table in learn/algorithms.py, with any of its axes overridden. Unset axes keep the row's value."""
 
     type: Literal[
         "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
-        "reinforce_pp", "reinforce_pp_baseline",
+        "reinforce_pp", "reinforce_pp_baseline", "gigpo", "ppo", "vapo",
     ] = "dapo"  # fmt: skip
     """The row of the table."""
-    advantage: Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std"] | None = None
+    advantage: (
+        Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std", "gae"] | None
+    ) = None
     """Estimator of the advantage. `group`: score minus the group's mean, over its standard deviation. `mean`: minus the
     mean. `leave_one_out`: minus the mean of the others. `maxrl`: minus the mean, over the mean. `batch`: whitened over
     the batch's tokens. `batch_baseline`: minus the group's mean, then whitened. `batch_std`: minus the group's mean,
-    over the standard deviation of all scores."""
+    over the standard deviation of all scores. `gae`: by a critic that is trained along (`ppo`, `vapo`)."""
     clip_low: NonNegative | None = None
     """Ratios below 1 − this stop pushing down (cispo: the weight's floor; dppo: the divergence bound)."""
     clip_high: NonNegative | None = None
@@ -177,22 +188,80 @@ class AlgorithmSection(Section):
     """Take the current policy as the new reference every this many steps. By default never."""
     entropy_bonus: NonNegative = 0.0
     """Weight of the entropy (nats per token) that the loss rewards. Raise it where entropy collapses."""
-    credit: Literal["trajectory", "turn"] = "trajectory"
+    credit: Literal["trajectory", "turn", "state", "token"] | None = None
     """`trajectory`: one advantage for all tokens of an episode. `turn`: one per turn, from the verifier's scores per
     turn; each turn is compared with the same turn of the group's other episodes, or with the final score of those that
-    have ended before."""
-    discount: Fraction = 1.0
-    """Discount per turn of later scores; needs `credit: turn`."""
+    have ended before. `state`: the episode's advantage, plus one per turn that compares it with all turns of the group
+    that began in the same state (GiGPO). `token`: one per token, by a critic; with a critic, `turn` is one per turn by
+    the same. By default `state` for `gigpo`, `token` for `ppo` and `vapo`, otherwise `trajectory`."""
+    discount: Fraction | None = None
+    """Discount of later scores per turn, or per token with `credit: token`. By default 0.95 for `gigpo`, otherwise
+    1."""
+    state_weight: NonNegative | None = None
+    """`credit: state`: weight of the turns' advantages beside the episode's. By default 1."""
+    gae_lambda: Fraction | None = None
+    """`gae`: how far ahead advantages look before they trust the critic; 1 is to the end. By default 0.95."""
+    value_lambda: Fraction | None = None
+    """The same for what the critic learns. By default `gae_lambda`; 1 for `vapo`."""
+    lambda_length: Positive | None = None
+    """VAPO's α: `gae_lambda` becomes 1 − 1 / (α · the episode's tokens or turns). By default 0.05 for `vapo`, otherwise
+    off."""
+    value_coefficient: NonNegative | None = None
+    """How much of the critic's gradient reaches the layers that it shares with the policy; 0 trains its head alone. By
+    default 0.1."""
+    value_lr: Positive | None = None
+    """Learning rate of the critic's head, on the policy's schedule. By default ten times `learner.lr`."""
+    value_warmup: Annotated[int, Field(ge=0)] | None = None
+    """Steps at the beginning in which the critic's head alone learns, and the policy stays. By default 50 for `vapo`,
+    otherwise 0."""
+    positive_nll: NonNegative | None = None
+    """Weight of a supervised loss on the episodes that solved their task; for any algorithm. By default 0.1 for `vapo`,
+    otherwise 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_before(cls, data: Any) -> Any:
+        """Take `credit: trajectory` and `discount: 1` as unset where they change nothing: run folders of earlier
+        versions hold them as defaults."""
+        if not isinstance(data, dict) or data.get("type", "dapo") in ROW_CREDIT:
+            return data
+        defaults = {"credit": "trajectory", "discount": 1}
+        return {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
+
+    @property
+    def credited(self) -> str:
+        """Return what gets an advantage of its own; the row's choice where none is made here."""
+        return self.credit or ROW_CREDIT.get(self.type, "trajectory")
 
     @property
     def group_relative(self) -> bool:
-        """Return whether advantages compare the episodes of a group; `batch` compares those of the whole batch."""
-        return (self.advantage or {"reinforce_pp": "batch"}.get(self.type)) != "batch"
+        """Return whether advantages compare the episodes of a group; `batch` compares those of the whole batch, and
+        a critic each with what it expected."""
+        return (self.advantage or ROW_ADVANTAGE.get(self.type)) not in ("batch", "gae")
+
+    @property
+    def has_critic(self) -> bool:
+        """Return whether advantages come from a value head."""
+        return (self.advantage or ROW_ADVANTAGE.get(self.type)) == "gae"
 
     @property
     def divides_by_mean(self) -> bool:
         """Return whether advantages are divided by a group's mean score."""
         return (self.advantage or self.type) == "maxrl"
+
+
+def refuse_unfit(algorithm: AlgorithmSection, ranks: int, agents: Sequence[str]) -> None:
+    """Refuse an algorithm that cannot be trained on so many ranks, or with the agents of these environments."""
+    if algorithm.credited == "state" and agents:
+        raise ValueError(
+            f"algorithm.credit: state needs the state before each turn, which the agent of {agents[0]} does not show; "
+            "use credit: trajectory, for example type: dapo"
+        )
+    if algorithm.has_critic and ranks > 1:
+        raise ValueError(
+            f"algorithm: {algorithm.type} has a critic, which is trained in one process; set learner.ranks: 1, or use "
+            "an algorithm without one, for example type: dapo"
+        )
 
 
 class LearnerSection(Section):

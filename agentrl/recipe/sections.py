@@ -24,6 +24,7 @@ from agentrl.recipe.learning import (
     LearnabilityCurriculum,
     LearnerSection,
     WarmStartSection,
+    refuse_unfit,
 )
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -433,6 +434,8 @@ class Recipe(Section):
             raise ValueError("envs: one environment is listed twice; list it once, with the levels you want")
         if self.algorithm.kl == "k1" and not self.algorithm.kl_unbiased:
             raise ValueError(NO_GRADIENT)
+        agents = [env.name for env in self.envs if env.agent is not None]
+        refuse_unfit(self.algorithm, self.learner.ranks, agents)
         if self.algorithm.divides_by_mean and self.group_filter.overlong == "shape":
             raise ValueError(
                 "algorithm: maxrl divides by a group's mean score, which the penalty of group_filter.overlong: shape "

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from agentrl.envs.base import Environment
-from agentrl.envs.episode import bytecode
 from agentrl.errors import AgentRLError
 from agentrl.sandboxes.base import off_loop
+from agentrl.sandboxes.tree import bytecode
 
 
 class WatchedState(dict[str, Any]):

@@ -54,6 +54,8 @@ class EnvRuntime:
     judge: Judge | None = None
     audits: AuditShares | None = None
     """Which episodes the environment's audit verifier looks at again; None: none."""
+    states: bool = False
+    """Whether the state before each turn is hashed, for an algorithm that compares turns of equal states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ async def rollout(
     def attempt(earlier: Sequence[Call]) -> _Turns:
         chosen = sampling or SamplingParams()
         source = _Replay(engine, earlier) if earlier else engine
-        return _Turns(source, renderer, task, rollout_id, budget, chosen)
+        return _Turns(source, renderer, task, rollout_id, budget, chosen, states=runtime.states)
 
     return await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=budget)
 
@@ -226,9 +228,13 @@ class _Turns:
         rollout_id: RolloutId,
         budget: Budget,
         sampling: SamplingParams,
+        *,
+        states: bool = False,
     ) -> None:
         self.engine, self.renderer, self.task = engine, renderer, task
         self.rollout_id, self.budget, self.sampling = rollout_id, budget, sampling
+        self._states: list[str] | None = [] if states else None
+        """The hash of the state before each turn, where it is wanted."""
         self.log = TokenLog()
         self._turn = 0
         self._completion: Completion | None = None
@@ -251,7 +257,12 @@ class _Turns:
 
     def tokens(self) -> dict[str, Any]:
         """Return the tokens as the engine saw them."""
-        return {"segments": self.log.finished()}
+        segments = self.log.finished()
+        if self._states is None:
+            return {"segments": segments}
+        # The time may have run out while the last turn was being sampled: then it has a state, and no tokens.
+        turns = sum(int(segment.turns.max(initial=-1)) + 1 for segment in segments)
+        return {"segments": segments, "states": tuple(self._states[:turns])}
 
     async def play(self, episode: Episode, context: Context) -> Played:
         """Play the episode within the budget."""
@@ -276,6 +287,8 @@ class _Turns:
         self.log.append(span)
         if room < 1:
             return Stop("max_tokens")
+        if self._states is not None:
+            self._states.append(await episode.timed("state", episode.state()))
         episode.stage = "engine"
         completion = self._completion = await episode.timed("engine", self._sample(room))
         episode.stage = "environment"

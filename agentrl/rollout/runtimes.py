@@ -37,7 +37,12 @@ def runtimes(
                 stack.callback(pools[section.sandbox].close)
             make = made_by[section.name]
             opened[section.name] = EnvRuntime(
-                name=section.name, make=make, boxes=pools[section.sandbox], judge=judge(opened, make()), audits=audits
+                name=section.name,
+                make=make,
+                boxes=pools[section.sandbox],
+                judge=judge(opened, make()),
+                audits=audits,
+                states=recipe.algorithm.credited == "state",
             )
         yield opened
 

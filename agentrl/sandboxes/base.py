@@ -290,8 +290,12 @@ class Sandbox(ABC):
         """Return a second sandbox that starts from a snapshot of this one."""
 
     @abstractmethod
-    def digest(self) -> str:
-        """Hash every path of the workspace: type, mode, owner, link target, mtime, xattrs, content."""
+    def digest(self, *, times: bool = True) -> str:
+        """Hash every path of the workspace: type, mode, owner, link target, mtime, xattrs, content.
+
+        What an episode writes carries the time of day. `times=False` leaves mtimes out, and Python's bytecode caches,
+        which hold the time of the source that they were made from.
+        """
 
     @abstractmethod
     def ledger(self) -> dict[str, Any]:

@@ -291,8 +291,8 @@ class PipedSandbox(Sandbox):
         except OSError as error:
             raise SandboxError(f"the files of a sandbox could not be written: {error}") from error
 
-    def digest(self) -> str:
-        return tree.digest_of(self._records())
+    def digest(self, *, times: bool = True) -> str:
+        return tree.digest_of(self._records() if times else tree.timeless(self._records()))
 
     def ledger(self) -> dict[str, Any]:
         return self._ledger.report(self._records())

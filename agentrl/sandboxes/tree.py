@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.errors import AgentError
 from agentrl.sandboxes.base import MTIME, Entry
@@ -62,6 +62,17 @@ def digest_of(records: Mapping[bytes, Record]) -> str:
     for path in sorted(records):
         total.update(records[path].encode(path))
     return total.hexdigest()
+
+
+def timeless(records: Mapping[bytes, Record]) -> dict[bytes, Record]:
+    """Return the records without mtimes and bytecode caches: the same for two episodes that wrote the same."""
+    return {path: replace(r, mtime_ns=0) for path, r in records.items() if not bytecode(os.fsdecode(path))}
+
+
+def bytecode(path: str) -> bool:
+    """Tell whether a path is one of Python's bytecode caches: made from files that are compared themselves."""
+    parts = path.split("/")
+    return "__pycache__" in parts and (parts[-1] == "__pycache__" or parts[-1].endswith(".pyc"))
 
 
 def content_hash(parts: Iterator[tuple[int, bytes]], size: int) -> bytes:

@@ -94,9 +94,16 @@ def make_samples() -> Callable[..., list[TrainingSample]]:
             first, seen, second = (int(n) for n in random.integers(1, 20, 3))
             made = joined(prompt, segment([2] * first + [1] * seen + [2] * second, seed=1000 * seed + i))
             advantage = np.where(made.loss_mask, random.normal(), 0).astype(np.float32)
+            nothing = np.zeros(len(made), np.float32)  # what a critic says, and should say
             samples.append(
                 TrainingSample(
-                    segment=made, advantages=advantage, weight=1.0, group=i // group_size, trajectory=i % group_size
+                    segment=made,
+                    advantages=advantage,
+                    weight=1.0,
+                    group=i // group_size,
+                    trajectory=i % group_size,
+                    values=nothing,
+                    returns=nothing,
                 )
             )
         return samples
@@ -114,6 +121,7 @@ def make_group() -> Callable[..., Group]:
         number: int = 0,
         sources: Sequence[Sequence[Sequence[int]]] | None = None,
         turn_scores: Sequence[Sequence[float]] | None = None,
+        states: Sequence[Sequence[str]] | None = None,
     ) -> Group:
         task = Task(id=f"t/{number}", split="train", level=1, prompt="p")
         made = []
@@ -135,6 +143,7 @@ def make_group() -> Callable[..., Group]:
                     messages=(),
                     outcome=outcome,
                     verdict=verdict,
+                    states=tuple(states[i]) if states else ("start",),
                 )
             )
         return Group(task=task, number=number, trajectories=tuple(made))

@@ -162,6 +162,8 @@ def test_a_permutation_of_rollouts_permutes_the_advantages(scores: list[list[flo
         ({"kl_coefficient": 0.1}, "set kl: k3"),
         ({"kl": "k3"}, "kl_coefficient is 0"),
         ({"discount": 0.9}, "credit: turn"),
+        ({"state_weight": 0.5}, "needs algorithm.credit: state"),
+        ({"type": "gigpo", "advantage": "batch"}, "compares turns within a group"),
         ({"correction_high": 2.0}, "need a correction"),
         ({"correction": "icepop", "correction_low": 9.0}, "above correction_high"),
         ({"type": "sapo", "dual_clip": 3.0}, "means nothing to sapo"),
@@ -177,8 +179,12 @@ def test_values_that_make_no_sense_together_are_refused(section: dict[str, objec
 @pytest.mark.parametrize("row", sorted(ROWS))
 @pytest.mark.parametrize("advantage", [None, "group", "batch", "maxrl", "batch_baseline"])
 def test_a_section_knows_what_its_row_compares(row: str, advantage: str | None) -> None:
-    section = AlgorithmSection.model_validate({"type": row, "advantage": advantage})
-    assert section.group_relative == (resolve(section).advantage != "batch")
+    # States are compared within groups alone, and single tokens by a critic alone.
+    credit = {"credit": "turn"} if ROWS[row].credit != "trajectory" else {}
+    section = AlgorithmSection.model_validate({"type": row, "advantage": advantage, **credit})
+    assert section.group_relative == (resolve(section).advantage not in ("batch", "gae"))
+    assert section.has_critic == resolve(section).has_critic
+    assert section.credited == resolve(section).credit
     assert section.divides_by_mean == (resolve(section).advantage == "maxrl")
 
 
