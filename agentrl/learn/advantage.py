@@ -222,7 +222,13 @@ def _turn_lengths(trajectory: Trajectory) -> list[int]:
 
 
 def _samples(
-    trajectory: Trajectory, values: Floats, by_turn: bool, weight: float, *, positive: bool, rewards: Floats | None
+    trajectory: Trajectory,
+    values: Floats,
+    by_turn: bool,
+    weight: float,
+    *,
+    positive: bool = False,
+    rewards: Floats | None = None,
 ) -> list[TrainingSample]:
     """Return the trajectory's segments with its advantages laid on their sampled tokens."""
     if trajectory.usage is not None:

@@ -90,7 +90,7 @@ def _episode(parts: Sequence[TrainingSample], values: Floats, algorithm: Algorit
         return advantages, gae(rewards, values, algorithm.discount, value_decay) + values
     starts = np.concatenate([_turn_starts(part) for part in parts])
     turn = np.cumsum(starts) - 1
-    sums, firsts = np.bincount(turn, weights=rewards), values[starts]
+    sums, firsts = np.bincount(turn, weights=rewards).astype(np.float64), values[starts]
     decay = policy_decay(algorithm, len(sums))
     targets = np.full(len(rewards), np.nan)
     targets[starts] = gae(sums, firsts, algorithm.discount, value_decay) + firsts
@@ -188,7 +188,7 @@ class Critic:
             said = evaluate(micro).values
             assert said is not None
             counts = torch.bincount(micro.sequence, minlength=micro.sequences).tolist()
-            for place, part in zip(micro.members, said.cpu().double().split(counts), strict=True):
+            for place, part in zip(micro.members, torch.split(said.cpu().double(), counts), strict=True):
                 values[place] = part.numpy()
         return with_advantages(counting, values, self.algorithm)
 

@@ -95,7 +95,11 @@ def test_rewards_lie_on_the_last_token_of_their_turn(make_group: MakeGroup) -> N
 def by_hand(samples: Sequence[TrainingSample], values: list[Any], algorithm: Algorithm) -> list[Any]:
     """The advantages before they are whitened: the values' targets less the values, where both have the same λ."""
     made = with_advantages(samples, values, algorithm)
-    return [(s.returns - s.values)[s.segment.loss_mask].tolist() for s in made if s.returns is not None]
+    return [
+        (s.returns - s.values)[s.segment.loss_mask].tolist()
+        for s in made
+        if s.returns is not None and s.values is not None
+    ]
 
 
 def test_an_episode_in_two_segments_has_the_advantages_of_one(make_group: MakeGroup) -> None:
@@ -155,7 +159,7 @@ def test_value_loss_by_hand() -> None:
     # (.5 − 1)² = .25; the second may only count as .2, as far as it may move: (.2 − 1)² = .64; the third has no target
     loss = value_loss(values, before, targets, 1 / 2)
     assert float(loss.detach()) == pytest.approx(0.5 * (0.25 + 0.64) / 2)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert values.grad is not None and values.grad.tolist() == [-0.25, 0.0, 0.0]
 
 
@@ -275,7 +279,8 @@ def test_solved_episodes_are_imitated(make_learner: MakeLearner, make_samples: M
     solved = [s for s in samples if s.positive]
     tokens = sum(int(s.segment.loss_mask.sum()) for s in solved)
     plain = learner.pack([replace(s, positive=False) for s in solved])
-    total = sum(learner.logprobs(micro).logprobs.sum() for minibatch in plain.minibatches for micro in minibatch)
+    micros = [micro for minibatch in plain.minibatches for micro in minibatch]
+    total = torch.stack([learner.logprobs(micro).logprobs.sum() for micro in micros]).sum()
     expected = torch.autograd.grad(-0.5 * total / tokens, list(learner.optimizer.parameters.values()))
     seen: list[torch.Tensor] = []
     keep = learner.optimizer.step
