@@ -31,8 +31,8 @@ import httpx
 from agentrl.interop import peers
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from peer_scorers import ALWAYS_WRONG  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from benchmarks.peer_scorers import ALWAYS_WRONG  # noqa: E402
 
 DOCS = ROOT / "docs"
 EVIDENCE, PAGE = DOCS / "evidence/peer_environments.json", DOCS / "redteam.md"
@@ -143,7 +143,7 @@ def of_openenv(checkout: Path, folder: Path) -> Iterator[dict[str, Any]]:
     code = (
         "import json; from maze_env.server.maze_env_environment import DEFAULT_MAZE as m; print(json.dumps(m.tolist()))"
     )
-    moves = {
+    moves: dict[str, list[dict[str, Any]]] = {
         "grid_world_env": [{"action": move} for move in ["DOWN"] * 4 + ["RIGHT"] * 4],
         "maze_env": [{"action": move} for move in way_out(printed("openenv", envs, code))],
         "connect4_env": [{"column": column} for column in (0, 1) * 3 + (0,)],

@@ -25,9 +25,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.cluster.server_actor import Plan, ServerActor, fingerprint, node_address, resources
 from agentrl.engines.base import Sampling, Weights
-from agentrl.engines.sglang.engine import SglangEngine, copied
+from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.server import Server
-from agentrl.engines.sglang.weights import Stale
+from agentrl.engines.sglang.weights import Stale, copied
 from agentrl.errors import AgentRLError, EngineError, RecipeError
 from agentrl.recipe import SglangEngine as Section
 from agentrl.types import Completion

@@ -223,7 +223,12 @@ def task_files(
     about = {"environment": json.dumps(name), "split": task.split, "level": task.level, "index": index}
     about |= {"name": f"{name}-{task.split}-{task.level}-{index}", "version": __version__, "workdir": WORKDIR}
     about["about"] = json.dumps(" ".join((kind.__doc__ or name).split()))
-    place = {"module": kind.__module__, "name": kind.__name__, "options": dict(options), "split": task.split}
+    place: dict[str, Any] = {
+        "module": kind.__module__,
+        "name": kind.__name__,
+        "options": dict(options),
+        "split": task.split,
+    }
     # one for each task, random: hidden cases that could be drawn again would be a published answer sheet
     place |= {"level": task.level, "index": index, "workdir": WORKDIR, "secret": os.urandom(32).hex()}
     tops = sorted({path.split("/")[0] for path in ends.before})

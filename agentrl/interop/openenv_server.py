@@ -157,8 +157,8 @@ def application(
     kind = envs.load(name, chosen)
     if FINAL in tools_of(kind):
         raise UserError(f"{name} has a tool {FINAL!r}, which OpenEnv clients need for the final message; rename it")
-    stage = Stage(boxes=Pool(sandboxes.load(sandbox)(), limit=sessions))
-    session = partial(Session, kind, chosen, stage)
+    boxes = Pool(sandboxes.load(sandbox)(), limit=sessions)
+    session = partial(Session, kind, chosen, Stage(boxes=boxes))
     app = create_fastapi_app(
         session,
         CallToolAction,
@@ -167,7 +167,7 @@ def application(
         env_name=kind.name,
         reset_observation_cls=Opening,
     )
-    app.router.on_shutdown.append(stage.boxes.close)
+    app.router.on_shutdown.append(boxes.close)
     return app
 
 

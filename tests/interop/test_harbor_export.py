@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl import catalogue, envs
-from agentrl.cli import app
+from agentrl.cli.base import app
 from agentrl.envs.play import play, stage
 from agentrl.errors import UserError
 from agentrl.interop import peers
