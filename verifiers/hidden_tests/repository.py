@@ -58,6 +58,7 @@ class RepositoryTests(Verifier):
         seconds: float = 10.0,
         memory_mb: int = 512,
         image: str = "host",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
@@ -75,6 +76,7 @@ class RepositoryTests(Verifier):
             seconds: wall time that the agent's code may take in one test.
             memory_mb: memory of each sandbox.
             image: the root of the sandboxes.
+            env: environment variables of the sandboxes, such as a PYTHONPATH.
         """
         if not ids or len(set(ids)) != len(ids):
             raise AuthoringError("RepositoryTests: name the id of every test that must pass, each once")
@@ -89,6 +91,7 @@ class RepositoryTests(Verifier):
         self.believe, self.score, self.fresh, self.seconds = tuple(believe), score, fresh, seconds
         self.times = 2 if twice else 1
         self.image, self.limits = image, Limits(memory_mb=memory_mb, seconds=seconds, processes=64)
+        self.env = dict(env or {})
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         try:
@@ -96,17 +99,20 @@ class RepositoryTests(Verifier):
         except Malformed as error:
             return Verdict(score=0.0, evidence=(str(error),), verifier=self.version)
         repository = {path: entry for path, entry in entries.items() if not path.startswith(FOLDER)}
-        if self.mode == "shared":
-            spec = SandboxSpec(image=self.image, limits=self.limits)
-            failures = await run_shared(self.tests, self.ids, repository, spec, self.times, context)
-        else:
-            failures = await again_if_starved(
-                lambda: _Session(self, repository, context).run(), lambda whys: any(map(_late, whys)), self.seconds
-            )
+        failures = await self.failures(repository, context)
         passed = "hidden tests passed"
         if self.believe:
             passed += f"; believed of the agent's objects: {', '.join(self.believe)}"
         return verdict_on(self, self.score, self.ids, failures, passed, self.mode)
+
+    async def failures(self, repository: Mapping[str, Entry], context: Context) -> list[str]:
+        """Return why each test failed with these files of the agent's; "" where it passed."""
+        if self.mode == "shared":
+            spec = SandboxSpec(image=self.image, limits=self.limits, env=self.env)
+            return await run_shared(self.tests, self.ids, repository, spec, self.times, context)
+        return await again_if_starved(
+            lambda: _Session(self, repository, context).run(), lambda whys: any(map(_late, whys)), self.seconds
+        )
 
 
 def chosen(ids: Sequence[str], secret: bytes) -> list[str]:
@@ -126,7 +132,10 @@ class _Session:
         self.verifier, self.context = verifier, context
         program = source_of(__package__ or "", "inside_agent")
         self.agent_spec = SandboxSpec(
-            image=verifier.image, files={**repository, f"{FOLDER}/program.py": program}, limits=verifier.limits
+            image=verifier.image,
+            files={**repository, f"{FOLDER}/program.py": program},
+            limits=verifier.limits,
+            env=verifier.env,
         )
         order: dict[str, Any] = {name: getattr(verifier, name) for name in ("packages", "believe", "ids", "times")}
         order["again"] = chosen(verifier.ids, context.secret) if verifier.times > 1 else []
@@ -136,7 +145,7 @@ class _Session:
             f"{FOLDER}/pytest.zip": pytest_zip(),
             f"{FOLDER}/order.json": json.dumps(order),
         }
-        self.tests_spec = SandboxSpec(image=verifier.image, files=files, limits=verifier.limits)
+        self.tests_spec = SandboxSpec(image=verifier.image, files=files, limits=verifier.limits, env=verifier.env)
         self.stack, self.agent_stack = AsyncExitStack(), AsyncExitStack()
         self.agent: Channel | None = None
         self.test = ""
