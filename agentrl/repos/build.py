@@ -40,6 +40,8 @@ PER_FUNCTION = 24
 MIN_SCORE = 0.9
 """Functions whose tests catch a smaller share of their mutants give no tasks."""
 MIN_GRADING = 5
+VERIFIED = 1
+"""The version of how tasks are verified; what was verified in another way is verified again."""
 BATCH = 12
 """Mutants per sandbox."""
 NETWORK = ("gaierror", "ConnectionError", "URLError", "ConnectTimeout", "Name or service not known",
@@ -73,6 +75,30 @@ class Stages:
             json.dump(value, file)
         os.replace(file.name, path)
         return value
+
+
+    def items(self, name: str) -> Items:
+        """Return a stage's results that are kept one by one."""
+        return Items(self.folder / f"{name}.jsonl")
+
+
+class Items:
+    """Results that are kept as they come: a stopped stage goes on behind its last one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[str, Any] = {}
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # the line that was being written when it was stopped
+            self.done[row["key"]] = row["value"]
+
+    def add(self, key: str, value: Any) -> None:
+        self.done[key] = value
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "value": value}) + "\n")
 
 
 def sandbox_python() -> str:
@@ -370,11 +396,16 @@ class Builder:
         for changes in versions:
             names = list(dict.fromkeys(n for c in changes for n in covers[f"{c.file}::{c.function}"]))
             orders.append((changes, names))
+        kept = self.stages.items("runs")
         batches = [orders[at : at + BATCH] for at in range(0, len(orders), BATCH)]
         done = 0
 
         def one(batch: list[tuple[tuple[Change, ...], list[str]]]) -> list[run.Result]:
             nonlocal done
+            done += len(batch)
+            key = short([[[_row(c) for c in changes], names] for changes, names in batch])
+            if key in kept.done:
+                return [run.from_json(data) for data in kept.done[key]]
             texts = []
             for changes, names in batch:
                 changed = {
@@ -385,7 +416,7 @@ class Builder:
                 }
                 texts.append((changed, names))
             results = run.run_versions(self.root, self.pool, self.files, texts, seconds=20.0, test_seconds=4.0)
-            done += len(batch)
+            kept.add(key, [run.to_json(result) for result in results])
             if done // 240 != (done - len(batch)) // 240:
                 self.say(f"{done} of {len(orders)} run")
             return results
@@ -434,7 +465,7 @@ class Builder:
 
     def _verified(self, wanted: Sequence[Mutant]) -> dict[str, str]:
         """Grade every task as training will: without its faults it must pass, with them it must fail."""
-        outcome: dict[str, str] = {}
+        outcome = self.stages.items(f"verdicts-{VERIFIED}")
         right: dict[tuple[str, ...], str] = {}
         original = {path: Entry(content=data) for path, data in self.source.code.items()}
 
@@ -450,12 +481,13 @@ class Builder:
                 broken[path] = Entry(content=changed)
             whys = await grade.tests_for(self.root, list(mutant.fails), twice=False).failures(broken, context)
             unbroken = "" if all(whys) else "some test that fails with the fault does not when it grades"
-            outcome[mutant.id] = right[mutant.covers] or unbroken
-            if len(outcome) % 50 == 0:
-                self.say(f"{len(outcome)} of {len(wanted)} tasks verified")
+            outcome.add(mutant.id, right[mutant.covers] or unbroken)
+            if len(outcome.done) % 100 == 0:
+                self.say(f"{len(outcome.done)} of {len(wanted)} tasks verified")
 
-        asyncio.run(_all([lambda mutant=mutant: one(mutant) for mutant in wanted], 2 * self.options.workers))  # type: ignore[misc]
-        return outcome
+        left = [mutant for mutant in wanted if mutant.id not in outcome.done]
+        asyncio.run(_all([lambda mutant=mutant: one(mutant) for mutant in left], 2 * self.options.workers))  # type: ignore[misc]
+        return {mutant.id: outcome.done[mutant.id] for mutant in wanted}
 
 
 async def _all(makers: Sequence[Callable[[], Any]], at_once: int) -> None:

@@ -106,6 +106,17 @@ def _results(box: Sandbox, root: Root, order: dict[str, Any], versions: list[dic
     return [_result(json.loads(line)) for line in lines]
 
 
+def to_json(result: Result) -> dict[str, Any]:
+    """Return a result as data, without what its tests called."""
+    tests = {n: {"phases": t.phases, "seconds": t.seconds, "message": t.message} for n, t in result.tests.items()}
+    return {"tests": tests, "errors": dict(result.errors), "late": not result.ended, "died": False}
+
+
+def from_json(data: dict[str, Any]) -> Result:
+    """Return the result of such data."""
+    return _result(data)
+
+
 def _result(data: dict[str, Any]) -> Result:
     tests = {
         name: Test(tuple(t["phases"]), t["seconds"], t["message"], tuple(tuple(c) for c in t.get("calls", ())))
