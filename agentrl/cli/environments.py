@@ -40,6 +40,7 @@ def env_from_repo(
         Literal["function", "module"], typer.Option(help="What is never both in training and held out.")
     ] = "function",
     max_tasks: Annotated[int, typer.Option(min=30, help="The most tasks with one fault.")] = 1_000,
+    per_function: Annotated[int, typer.Option(min=2, help="Mutants of one function that are tried.")] = 24,
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes that run tests at once.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -47,13 +48,12 @@ def env_from_repo(
 
     Nothing of the package runs outside a sandbox, and no build code runs at all. A build that was stopped goes on where
     it was."""
-    from agentrl.repos import command
+    from agentrl.repos import build, command
 
-    raise typer.Exit(
-        command.from_repo(
-            what, out, added=tuple(needs or ()), split_by=split_by, max_tasks=max_tasks, workers=workers, as_json=as_json
-        )
+    options = build.Options(
+        added=tuple(needs or ()), split_by=split_by, max_tasks=max_tasks, per_function=per_function, workers=workers
     )
+    raise typer.Exit(command.from_repo(what, out, options, as_json=as_json))
 
 
 @env_app.command("list")

@@ -35,8 +35,6 @@ from agentrl.verifiers.base import Context
 Say = Callable[[str], None]
 SLOW = 2.0
 """Seconds: a slower test does not grade."""
-PER_FUNCTION = 24
-"""Mutants of one function that are tried."""
 MIN_SCORE = 0.9
 """Functions whose tests catch a smaller share of their mutants give no tasks."""
 MIN_GRADING = 5
@@ -55,7 +53,11 @@ class Options:
     added: tuple[str, ...] = ()
     split_by: str = "function"
     max_tasks: int = 1_000
+    """The most tasks with one fault."""
+    per_function: int = 24
+    """Mutants of one function that are tried."""
     workers: int = 2
+    """Sandboxes that run tests at once."""
 
 
 class Stages:
@@ -244,7 +246,7 @@ class Builder:
             )
         covers, depth = self._covers(ran, grading)
         imported = self._keys(ran["imported"])
-        tried = self._timed(f"mutants-{short([PER_FUNCTION, grading])}", lambda: self._mutants(covers, depth))
+        tried = self._timed(f"mutants-{short([self.options.per_function, grading])}", lambda: self._mutants(covers, depth))
         singles, scores = self._singles(tried, covers)
         self.say(f"{tried['tried']} mutants, {tried['caught']} caught; {len(singles)} in functions that are tested well")
         if not singles:
@@ -372,7 +374,7 @@ class Builder:
                 by_function.setdefault(f"{path}::{change.function}", []).append(change)
             for key, changes in by_function.items():
                 if key in covers:
-                    chosen += _sampled(key, changes, data)
+                    chosen += _sampled(key, changes, data, self.options.per_function)
         self.say(f"{len(chosen)} mutants of {len({(c.file, c.function) for c in chosen})} functions")
         rows = self._run_changes([(change,) for change in chosen], covers)
         out: dict[str, Any] = {"tried": len(rows), "caught": 0, "rows": []}
@@ -521,8 +523,8 @@ def _why(test: run.Test, others: Sequence[run.Test | None]) -> str:
     return ""
 
 
-def _sampled(key: str, changes: Sequence[Change], data: bytes) -> list[Change]:
-    """Return up to PER_FUNCTION changes of a function: the removal of its body, then kinds in turn."""
+def _sampled(key: str, changes: Sequence[Change], data: bytes, count: int) -> list[Change]:
+    """Return up to `count` changes of a function: the removal of its body, then kinds in turn."""
     rng = seeds.generator(0, "repository mutants", key)
     by_kind: dict[str, list[Change]] = {}
     for change in changes:
@@ -531,9 +533,9 @@ def _sampled(key: str, changes: Sequence[Change], data: bytes) -> list[Change]:
         rng.shuffle(members)
     order = sorted(by_kind, key=lambda kind: (kind != mutate.REMOVED, kind))
     chosen: list[Change] = []
-    while any(by_kind.values()) and len(chosen) < PER_FUNCTION:
+    while any(by_kind.values()) and len(chosen) < count:
         for kind in order:
-            if by_kind[kind] and len(chosen) < PER_FUNCTION:
+            if by_kind[kind] and len(chosen) < count:
                 change = by_kind[kind].pop()
                 if mutate.parses(mutate.apply(data, [change])):
                     chosen.append(change)

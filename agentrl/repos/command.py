@@ -12,7 +12,7 @@ from agentrl.repos import build
 
 
 def from_repo(
-    what: str, out: Path, *, added: tuple[str, ...], split_by: str, max_tasks: int, workers: int, as_json: bool
+    what: str, out: Path, options: build.Options, *, as_json: bool
 ) -> int:
     """Build an environment, with its progress on stderr and its figures on stdout; return the exit code."""
     start = time.monotonic()
@@ -20,7 +20,6 @@ def from_repo(
     def say(text: str) -> None:
         typer.echo(f"{time.monotonic() - start:7.1f}s  {text}", err=True)
 
-    options = build.Options(added=added, split_by=split_by, max_tasks=max_tasks, workers=workers)
     known = build.build(what, out, options, say)
     figures = known.figures
     if as_json:
