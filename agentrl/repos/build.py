@@ -147,7 +147,7 @@ def lock_of(what: str, options: Options, say: Say) -> root.Lock:
             for wheel in wheels:
                 os.replace(Path(scratch) / wheel.file, downloads / wheel.file)
     return root.Lock(
-        original.name, original.version, kind, where, digest, python, root.pytest_hash(),
+        original.name, original.version, kind, where, digest, python, root.pytest_versions(),
         tuple(wheels), original.places, options.added,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from agentrl.envs.repair import edits
 from agentrl.errors import AuthoringError
 from agentrl.repos import root, suite
 from agentrl.repos.grade import FixedCode
-from agentrl.repos.mutate import apply
+from agentrl.repos.mutate import apply, parse
 from agentrl.repos.suite import Recipe, Suite
 from agentrl.sandboxes.base import Limits, SandboxSpec
 from agentrl.types import Split, Task, ToolCall
@@ -204,7 +204,7 @@ def _cut(source: bytes, tests: frozenset[str]) -> bytes:
         if not left and isinstance(node, ast.ClassDef):
             filler[node.body[0].lineno] = b" " * node.body[0].col_offset + b"pass\n"
 
-    walk(ast.parse(source), "")
+    walk(parse(source), "")
     out = []
     for number, line in enumerate(lines, 1):
         if number in filler:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agentrl.repos import root, suite
+from agentrl.repos.mutate import parse
 from agentrl.repos.source import Source
 from agentrl.sandboxes.base import Entry
 from agentrl.types import Verdict
@@ -21,8 +22,9 @@ from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.hidden_tests.functions import verdict_on
 from agentrl.verifiers.hidden_tests.repository import RepositoryTests
 
-MAX_TESTS = 60
-"""Tests of one verdict besides those that a broken function decides: a sample that the group's secret draws."""
+MAX_FAILING, MAX_COVERING, MAX_OTHERS = 12, 12, 12
+"""Tests of one verdict: that the fault breaks, that call a broken function, that call what the agent has changed. Where
+there are more, the group's secret draws them."""
 TEST_SECONDS = 10.0
 MEMORY_MB = 1024
 
@@ -52,11 +54,17 @@ class FixedCode(Verifier):
         self, fails: list[str], covers: list[str], code: Mapping[str, bytes], source: Source, secret: bytes
     ) -> list[str]:
         """Return the tests of a verdict: those of the task, then all that call what the agent has changed."""
-        first = list(dict.fromkeys([*fails, *covers]))
-        changed = changed_functions(source.code, code)
-        rest = sorted(set(concerned(self._suite, changed)) - set(first))
         rng = random.Random(hashlib.sha256(b"tests\0" + secret).digest())
-        return [*first, *rng.sample(rest, min(len(rest), MAX_TESTS))]
+        changed = changed_functions(source.code, code)
+        chosen: list[str] = []
+        for names, most in (
+            (fails, MAX_FAILING),
+            (covers, MAX_COVERING),
+            (concerned(self._suite, changed), MAX_OTHERS),
+        ):
+            rest = sorted(set(names) - set(chosen))
+            chosen += rng.sample(rest, min(len(rest), most))
+        return chosen
 
 
 def concerned(known: suite.Suite, changed: set[str] | None) -> Iterable[str]:
@@ -121,8 +129,8 @@ def changed_functions(before: Mapping[str, bytes], after: Mapping[str, bytes]) -
 def _parts(source: bytes) -> dict[str, str] | None:
     """Return the text of each outermost function or method by its dotted name, and under "" all that is in none."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return None
     parts: dict[str, str] = {}
     outside: list[str] = []

@@ -56,6 +56,17 @@ class Function:
         return f"{self.file}::{self.name}"
 
 
+def parse(source: bytes) -> ast.Module:
+    """Return the syntax tree of a file. CPython 3.11 sometimes reports a SystemError where another thread ran in between
+    (its recursion counter is shared); the same call then works."""
+    for _ in range(20):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            continue
+    return ast.parse(source)
+
+
 def apply(source: bytes, changes: Sequence[Change]) -> bytes:
     """Return the source with these changes, which must not overlap."""
     for change in sorted(changes, key=lambda c: c.start, reverse=True):
@@ -72,7 +83,7 @@ def overlap(changes: Sequence[Change]) -> bool:
 @lru_cache(maxsize=512)
 def functions(file: str, source: bytes) -> tuple[Function, ...]:
     """Return every function of a file, outer ones first."""
-    return tuple(entry for entry, _ in _functions(file, ast.parse(source)))
+    return tuple(entry for entry, _ in _functions(file, parse(source)))
 
 
 def _functions(
@@ -103,7 +114,7 @@ def changes(file: str, source: bytes) -> tuple[Change, ...]:
     """Return every change that alters the file, in the order of the text; each lies in one function."""
     finder = _Finder(file, source)
     every: dict[tuple[int, int, str], Change] = {}
-    for function, node in _functions(file, ast.parse(source)):
+    for function, node in _functions(file, parse(source)):
         for change in finder.of(function, node):  # an inner function comes later, and takes its changes over
             if source[change.start : change.end] != change.text.encode():
                 every[change.start, change.end, change.text] = change
@@ -113,7 +124,7 @@ def changes(file: str, source: bytes) -> tuple[Change, ...]:
 def parses(source: bytes) -> bool:
     """Return whether a file is Python that this interpreter can read; a change may leave an empty block behind."""
     try:
-        ast.parse(source)
+        parse(source)
     except (SyntaxError, ValueError):
         return False
     return True

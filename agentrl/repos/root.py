@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import io
 import os
 import shutil
@@ -27,7 +28,7 @@ from agentrl.hashing import digest
 from agentrl.repos import index, source
 from agentrl.repos.index import Wheel
 from agentrl.repos.source import Source
-from agentrl.verifiers.hidden_tests.bundle import pytest_zip
+from agentrl.verifiers.hidden_tests.bundle import PARTS, pytest_zip
 
 FORMAT = 1
 """The version of what env from-repo writes."""
@@ -48,7 +49,7 @@ class Lock:
     python: str
     """The version of the sandboxes' interpreter that everything was verified with."""
     pytest: str
-    """The hash of the pytest that runs the tests."""
+    """The versions of pytest and its parts, which run the tests."""
     wheels: tuple[Wheel, ...] = ()
     """What is installed besides, each with its hash."""
     places: tuple[str, ...] = ()
@@ -102,8 +103,9 @@ def folder_of(key: str) -> Path:
     return cache_folder() / "repos" / key
 
 
-def pytest_hash() -> str:
-    return hashlib.sha256(pytest_zip()).hexdigest()[:24]
+def pytest_versions() -> str:
+    """Return what runs the tests: the versions of pytest and of its parts."""
+    return ", ".join(f"{part} {importlib.metadata.version(part)}" for part in PARTS)
 
 
 def archive_bytes(lock: Lock) -> bytes:
@@ -148,10 +150,10 @@ def source_of(lock: Lock) -> Source:
 @lru_cache(maxsize=32)
 def ready(lock: Lock) -> Root:
     """Return the root of a lock; it is built on first use."""
-    if lock.pytest != pytest_hash():
+    if lock.pytest != pytest_versions():
         raise UserError(
-            f"{lock.package} was verified with another pytest than the one installed here: build it again with "
-            "`agentrl env from-repo`, or install the version of its README"
+            f"{lock.package} was verified with {lock.pytest}; here is {pytest_versions()}: install those versions, or "
+            "build it again with `agentrl env from-repo`"
         )
     original = source_of(lock)
     folder = folder_of(lock.key)
@@ -182,7 +184,7 @@ def _install(lock: Lock, original: Source, site: Path) -> None:
             for entry in archive.infolist():
                 name = entry.filename
                 inside = name.split("/", 2)[2] if ".data/purelib/" in name or ".data/platlib/" in name else name
-                if ".data/" in inside or entry.is_dir() or inside.startswith("/") or ".." in inside.split("/"):
+                if ".data/" in inside or inside.endswith(".pyc") or entry.is_dir() or inside.startswith("/") or ".." in inside.split("/"):
                     continue
                 target = site / inside
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ so: see shared.py.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
@@ -18,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
 from agentrl.types import Verdict
-from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.base import Artifact, Boxes, Context, Submission, Verifier
 from agentrl.verifiers.busy import again_if_starved
 from agentrl.verifiers.inner import source_of
 from agentrl.verifiers.values import Malformed
@@ -125,6 +127,19 @@ def _late(why: str) -> bool:
     return SLOW in why or NO_ANSWER in why
 
 
+def _place(boxes: Boxes) -> asyncio.Semaphore:
+    """Return what bounds the gradings that use these sandboxes at once. Each needs two: if every place were held by
+    one that waits for its second, none would ever end."""
+    loop = asyncio.get_running_loop()
+    known = _places.get(boxes)
+    if known is None or known[0] is not loop:
+        known = _places[boxes] = (loop, asyncio.Semaphore(max(1, getattr(boxes, "limit", 16) // 2)))
+    return known[1]
+
+
+_places: WeakKeyDictionary[Boxes, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
 class _Session:
     """One grading: the tests' sandbox, the agent's current sandbox, and the relay between them."""
 
@@ -155,7 +170,7 @@ class _Session:
 
     async def run(self) -> list[str]:
         """Return why each test failed; "" where it passed."""
-        async with self.stack, self.agent_stack:
+        async with _place(self.context.boxes), self.stack, self.agent_stack:
             try:
                 done = await self._relay()
             except Gone as gone:
