@@ -78,7 +78,6 @@ class Stages:
         os.replace(file.name, path)
         return value
 
-
     def items(self, name: str) -> Items:
         """Return a stage's results that are kept one by one."""
         return Items(self.folder / f"{name}.jsonl")
@@ -246,13 +245,17 @@ class Builder:
             )
         covers, depth = self._covers(ran, grading)
         imported = self._keys(ran["imported"])
-        tried = self._timed(f"mutants-{short([self.options.per_function, grading])}", lambda: self._mutants(covers, depth))
+        tried = self._timed(
+            f"mutants-{short([self.options.per_function, grading])}", lambda: self._mutants(covers, depth)
+        )
         singles, scores = self._singles(tried, covers)
-        self.say(f"{tried['tried']} mutants, {tried['caught']} caught; {len(singles)} in functions that are tested well")
+        self.say(
+            f"{tried['tried']} mutants, {tried['caught']} caught; {len(singles)} in functions that are tested well"
+        )
         if not singles:
             raise UserError(f"{self.source.name}: no fault is caught surely enough by the tests that can grade")
         wanted = singles[: self.options.max_tasks]
-        count = max(9, len(wanted) // 8)
+        count = len(wanted) // 8
         drawn = tasks.pairs(wanted, tasks.splits(wanted, self.options.split_by), self.options.split_by, count)
         doubles = self._timed(f"pairs-{short([m.id for m in wanted])}", lambda: self._pairs(drawn))
         wanted += [_mutant(row) for row in doubles]
@@ -285,7 +288,9 @@ class Builder:
         second = self._once(modules, left_out)
         third = self._once(modules, left_out, reverse=True)
         for file, why in first.errors.items():
-            left_out[file] = f"cannot be collected: {why.strip().splitlines()[-1][:200] if why.strip() else 'no reason'}"
+            left_out[file] = (
+                f"cannot be collected: {why.strip().splitlines()[-1][:200] if why.strip() else 'no reason'}"
+            )
         kept: list[str] = []
         for name, test in first.tests.items():
             others = [result.tests.get(name) for result in (second, third)]
@@ -310,7 +315,9 @@ class Builder:
             if result.ended:
                 return result
             if not result.stuck or result.stuck in left_out:
-                raise UserError(f"{self.source.name}: its tests never end, or end the interpreter, before one has begun")
+                raise UserError(
+                    f"{self.source.name}: its tests never end, or end the interpreter, before one has begun"
+                )
             left_out[result.stuck] = "never ends, or ends the interpreter"
             self.say(f"{result.stuck} never ends, or ends the interpreter: left out")
         raise UserError(f"{self.source.name}: more than 20 of its tests never end, or end the interpreter")
@@ -551,5 +558,3 @@ def _mutant(row: Mapping[str, Any]) -> Mutant:
     return Mutant(
         changes, tuple(row["fails"]), dict(row["messages"]), tuple(row["covers"]), row["distance"], row["score"]
     )
-
-

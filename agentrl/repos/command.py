@@ -11,9 +11,7 @@ import typer
 from agentrl.repos import build
 
 
-def from_repo(
-    what: str, out: Path, options: build.Options, *, as_json: bool
-) -> int:
+def from_repo(what: str, out: Path, options: build.Options, *, as_json: bool) -> int:
     """Build an environment, with its progress on stderr and its figures on stdout; return the exit code."""
     start = time.monotonic()
 
@@ -26,6 +24,8 @@ def from_repo(
         typer.echo(json.dumps(figures))
         return 0
     levels = {level: sum(r.level == level for r in known.recipes) for level in known.levels()}
-    typer.echo(f"wrote {out}: {figures['tasks']} tasks, by level {levels}; {figures['grading']} of {figures['tests']} tests grade")
+    typer.echo(
+        f"wrote {out}: {figures['tasks']} tasks, by level {levels}; {figures['grading']} of {figures['tests']} tests grade"
+    )
     typer.echo(f"\nagentrl env check {out}\nagentrl redteam {out}\nagentrl env play {out}")
     return 0

@@ -237,4 +237,3 @@ def repository(folder: str | Path) -> type[RepositoryEnvironment]:
         "__module__": __name__,
     }
     return type(title, (RepositoryEnvironment,), body)
-

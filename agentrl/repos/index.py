@@ -148,7 +148,9 @@ def find(name: str, version: str | None) -> Archive:
     fitting = [archive for archive in archives if str(archive.version) == str(Version(version))]
     if not fitting:
         newest = ", ".join(str(v) for v in sorted({a.version for a in archives}, reverse=True)[:5])
-        raise UserError(f"the package index has no source archive of {name}=={version}; it has {newest} and perhaps more")
+        raise UserError(
+            f"the package index has no source archive of {name}=={version}; it has {newest} and perhaps more"
+        )
     return fitting[0]
 
 
@@ -182,9 +184,7 @@ def wheels(requirements: Sequence[str], python: str, folder: Path) -> list[Wheel
     """Download wheels of these requirements and of all that they need, and nothing else: no build, no code."""
     folder.mkdir(parents=True, exist_ok=True)
     _pip_download([*requirements], python, folder)
-    return [
-        Wheel(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(folder.glob("*.whl"))
-    ]
+    return [Wheel(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in sorted(folder.glob("*.whl"))]
 
 
 def same_wheels(locked: Sequence[Wheel], python: str, folder: Path) -> None:

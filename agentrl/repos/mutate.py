@@ -166,7 +166,9 @@ class _Finder:
         assert node.end_lineno is not None and node.end_col_offset is not None
         decorators = [d.lineno for d in getattr(node, "decorator_list", [])]
         if decorators:  # the @ stands before the first decorator
-            return self.lines[min(decorators) - 1] + node.col_offset, self.lines[node.end_lineno - 1] + node.end_col_offset
+            return self.lines[min(decorators) - 1] + node.col_offset, self.lines[
+                node.end_lineno - 1
+            ] + node.end_col_offset
         start = self.lines[node.lineno - 1] + node.col_offset
         return start, self.lines[node.end_lineno - 1] + node.end_col_offset
 
@@ -174,7 +176,9 @@ class _Finder:
         start, end = self._at(node)
         return self.source[start:end].decode("utf-8", "replace")
 
-    def _between(self, kind: str, left: ast.expr, right: ast.expr, pattern: str, new: dict[str, str]) -> Iterator[Change]:
+    def _between(
+        self, kind: str, left: ast.expr, right: ast.expr, pattern: str, new: dict[str, str]
+    ) -> Iterator[Change]:
         """Yield another operator for the one between two operands; there may be parentheses too."""
         start, end = self._at(left)[1], self._at(right)[0]
         match = re.search(pattern.encode(), self.source[start:end])
@@ -227,9 +231,7 @@ class _Finder:
                     new = {old: others[min(number, len(others) - 1)] for old, others in COMPARISONS.items()}
                     yield from self._between("operator", left, right, r"<=|>=|==|!=|<|>", new)
                 yield from self._between("branch", left, right, r"\bnot in\b|\bin\b", {"not in": "in", "in": "not in"})
-                yield from self._between(
-                    "branch", left, right, r"\bis not\b|\bis\b", {"is not": "is", "is": "is not"}
-                )
+                yield from self._between("branch", left, right, r"\bis not\b|\bis\b", {"is not": "is", "is": "is not"})
         elif isinstance(node, ast.BinOp):
             yield from self._between("operator", node.left, node.right, r"//|<<|>>|[-+*%/&|]", OPERATORS)
         elif isinstance(node, ast.BoolOp):

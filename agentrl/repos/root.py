@@ -184,7 +184,13 @@ def _install(lock: Lock, original: Source, site: Path) -> None:
             for entry in archive.infolist():
                 name = entry.filename
                 inside = name.split("/", 2)[2] if ".data/purelib/" in name or ".data/platlib/" in name else name
-                if ".data/" in inside or inside.endswith(".pyc") or entry.is_dir() or inside.startswith("/") or ".." in inside.split("/"):
+                if (
+                    ".data/" in inside
+                    or inside.endswith(".pyc")
+                    or entry.is_dir()
+                    or inside.startswith("/")
+                    or ".." in inside.split("/")
+                ):
                     continue
                 target = site / inside
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -194,7 +194,9 @@ def read(files: Mapping[str, bytes], name: str = "", version: str = "") -> Sourc
         raise UserError("the source says no name: it needs a pyproject.toml with [project], or a PKG-INFO")
     root, packages = _packages(files, name)
     requires = _strings(metadata.get_all("Requires-Dist")) or _strings(project.get("dependencies"))
-    extras = {f'{r} ; extra == "{e}"' for e, rs in _table(project, "optional-dependencies").items() for r in _strings(rs)}
+    extras = {
+        f'{r} ; extra == "{e}"' for e, rs in _table(project, "optional-dependencies").items() for r in _strings(rs)
+    }
     run, test = _requirements([*requires, *sorted(extras)])
     test += [r for r in _groups(files) if r not in test]
     source = Source(name, version, files, root, packages, tuple(run), tuple(dict.fromkeys(test)))
@@ -304,4 +306,3 @@ def _groups(files: Mapping[str, bytes]) -> list[str]:
         if canonicalize_name(requirement.name) not in TOOLING and (marker is None or marker.evaluate({"extra": ""})):
             out.append(str(requirement))
     return out
-

@@ -73,7 +73,11 @@ class Suite:
         """Write lock.json, tests.json and tasks.json: the same suite gives the same bytes."""
         number = {name: at for at, name in enumerate(self.grading)}
         covers = {key: [number[name] for name in names] for key, names in sorted(self.covers.items())}
-        tests: dict[str, Any] = {"grading": self.grading, "left_out": dict(sorted(self.left_out.items())), "covers": covers}
+        tests: dict[str, Any] = {
+            "grading": self.grading,
+            "left_out": dict(sorted(self.left_out.items())),
+            "covers": covers,
+        }
         tests["imported"] = sorted(self.imported)
         rows = []
         for recipe in self.recipes:
@@ -105,7 +109,9 @@ def read(folder: Path) -> Suite:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{folder} is no complete environment of a repository ({error}): build it again") from None
-    return Suite(lock, tuple(grading), tests["left_out"], covers, frozenset(tests["imported"]), recipes, tasks["figures"])
+    return Suite(
+        lock, tuple(grading), tests["left_out"], covers, frozenset(tests["imported"]), recipes, tasks["figures"]
+    )
 
 
 def _recipe(row: dict[str, Any], grading: Sequence[str]) -> Recipe:

@@ -77,7 +77,7 @@ def pairs(singles: Sequence[Mutant], chosen: Mapping[str, Split], by: str, count
             by_split[chosen[unit_of(mutant.changes[0], by)]].append(mutant)
     drawn: dict[str, tuple[Mutant, Mutant]] = {}
     for split, members in by_split.items():
-        wanted = max(3, int(count * SHARES[split]))
+        wanted = max(1, round(count * SHARES[split]))
         for _ in range(8 * wanted if len(members) > 1 else 0):
             if wanted <= 0:
                 break

@@ -42,7 +42,6 @@ def shout(text, times=1):
 '''
 
 TESTS = """import socket
-import time
 
 import pytest
 
@@ -121,10 +120,6 @@ def test_network():
 
 def test_writes_outside():
     open("/usr/tinysums", "w")
-
-
-def test_flaky():
-    assert time.time_ns() % 2 and time.time_ns() // 7 % 2 and time.time_ns() // 11 % 2 and time.time_ns() // 13 % 2
 
 
 @pytest.mark.skip(reason="not today")
