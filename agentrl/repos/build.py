@@ -1,4 +1,4 @@
-"""Builds an environment from a package: root, tests, grading tests, mutants, verified tasks. Goes on where it was stopped.
+"""Builds an environment from a package: root, tests, grading tests, mutants, verified tasks. Resumes where it stopped.
 
     source ─> lock ─> root ─> tests twice, and in another order ─> which of them can grade ─> mutants of what they
     cover, run against them ─> tasks ─> each graded: with its fault 0, without it 1 ─> the folder, written at once
@@ -9,9 +9,7 @@ Each stage keeps its result in CACHE/repos/<lock>/stages, under a name that hold
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +23,11 @@ from agentrl import sandboxes, seeds
 from agentrl.catalogue import cache_folder
 from agentrl.errors import UserError
 from agentrl.hashing import short
-from agentrl.repos import grade, index, mutate, root, run, source, suite, tasks
+from agentrl.repos import grade, index, member, mutate, root, run, source, suite, tasks
 from agentrl.repos.mutate import Change
+from agentrl.repos.stages import Stages
 from agentrl.repos.tasks import Mutant
-from agentrl.sandboxes.base import Entry
+from agentrl.sandboxes.base import Entry, SandboxSpec
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 
@@ -60,51 +59,9 @@ class Options:
     """Sandboxes that run tests at once."""
 
 
-class Stages:
-    """Results of finished stages, on disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return a stage's result: from disk, or made now and kept."""
-        path = self.folder / f"{name}.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
-        value = json.loads(json.dumps(make()))
-        with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False, encoding="utf-8") as file:
-            json.dump(value, file)
-        os.replace(file.name, path)
-        return value
-
-    def items(self, name: str) -> Items:
-        """Return a stage's results that are kept one by one."""
-        return Items(self.folder / f"{name}.jsonl")
-
-
-class Items:
-    """Results that are kept as they come: a stopped stage goes on behind its last one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.done: dict[str, Any] = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # the line that was being written when it was stopped
-            self.done[row["key"]] = row["value"]
-
-    def add(self, key: str, value: Any) -> None:
-        self.done[key] = value
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "value": value}) + "\n")
-
-
 def sandbox_python() -> str:
     """Return the version of the sandboxes' interpreter."""
-    with sandboxes.load("namespace")().create(run.SandboxSpec()) as box:
+    with sandboxes.load("namespace")().create(SandboxSpec()) as box:
         done = box.exec(["python3", "-c", "import platform; print(platform.python_version())"])
     if not done.ok:
         raise UserError(f"sandboxes of this machine have no Python: {done.text[:200]}")
@@ -165,46 +122,8 @@ def build(what: str, out: Path, options: Options, say: Say) -> suite.Suite:
         builder = Builder(built, pool, options, say)
         known = builder.suite()
     known.figures["seconds"]["all"] = round(time.monotonic() - started, 1)
-    write(known, out)
+    member.write(known, out)
     return known
-
-
-def write(known: suite.Suite, out: Path) -> None:
-    """Write the environment's folder: beside its place, then moved there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
-    try:
-        figures = known.figures.pop("seconds")
-        known.write(scratch)
-        known.figures["seconds"] = figures
-        (scratch / "__init__.py").write_text(MEMBER.format(package=known.lock.package, version=known.lock.version))
-        (scratch / "README.md").write_text(readme(known, out.name), encoding="utf-8")
-        (scratch / "figures.json").write_text(json.dumps(known.figures, indent=1) + "\n", encoding="utf-8")
-        scratch.chmod(0o755)
-        if out.exists():
-            shutil.rmtree(out)
-        os.rename(scratch, out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-MEMBER = '''"""Fix faults in {package} {version}: made by `agentrl env from-repo`. The code itself is fetched when it is needed."""
-
-from agentrl.repos.environment import repository
-
-EXPORT = repository(__file__)
-'''
-
-
-def readme(known: suite.Suite, name: str) -> str:
-    """Return the page of the environment's folder."""
-    levels = {level: sum(r.level == level for r in known.recipes) for level in known.levels()}
-    rows = "\n".join(f"| {level} | {count} |" for level, count in levels.items())
-    return (
-        f"# {name}\nFaults in {known.lock.package} {known.lock.version} to be fixed, graded by {len(known.grading)} of its "
-        f"own tests. Made by `agentrl env from-repo`; the folder holds coordinates and hashes, no code of the package.\n\n"
-        f"| level | tasks |\n|---|---|\n{rows}\n\n{len(known.left_out)} tests do not grade; tests.json says why for each.\n"
-    )
 
 
 class Builder:
@@ -379,9 +298,9 @@ class Builder:
             by_function: dict[str, list[Change]] = {}
             for change in mutate.changes(path, data):
                 by_function.setdefault(f"{path}::{change.function}", []).append(change)
-            for key, changes in by_function.items():
+            for key, every in by_function.items():
                 if key in covers:
-                    chosen += _sampled(key, changes, data, self.options.per_function)
+                    chosen += _sampled(key, every, data, self.options.per_function)
         self.say(f"{len(chosen)} mutants of {len({(c.file, c.function) for c in chosen})} functions")
         rows = self._run_changes([(change,) for change in chosen], covers)
         out: dict[str, Any] = {"tried": len(rows), "caught": 0, "rows": []}
@@ -391,7 +310,11 @@ class Builder:
             out["caught"] += caught
             key = f"{changes[0].file}::{changes[0].function}"
             usable = result.ended and not result.errors and fails and set(result.tests) == set(names)
-            row = {"changes": [_row(c) for c in changes], "caught": caught, "fails": fails if usable else []}
+            row: dict[str, Any] = {
+                "changes": [_row(c) for c in changes],
+                "caught": caught,
+                "fails": fails if usable else [],
+            }
             row["messages"] = {name: result.tests[name].message for name in row["fails"]}
             row["distance"] = min((depth[key, name] for name in row["fails"]), default=0)
             out["rows"].append(row)
@@ -460,11 +383,11 @@ class Builder:
                 covers[mutant.functions[0]] = mutant.covers
         rows = []
         results = self._run_changes([one.changes + two.changes for one, two in drawn], covers)
-        for (one, two), ((changes, names), result) in zip(drawn, results, strict=True):
+        for (one, two), ((both, names), result) in zip(drawn, results, strict=True):
             fails = [name for name in names if name in result.tests and not result.tests[name].passed]
             shows = all(set(fails) & set(mutant.fails) for mutant in (one, two))
             if result.ended and not result.errors and shows and set(result.tests) == set(names):
-                row = {"changes": [_row(c) for c in changes], "fails": fails, "covers": names}
+                row: dict[str, Any] = {"changes": [_row(c) for c in both], "fails": fails, "covers": names}
                 row |= {"messages": {name: result.tests[name].message for name in fails}}
                 row |= {"distance": max(one.distance, two.distance), "score": min(one.score, two.score)}
                 rows.append(row)

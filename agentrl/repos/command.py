@@ -25,7 +25,8 @@ def from_repo(what: str, out: Path, options: build.Options, *, as_json: bool) ->
         return 0
     levels = {level: sum(r.level == level for r in known.recipes) for level in known.levels()}
     typer.echo(
-        f"wrote {out}: {figures['tasks']} tasks, by level {levels}; {figures['grading']} of {figures['tests']} tests grade"
+        f"wrote {out}: {figures['tasks']} tasks, by level {levels}; "
+        f"{figures['grading']} of {figures['tests']} tests grade"
     )
     typer.echo(f"\nagentrl env check {out}\nagentrl redteam {out}\nagentrl env play {out}")
     return 0

@@ -48,7 +48,8 @@ class FixedCode(Verifier):
         ids = self._ids(secret["fails"], secret["covers"], code, built.source, context.secret)
         tests = tests_for(built, ids)
         failures = await tests.failures({path: Entry(content=data) for path, data in code.items()}, context)
-        return verdict_on(self, "all", ids, failures, "hidden tests passed", "proxied")
+        verdict: Verdict = verdict_on(self, "all", ids, failures, "hidden tests passed", "proxied")
+        return verdict
 
     def _ids(
         self, fails: list[str], covers: list[str], code: Mapping[str, bytes], source: Source, secret: bytes

@@ -1,8 +1,8 @@
 """Fetches source archives and wheels from the package index as files. No code of a package runs here.
 
 pip itself would run a source archive's build code to learn its name, so archives are looked up on the index's own pages
-(PEP 503 and 691), with the settings that pip has: index-url, extra-index-url, find-links, cert. Wheels are downloaded by
-pip, which runs nothing of a wheel.
+(PEP 503 and 691), with the settings that pip has: index-url, extra-index-url, find-links, cert. pip downloads
+wheels, and runs nothing of them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def settings() -> dict[str, str]:
         name = key.rpartition(".")[2].strip()
         values[name] = value.strip().strip("'\"")
     for name in ("index-url", "extra-index-url", "find-links", "cert", "no-index"):
-        value = os.environ.get("PIP_" + name.upper().replace("-", "_"))
-        if value:
-            values[name] = value
+        variable = os.environ.get("PIP_" + name.upper().replace("-", "_"))
+        if variable:
+            values[name] = variable
     return values
 
 

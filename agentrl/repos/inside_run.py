@@ -1,10 +1,11 @@
 """Runs in a sandbox that holds a package and its tests: pytest, once or for each of several versions of the code.
 
-It needs the standard library and pytest, which lies on the path. It reads an order from stdin and writes one line of JSON
-per version to the descriptor that was its stdout; the tests' own output goes nowhere. Each version runs in a fork, so
+It needs the standard library and pytest, which lies on the path. It reads an order from stdin and writes one line of
+JSON per version to the descriptor that was its stdout; the tests' own output goes nowhere. Each version runs in a fork, so
 nothing of one is left for the next. Only code whose verdict nobody is paid for runs here: builds, never grading.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -29,13 +30,13 @@ class Watch:
 
     def __init__(self, order: "dict[str, Any]", pipe: int) -> None:
         self.order, self.pipe = order, pipe
-        self.tests: "dict[str, dict[str, Any]]" = {}
-        self.errors: "dict[str, str]" = {}
-        self.calls: "dict[tuple[str, int], int]" = {}
-        self.imported: "list[tuple[str, int]] | None" = None
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.errors: dict[str, str] = {}
+        self.calls: dict[tuple[str, int], int] = {}
+        self.imported: list[tuple[str, int]] | None = None
         self.depth = 0
         self.code = [os.path.join(os.getcwd(), path) for path in order.get("code", [])]
-        self.known: "dict[str, bool]" = {}
+        self.known: dict[str, bool] = {}
 
     def profile(self, frame: "Any", event: str, arg: "Any") -> None:
         code = frame.f_code
@@ -135,13 +136,11 @@ def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
         if not part:
             break
         data += part
-    try:
+    with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)
-    except OSError:
-        pass
     os.waitpid(child, 0)
     os.close(reader)
-    result: "dict[str, Any]" = {}
+    result: dict[str, Any] = {}
     for line in data.splitlines():
         try:
             message = json.loads(line)

@@ -57,8 +57,8 @@ class Function:
 
 
 def parse(source: bytes) -> ast.Module:
-    """Return the syntax tree of a file. CPython 3.11 sometimes reports a SystemError where another thread ran in between
-    (its recursion counter is shared); the same call then works."""
+    """Return the syntax tree of a file. CPython 3.11 sometimes raises a SystemError where another thread ran in
+    between; the same call then works."""
     for _ in range(20):
         try:
             return ast.parse(source)

@@ -1,10 +1,11 @@
-"""The pinned root of a package: what its code and tests import besides themselves, in a folder that all sandboxes share.
+"""The pinned root of a package: what its code and tests import besides themselves, in one folder for all sandboxes.
 
-    lock.json ── sha256 ──> CACHE/repos/<hash>/site      packages from wheels, pytest, the package's own metadata
-                                              /source    the archive, as it was fetched
+    lock.json ── sha256 ──> CACHE/../repository-roots/<hash>    packages from wheels, pytest, the package's metadata
+                            CACHE/repos/archives                the archives, as they were fetched
 
 The folder's name is the hash of the lock, so a root never changes; it is built beside its place and moved there when it
-is complete. Sandboxes see `site` read-only (`image: host:<site>`), the package itself lies in their workspace.
+is complete. Sandboxes see it read-only (`image: host:<folder>`), the package itself lies in
+their workspace. It lies beside the cache: no path of a sandbox names agentrl.
 """
 
 from __future__ import annotations
@@ -81,11 +82,13 @@ class Root:
 
     lock: Lock
     folder: Path
+    """Where builds keep their stages."""
     source: Source
 
     @property
     def site(self) -> Path:
-        return self.folder / "site"
+        """Return the folder that sandboxes see."""
+        return site_of(self.lock)
 
     @property
     def image(self) -> str:
@@ -99,8 +102,9 @@ class Root:
         return {"PYTHONPATH": f"{code}:{self.site}", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def folder_of(key: str) -> Path:
-    return cache_folder() / "repos" / key
+def site_of(lock: Lock) -> Path:
+    """Return where a root lies, built or not."""
+    return cache_folder().parent / "repository-roots" / lock.key
 
 
 def pytest_versions() -> str:
@@ -111,10 +115,7 @@ def pytest_versions() -> str:
 def archive_bytes(lock: Lock) -> bytes:
     """Return the archive of a lock, from the cache or from the index; one of another hash is refused."""
     kept = cache_folder() / "repos" / "archives" / lock.sha256
-    if kept.is_file():
-        data = kept.read_bytes()
-    else:
-        data = index.fetch(index.find(lock.package, lock.version))
+    data = kept.read_bytes() if kept.is_file() else index.fetch(index.find(lock.package, lock.version))
     if hashlib.sha256(data).hexdigest() != lock.sha256:
         kept.unlink(missing_ok=True)
         raise UserError(f"{lock.where} is not the file that was locked: its hash differs. Build the environment again")
@@ -156,26 +157,25 @@ def ready(lock: Lock) -> Root:
             "build it again with `agentrl env from-repo`"
         )
     original = source_of(lock)
-    folder = folder_of(lock.key)
-    if not (folder / "site").is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+    site = site_of(lock)
+    if not site.is_dir():
+        site.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=site.parent, prefix=".building-"))
         try:
-            _install(lock, original, scratch / "site")
+            _install(lock, original, scratch)
             scratch.chmod(0o755)
             try:
-                os.rename(scratch, folder)
+                os.rename(scratch, site)
             except OSError:
-                if not (folder / "site").is_dir():  # somebody else was faster otherwise
+                if not site.is_dir():  # somebody else was faster otherwise
                     raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    return Root(lock, folder, original)
+    return Root(lock, cache_folder() / "repos" / lock.key, original)
 
 
 def _install(lock: Lock, original: Source, site: Path) -> None:
     """Unpack the wheels, pytest and the package's own metadata. A wheel is a zip file: nothing of it runs."""
-    site.mkdir()
     downloads = cache_folder() / "repos" / "wheels"
     index.same_wheels(lock.wheels, ".".join(lock.python.split(".")[:2]), downloads)
     archives = [(downloads / wheel.file).read_bytes() for wheel in lock.wheels]

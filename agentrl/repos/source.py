@@ -203,7 +203,7 @@ def read(files: Mapping[str, bytes], name: str = "", version: str = "") -> Sourc
     compiled = sorted(p for p in files if source.in_package(p) and p.endswith(COMPILED))
     if compiled:
         raise UserError(
-            f"{name} {version} has compiled parts, such as {compiled[0]}: a fault in them cannot be made or graded here, "
+            f"{name} {version} has compiled parts, such as {compiled[0]}: faults in them cannot be made or graded, "
             "and nothing is compiled. Packages in Python alone can be used"
         )
     if not source.test_modules():

@@ -1,4 +1,4 @@
-"""What a build knows: kept tests, what they cover, and the tasks as recipes. Read from and written to the member's folder."""
+"""What a build knows, as its folder holds it: kept tests, what they cover, and the tasks as recipes."""
 
 from __future__ import annotations
 

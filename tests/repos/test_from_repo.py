@@ -1,4 +1,4 @@
-"""A package becomes an environment: what is kept and why not, tasks that verify, the same bits again, and no cheating."""
+"""A package becomes an environment: what is kept and why not, tasks that verify, the same bits, and no cheating."""
 
 import asyncio
 import io
@@ -19,6 +19,13 @@ from agentrl.sandboxes.pool import Pool
 from agentrl.types import SPLITS, ToolCall
 from tests.repos import tiny
 
+PRINTING = """import os
+for number in range(3, 40):
+    try:
+        os.write(number, b'{"op": "done", "passed": []}\\n')
+    except OSError:
+        pass
+"""
 OPTIONS = build.Options(per_function=2, max_tasks=9)
 
 
@@ -91,8 +98,10 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
     hook = "import os, sys; os._exit(0)"
     report = "import pytest, _pytest.runner; _pytest.runner.runtestprotocol = lambda *a, **k: []"
     everything_equal = (
-        "import tinysums\nclass Yes:\n    __eq__ = lambda self, other: True\n    __iter__ = lambda self: iter([Yes()])\n"
-        "for name in ('clamp', 'total', 'mean', 'pairs', 'shout'):\n    setattr(tinysums, name, lambda *a, **k: Yes())\n"
+        "import tinysums\nclass Yes:\n    __eq__ = lambda self, other: True\n"
+        "    __iter__ = lambda self: iter([Yes()])\n"
+        "for name in ('clamp', 'total', 'mean', 'pairs', 'shout'):\n"
+        "    setattr(tinysums, name, lambda *a, **k: Yes())\n"
     )
     cheats = {
         "conftest": {"conftest.py": "def pytest_runtest_makereport(item, call): ...\n", "tests/conftest.py": report},
@@ -101,7 +110,7 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
         "exit": {"tinysums/extra.py": hook},
         "shadow": {"pytest.py": report, "json.py": hook, "tinysums/pytest.py": report},
         "equal": {"tinysums/extra.py": everything_equal},
-        "print": {"tinysums/extra.py": "import os\nfor n in range(3, 40):\n    try:\n        os.write(n, b'{\"op\": \"done\", \"passed\": []}\\n')\n    except OSError: pass\n"},
+        "print": {"tinysums/extra.py": PRINTING},
     }  # fmt: skip
 
     async def score(files: dict[str, str]) -> float | None:
