@@ -230,7 +230,7 @@ class Builder:
         """Run all tests once; a test that stops the whole run is left out, and the rest run again."""
         for _ in range(20):
             ids = [*modules, *(f"--deselect={name}" for name in left_out)]
-            result = run.run(self.root, self.pool, self.files, ids, **how)  # type: ignore[arg-type]
+            result = run.run(self.root, self.pool, self.files, ids, **how)
             if result.ended:
                 return result
             if not result.stuck or result.stuck in left_out:

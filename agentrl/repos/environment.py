@@ -224,7 +224,7 @@ def repository(folder: str | Path) -> type[RepositoryEnvironment]:
     place = Path(folder).resolve()
     place = place if place.is_dir() else place.parent
     known = suite.read(place)
-    sizes = [len(known.of(split, level)) for split in ("train", "heldout", "test") for level in known.levels()]  # type: ignore[arg-type]
+    sizes = [len(known.of(split, level)) for split in ("train", "heldout", "test") for level in known.levels()]
     title = "".join(part.capitalize() for part in re.split(r"\W+", known.lock.package)) + "Repository"
     about = f"Fix a fault in {known.lock.package} {known.lock.version}."
     body = {

@@ -1,8 +1,8 @@
 """Runs in a sandbox that holds a package and its tests: pytest, once or for each of several versions of the code.
 
 It needs the standard library and pytest, which lies on the path. It reads an order from stdin and writes one line of
-JSON per version to the descriptor that was its stdout; the tests' own output goes nowhere. Each version runs in a fork, so
-nothing of one is left for the next. Only code whose verdict nobody is paid for runs here: builds, never grading.
+JSON per version to the descriptor that was its stdout; the tests' own output goes nowhere. Each version runs in a fork,
+so nothing of one is left for the next. Only builds use it, where nobody gains by a verdict; grading never does.
 """
 
 import contextlib

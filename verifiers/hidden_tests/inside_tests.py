@@ -127,7 +127,7 @@ def reference(value: Any) -> dict[str, Any]:
         return form
     if type(value) is ProxyModule:
         return {"module": value.__name__}
-    if isinstance(value, type) and vars(builtins).get(value.__name__) is value:
+    if isinstance(value, type) and value.__module__ == "builtins" and hasattr(builtins, value.__name__):
         return {"builtin": value.__name__}
     if type(value) is range:
         return {"range": [value.start, value.stop, value.step]}
