@@ -26,6 +26,7 @@ evaluation
 judges
 learn curriculum
 rollout
+repos
 engines
 envs
 verifiers

@@ -29,6 +29,33 @@ def env_new(
     raise typer.Exit(commands.new(name, root))
 
 
+@env_app.command("from-repo")
+def env_from_repo(
+    what: Annotated[str, typer.Argument(metavar="PATH|PACKAGE[==VERSION]", help="A folder, an archive, or a package.")],
+    out: Annotated[Path, typer.Option(help="The environment's folder, e.g. envs/mypkg.")],
+    needs: Annotated[
+        list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="What the tests need besides; repeatable.")
+    ] = None,
+    split_by: Annotated[
+        Literal["function", "module"], typer.Option(help="What is never both in training and held out.")
+    ] = "function",
+    max_tasks: Annotated[int, typer.Option(min=30, help="The most tasks with one fault.")] = 1_000,
+    per_function: Annotated[int, typer.Option(min=2, help="Mutants of one function that are tried.")] = 24,
+    workers: Annotated[int, typer.Option(min=1, help="Sandboxes that run tests at once.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Turn a Python package with tests into an environment: faults to be fixed, graded by hidden tests.
+
+    Nothing of the package runs outside a sandbox, and no build code runs at all. A build that was stopped goes on where
+    it was."""
+    from agentrl.repos import build, command
+
+    options = build.Options(
+        added=tuple(needs or ()), split_by=split_by, max_tasks=max_tasks, per_function=per_function, workers=workers
+    )
+    raise typer.Exit(command.from_repo(what, out, options, as_json=as_json))
+
+
 @env_app.command("list")
 def env_list(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
     """List every environment that can be found."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.errors import AuthoringError
 
-_PARTS = ("pytest", "pluggy", "iniconfig", "packaging")
+PARTS = ("pytest", "pluggy", "iniconfig", "packaging")
 _STUBS = {
     "pygments/__init__.py": "",
     "pygments/util.py": "class ClassNotFound(ValueError): ...\nclass OptionError(Exception): ...\n",
@@ -37,7 +37,7 @@ def pytest_zip() -> bytes:
             if name.endswith(".py"):
                 bundle.writestr(zipfile.ZipInfo(name + "c"), _compiled(name, content), zipfile.ZIP_DEFLATED)
 
-        for part in _PARTS:
+        for part in PARTS:
             try:
                 files = importlib.metadata.files(part) or []
             except importlib.metadata.PackageNotFoundError:

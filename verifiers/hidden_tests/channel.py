@@ -1,10 +1,9 @@
 """A program in a sandbox that answers one message with one message.
 
-    host: open(box)  ── exec python3 program ─────────────────────────────> program
-    host: ask(m)     ── exec sh: cat > in; cat out ──> fifo in ──> program ──> fifo out ──> reply
-    `ask` waits for the reply's exec, or for the program's exec, after which there will be no reply
+    host: open(box)  ── exec python3 program ─────────────────> program, which keeps its stdin and stdout to itself
+    host: ask(m)     ── one line ──> stdin ──> program ──> stdout ── one line ──> the answer
 
-Whatever a program does to the fifos, it can only answer wrongly, late or not at all.
+Whatever a program does to the pipes, it can only answer wrongly, late or not at all.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ import json
 from typing import Any
 
 from agentrl.errors import AgentError
-from agentrl.sandboxes.base import ExecResult, Sandbox
+from agentrl.sandboxes.base import Sandbox
+from agentrl.sandboxes.stdio import StdioProcess
 from agentrl.verifiers.values import Malformed, parse_json
 
 FOLDER = ".grading"
 MAX_MESSAGE = 400_000
-LIFETIME = 600.0
 NO_ANSWER = "no answer in time"
+_PATIENCE = 5.0
+"""Seconds that the pipes have beyond the time limit, so that the limit itself is what ends a wait."""
 
 
 class Gone(Exception):
@@ -30,45 +31,46 @@ class Gone(Exception):
 class Channel:
     """The host's end of the conversation with `.grading/program.py` of a sandbox."""
 
-    def __init__(self, box: Sandbox, program: asyncio.Task[ExecResult]) -> None:
+    def __init__(self, box: Sandbox, program: StdioProcess) -> None:
         self._box, self._program = box, program
 
     @classmethod
     async def open(cls, box: Sandbox) -> Channel:
         """Start the program."""
-        await box.aio.exec(["mkfifo", f"{FOLDER}/in", f"{FOLDER}/out"], timeout=10.0)
         argv = ["python3", "-B", f"{FOLDER}/program.py"]
-        return cls(box, asyncio.ensure_future(box.aio.exec(argv, timeout=LIFETIME)))
+        try:
+            return cls(box, await StdioProcess.start(box, argv, limit=MAX_MESSAGE + 1))
+        except AgentError as error:
+            raise Gone(f"the program could not be started ({type(error).__name__})") from None
 
     async def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a message and return the answer; raises `Gone` when there is none."""
         data = json.dumps(message).encode()
         if len(data) > MAX_MESSAGE:
             raise Gone("the message is too long")
-        relay = ["sh", "-c", f"cat > {FOLDER}/in; cat {FOLDER}/out"]
-        request = asyncio.ensure_future(self._box.aio.exec(relay, stdin=data, timeout=timeout))
-        await asyncio.wait((request, self._program), return_when=asyncio.FIRST_COMPLETED)
-        if not request.done():
-            request.add_done_callback(_forget)
-            raise Gone("the program ended")
         try:
-            done = request.result()
-            if done.timed_out or done.truncated:
-                raise Gone(NO_ANSWER if done.timed_out else "the answer is too long")
-            reply = parse_json(done.stdout, max_bytes=MAX_MESSAGE)
-        except (Malformed, AgentError) as error:
+            async with asyncio.timeout(timeout):
+                await self._program.write(data, timeout=timeout + _PATIENCE)
+                line = await self._program.read(timeout=timeout + _PATIENCE)
+            reply = parse_json(line, max_bytes=MAX_MESSAGE)
+        except TimeoutError:
+            raise Gone(NO_ANSWER) from None
+        except Malformed as error:
             raise Gone(f"the answer cannot be read ({type(error).__name__})") from None
+        except AgentError:
+            await self._look()
+            raise Gone("the program ended") from None
         if type(reply) is not dict:
             raise Gone("the answer is not a message")
         return reply
 
+    async def _look(self) -> None:
+        """Run a command: a sandbox that ended for a cause outside it says so, which is no fault of the program's."""
+        try:
+            await self._box.aio.exec(["true"], timeout=10.0)
+        except AgentError:
+            return
+
     async def close(self) -> None:
-        """Stop waiting for the program, which ends with its sandbox."""
-        self._program.add_done_callback(_forget)
-        self._program.cancel()
-
-
-def _forget(task: asyncio.Task[ExecResult]) -> None:
-    """Retrieve the exception of an abandoned task, so that asyncio does not report it."""
-    if not task.cancelled():
-        task.exception()
+        """End the program."""
+        await self._program.close()

@@ -11,6 +11,7 @@ so: see shared.py.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
@@ -18,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from agentrl.errors import AuthoringError
 from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
 from agentrl.types import Verdict
-from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.base import Artifact, Boxes, Context, Submission, Verifier
 from agentrl.verifiers.busy import again_if_starved
 from agentrl.verifiers.inner import source_of
 from agentrl.verifiers.values import Malformed
@@ -58,6 +60,7 @@ class RepositoryTests(Verifier):
         seconds: float = 10.0,
         memory_mb: int = 512,
         image: str = "host",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
@@ -75,6 +78,7 @@ class RepositoryTests(Verifier):
             seconds: wall time that the agent's code may take in one test.
             memory_mb: memory of each sandbox.
             image: the root of the sandboxes.
+            env: environment variables of the sandboxes, such as a PYTHONPATH.
         """
         if not ids or len(set(ids)) != len(ids):
             raise AuthoringError("RepositoryTests: name the id of every test that must pass, each once")
@@ -89,6 +93,7 @@ class RepositoryTests(Verifier):
         self.believe, self.score, self.fresh, self.seconds = tuple(believe), score, fresh, seconds
         self.times = 2 if twice else 1
         self.image, self.limits = image, Limits(memory_mb=memory_mb, seconds=seconds, processes=64)
+        self.env = dict(env or {})
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         try:
@@ -96,17 +101,20 @@ class RepositoryTests(Verifier):
         except Malformed as error:
             return Verdict(score=0.0, evidence=(str(error),), verifier=self.version)
         repository = {path: entry for path, entry in entries.items() if not path.startswith(FOLDER)}
-        if self.mode == "shared":
-            spec = SandboxSpec(image=self.image, limits=self.limits)
-            failures = await run_shared(self.tests, self.ids, repository, spec, self.times, context)
-        else:
-            failures = await again_if_starved(
-                lambda: _Session(self, repository, context).run(), lambda whys: any(map(_late, whys)), self.seconds
-            )
+        failures = await self.failures(repository, context)
         passed = "hidden tests passed"
         if self.believe:
             passed += f"; believed of the agent's objects: {', '.join(self.believe)}"
         return verdict_on(self, self.score, self.ids, failures, passed, self.mode)
+
+    async def failures(self, repository: Mapping[str, Entry], context: Context) -> list[str]:
+        """Return why each test failed with these files of the agent's; "" where it passed."""
+        if self.mode == "shared":
+            spec = SandboxSpec(image=self.image, limits=self.limits, env=self.env)
+            return await run_shared(self.tests, self.ids, repository, spec, self.times, context)
+        return await again_if_starved(
+            lambda: _Session(self, repository, context).run(), lambda whys: any(map(_late, whys)), self.seconds
+        )
 
 
 def chosen(ids: Sequence[str], secret: bytes) -> list[str]:
@@ -119,6 +127,19 @@ def _late(why: str) -> bool:
     return SLOW in why or NO_ANSWER in why
 
 
+def _place(boxes: Boxes) -> asyncio.Semaphore:
+    """Return what bounds the gradings that use these sandboxes at once. Each needs two: if every place were held by
+    one that waits for its second, none would ever end."""
+    loop = asyncio.get_running_loop()
+    known = _places.get(boxes)
+    if known is None or known[0] is not loop:
+        known = _places[boxes] = (loop, asyncio.Semaphore(max(1, getattr(boxes, "limit", 16) // 2)))
+    return known[1]
+
+
+_places: WeakKeyDictionary[Boxes, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
 class _Session:
     """One grading: the tests' sandbox, the agent's current sandbox, and the relay between them."""
 
@@ -126,7 +147,10 @@ class _Session:
         self.verifier, self.context = verifier, context
         program = source_of(__package__ or "", "inside_agent")
         self.agent_spec = SandboxSpec(
-            image=verifier.image, files={**repository, f"{FOLDER}/program.py": program}, limits=verifier.limits
+            image=verifier.image,
+            files={**repository, f"{FOLDER}/program.py": program},
+            limits=verifier.limits,
+            env=verifier.env,
         )
         order: dict[str, Any] = {name: getattr(verifier, name) for name in ("packages", "believe", "ids", "times")}
         order["again"] = chosen(verifier.ids, context.secret) if verifier.times > 1 else []
@@ -136,7 +160,7 @@ class _Session:
             f"{FOLDER}/pytest.zip": pytest_zip(),
             f"{FOLDER}/order.json": json.dumps(order),
         }
-        self.tests_spec = SandboxSpec(image=verifier.image, files=files, limits=verifier.limits)
+        self.tests_spec = SandboxSpec(image=verifier.image, files=files, limits=verifier.limits, env=verifier.env)
         self.stack, self.agent_stack = AsyncExitStack(), AsyncExitStack()
         self.agent: Channel | None = None
         self.test = ""
@@ -146,7 +170,7 @@ class _Session:
 
     async def run(self) -> list[str]:
         """Return why each test failed; "" where it passed."""
-        async with self.stack, self.agent_stack:
+        async with _place(self.context.boxes), self.stack, self.agent_stack:
             try:
                 done = await self._relay()
             except Gone as gone:

@@ -1,0 +1,1 @@
+"""Any Python package with tests becomes an environment: `agentrl env from-repo PACKAGE==VERSION --out envs/mypkg`."""

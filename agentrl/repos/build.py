@@ -1,0 +1,483 @@
+"""Builds an environment from a package: root, tests, grading tests, mutants, verified tasks. Resumes where it stopped.
+
+    source ─> lock ─> root ─> tests twice, and in another order ─> which of them can grade ─> mutants of what they
+    cover, run against them ─> tasks ─> each graded: with its fault 0, without it 1 ─> the folder, written at once
+
+Each stage keeps its result in CACHE/repos/<lock>/stages, under a name that holds the hash of all that decides it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from agentrl import sandboxes, seeds
+from agentrl.catalogue import cache_folder
+from agentrl.errors import UserError
+from agentrl.hashing import short
+from agentrl.repos import grade, index, member, mutate, root, run, source, suite, tasks
+from agentrl.repos.mutate import Change
+from agentrl.repos.stages import Stages
+from agentrl.repos.tasks import Mutant
+from agentrl.sandboxes.base import Entry, SandboxSpec
+from agentrl.sandboxes.pool import Pool
+from agentrl.verifiers.base import Context
+
+Say = Callable[[str], None]
+SLOW = 2.0
+"""Seconds: a slower test does not grade."""
+MIN_SCORE = 0.9
+"""Functions whose tests catch a smaller share of their mutants give no tasks."""
+MIN_GRADING = 5
+VERIFIED = 1
+"""The version of how tasks are verified; what was verified in another way is verified again."""
+BATCH = 12
+"""Mutants per sandbox."""
+NETWORK = ("gaierror", "ConnectionError", "URLError", "ConnectTimeout", "Name or service not known",
+           "Temporary failure in name resolution", "Network is unreachable")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose."""
+
+    added: tuple[str, ...] = ()
+    split_by: str = "function"
+    max_tasks: int = 1_000
+    """The most tasks with one fault."""
+    per_function: int = 24
+    """Mutants of one function that are tried."""
+    workers: int = 2
+    """Sandboxes that run tests at once."""
+
+
+def sandbox_python() -> str:
+    """Return the version of the sandboxes' interpreter."""
+    with sandboxes.load("namespace")().create(SandboxSpec()) as box:
+        done = box.exec(["python3", "-c", "import platform; print(platform.python_version())"])
+    if not done.ok:
+        raise UserError(f"sandboxes of this machine have no Python: {done.text[:200]}")
+    return done.stdout.decode().strip()
+
+
+def lock_of(what: str, options: Options, say: Say) -> root.Lock:
+    """Return the lock of a folder, an archive on disk, or a package of the index."""
+    path = Path(what).expanduser()
+    looks_like_path = os.sep in what or what.startswith((".", "~"))
+    if path.is_dir():
+        files, kind, where = source.folder_files(path), "folder", str(path.resolve())
+        digest, name, version = source.tree_hash(files), "", ""
+    elif path.is_file():
+        data = path.read_bytes()
+        root.keep_archive(data)
+        files, kind, where = source.unpack(data, path.name), "archive", path.name
+        digest, name, version = sha256(data).hexdigest(), "", ""
+    elif looks_like_path:
+        raise UserError(f"there is no folder or archive {what}")
+    else:
+        name, _, wanted = what.partition("==")
+        found = index.find(name.strip(), wanted.strip() or None)
+        say(f"fetching {found.file}")
+        data = index.fetch(found)
+        root.keep_archive(data)
+        files, kind, where = source.unpack(data, found.file), "archive", found.file
+        digest, version = sha256(data).hexdigest(), str(found.version)
+    original = source.read(files, name, version)
+    python = sandbox_python()
+    needs = [*original.requires, *original.test_requires, *options.added]
+    wheels: list[index.Wheel] = []
+    if needs:
+        say(f"resolving {', '.join(needs)}")
+        downloads = cache_folder() / "repos" / "wheels"
+        downloads.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=downloads) as scratch:
+            wheels = index.wheels(needs, ".".join(python.split(".")[:2]), Path(scratch))
+            for wheel in wheels:
+                os.replace(Path(scratch) / wheel.file, downloads / wheel.file)
+    return root.Lock(
+        original.name, original.version, kind, where, digest, python, root.pytest_versions(),
+        tuple(wheels), original.places, options.added,
+    )  # fmt: skip
+
+
+def build(what: str, out: Path, options: Options, say: Say) -> suite.Suite:
+    """Build an environment and write its folder."""
+    if out.exists() and any(out.iterdir()) and not (out / "lock.json").is_file():
+        raise UserError(f"{out} exists and is not the environment of a repository; name another folder")
+    if not out.name.isidentifier():
+        raise UserError(f"{out}: the folder's name must be a Python word, such as my_package")
+    started = time.monotonic()
+    lock = lock_of(what, options, say)
+    built = root.ready(lock)
+    say(f"{lock.package} {lock.version}: root {lock.key}, {len(lock.wheels)} wheels")
+    with Pool(sandboxes.load("namespace")(), limit=4 * options.workers) as pool:
+        builder = Builder(built, pool, options, say)
+        known = builder.suite()
+    known.figures["seconds"]["all"] = round(time.monotonic() - started, 1)
+    member.write(known, out)
+    return known
+
+
+class Builder:
+    """One build."""
+
+    def __init__(self, built: root.Root, pool: Pool, options: Options, say: Say) -> None:
+        self.root, self.pool, self.options, self.say = built, pool, options, say
+        self.source = built.source
+        self.files = {**self.source.code, **self.source.tests}
+        self.stages = Stages(built.folder / "stages")
+        self.seconds: dict[str, float] = {}
+
+    def _timed(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a stage's result, and note how long it took."""
+
+        def measured() -> Any:
+            start = time.monotonic()
+            value = make()
+            return {"seconds": round(time.monotonic() - start, 2), "value": value}
+
+        kept = self.stages.get(name, measured)
+        self.seconds[name.split("-")[0]] = kept["seconds"]
+        return kept["value"]
+
+    def suite(self) -> suite.Suite:
+        """Return everything that the folder will hold."""
+        ran = self._timed("tests", self._tests)
+        kept, left_out = ran["kept"], dict(ran["left_out"])
+        self.say(f"{len(kept)} tests kept, {len(left_out)} left out")
+        graded = self._timed("grading", lambda: self._grading(kept))
+        left_out |= {name: f"cannot grade: {why}" for name, why in graded.items() if why}
+        grading = [name for name in kept if not graded[name]]
+        self.say(f"{len(grading)} tests can grade")
+        if len(grading) < MIN_GRADING:
+            raise UserError(
+                f"{self.source.name}: only {len(grading)} of its tests can grade (pass twice, in any order, with the "
+                "package in another sandbox): too few for an environment"
+            )
+        covers, depth = self._covers(ran, grading)
+        imported = self._keys(ran["imported"])
+        tried = self._timed(
+            f"mutants-{short([self.options.per_function, grading])}", lambda: self._mutants(covers, depth)
+        )
+        singles, scores = self._singles(tried, covers)
+        self.say(
+            f"{tried['tried']} mutants, {tried['caught']} caught; {len(singles)} in functions that are tested well"
+        )
+        if not singles:
+            raise UserError(f"{self.source.name}: no fault is caught surely enough by the tests that can grade")
+        wanted = singles[: self.options.max_tasks]
+        count = len(wanted) // 8
+        drawn = tasks.pairs(wanted, tasks.splits(wanted, self.options.split_by), self.options.split_by, count)
+        doubles = self._timed(f"pairs-{short([m.id for m in wanted])}", lambda: self._pairs(drawn))
+        wanted += [_mutant(row) for row in doubles]
+        verified = self._timed(f"verified-{short([m.id for m in wanted])}", lambda: self._verified(wanted))
+        good = [mutant for mutant in wanted if not verified[mutant.id]]
+        for mutant in wanted:
+            if verified[mutant.id]:
+                self.say(f"dropped {mutant.id}: {verified[mutant.id]}")
+        if not good:
+            raise UserError(f"{self.source.name}: no task could be verified")
+        recipes = tasks.recipes(good, self.source.name, self.source.version, self.options.split_by)
+        figures = {
+            "tests": len(kept) + len(ran["left_out"]), "kept": len(kept), "grading": len(grading),
+            "mutants": tried["tried"], "caught": tried["caught"],
+            "mutation_score": round(sum(scores.values()) / len(scores), 3) if scores else 0.0,
+            "dropped": len(wanted) - len(good), "tasks": len(recipes), "seconds": dict(self.seconds),
+        }  # fmt: skip
+        return suite.Suite(
+            self.root.lock, tuple(grading), left_out, covers, frozenset(imported), tuple(recipes), figures
+        )
+
+    # tests ------------------------------------------------------------------------------------------------------
+
+    def _tests(self) -> dict[str, Any]:
+        """Run all tests twice and in another order; return those that always pass, and why the others do not."""
+        left_out: dict[str, str] = {}
+        modules = self.source.test_modules()
+        self.say(f"running the tests of {len(modules)} files")
+        first = self._once(modules, left_out, trace=True)
+        second = self._once(modules, left_out)
+        third = self._once(modules, left_out, reverse=True)
+        for file, why in first.errors.items():
+            left_out[file] = (
+                f"cannot be collected: {why.strip().splitlines()[-1][:200] if why.strip() else 'no reason'}"
+            )
+        kept: list[str] = []
+        for name, test in first.tests.items():
+            others = [result.tests.get(name) for result in (second, third)]
+            why = left_out.get(name) or _why(test, others)
+            if why:
+                left_out[name] = why
+            else:
+                kept.append(name)
+        if not kept:
+            reasons = sorted(set(left_out.values()))[:3]
+            raise UserError(f"{self.source.name}: no test passes here: {'; '.join(reasons) or 'there are none'}. "
+                            "Where modules are missing, name them with --with")  # fmt: skip
+        calls = {name: [list(call) for call in first.tests[name].calls] for name in kept}
+        imported = [list(call) for call in first.imported]
+        return {"kept": kept, "left_out": left_out, "calls": calls, "imported": imported}
+
+    def _once(self, modules: Sequence[str], left_out: dict[str, str], **how: bool) -> run.Result:
+        """Run all tests once; a test that stops the whole run is left out, and the rest run again."""
+        for _ in range(20):
+            ids = [*modules, *(f"--deselect={name}" for name in left_out)]
+            result = run.run(self.root, self.pool, self.files, ids, **how)
+            if result.ended:
+                return result
+            if not result.stuck or result.stuck in left_out:
+                raise UserError(
+                    f"{self.source.name}: its tests never end, or end the interpreter, before one has begun"
+                )
+            left_out[result.stuck] = "never ends, or ends the interpreter"
+            self.say(f"{result.stuck} never ends, or ends the interpreter: left out")
+        raise UserError(f"{self.source.name}: more than 20 of its tests never end, or end the interpreter")
+
+    def _grading(self, kept: Sequence[str]) -> dict[str, str]:
+        """Return for each test why it cannot grade, or "": it must pass with the package in another sandbox."""
+        by_file: dict[str, list[str]] = {}
+        for name in kept:
+            by_file.setdefault(name.split("::")[0], []).append(name)
+        code = {path: Entry(content=data) for path, data in self.source.code.items()}
+        outcome: dict[str, str] = {}
+
+        async def one(names: list[str]) -> None:
+            for twice in (True, True):
+                context = Context(secret=seeds.generator(0, "grading", str(twice)).randbytes(16), boxes=self.pool)
+                whys = await grade.tests_for(self.root, names, twice).failures(code, context)
+                for name, why in zip(names, whys, strict=True):
+                    outcome[name] = outcome.get(name) or why
+                names = [name for name in names if not outcome[name]]
+                if not names:
+                    return
+
+        asyncio.run(_all([lambda names=names: one(names) for names in by_file.values()], self.options.workers))  # type: ignore[misc]
+        return outcome
+
+    def _keys(self, calls: Sequence[Sequence[Any]]) -> set[str]:
+        keys = set()
+        for path, line, *_ in calls:
+            function = suite.function_at(path, self.source.files[path], line)
+            if function is not None:
+                keys.add(function.key)
+        return keys
+
+    def _covers(
+        self, ran: Mapping[str, Any], grading: Sequence[str]
+    ) -> tuple[dict[str, tuple[str, ...]], dict[tuple[str, str], int]]:
+        """Return the grading tests that call each function, and the fewest calls between the two."""
+        covers: dict[str, list[str]] = {}
+        depth: dict[tuple[str, str], int] = {}
+        for name in grading:
+            for path, line, deep in ran["calls"][name]:
+                function = suite.function_at(path, self.source.files[path], line)
+                if function is None:
+                    continue
+                key = (function.key, name)
+                if key not in depth:
+                    covers.setdefault(function.key, []).append(name)
+                depth[key] = min(depth.get(key, deep), deep)
+        return {key: tuple(names) for key, names in sorted(covers.items())}, depth
+
+    # mutants ----------------------------------------------------------------------------------------------------
+
+    def _mutants(self, covers: Mapping[str, tuple[str, ...]], depth: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+        """Run mutants of every covered function against the grading tests that cover it."""
+        chosen: list[Change] = []
+        for path, data in sorted(self.source.code.items()):
+            if not path.endswith(".py") or not mutate.parses(data):
+                continue
+            by_function: dict[str, list[Change]] = {}
+            for change in mutate.changes(path, data):
+                by_function.setdefault(f"{path}::{change.function}", []).append(change)
+            for key, every in by_function.items():
+                if key in covers:
+                    chosen += _sampled(key, every, data, self.options.per_function)
+        self.say(f"{len(chosen)} mutants of {len({(c.file, c.function) for c in chosen})} functions")
+        rows = self._run_changes([(change,) for change in chosen], covers)
+        out: dict[str, Any] = {"tried": len(rows), "caught": 0, "rows": []}
+        for (changes, names), result in rows:
+            fails = [name for name in names if name in result.tests and not result.tests[name].passed]
+            caught = bool(fails) or not result.ended or bool(result.errors)
+            out["caught"] += caught
+            key = f"{changes[0].file}::{changes[0].function}"
+            usable = result.ended and not result.errors and fails and set(result.tests) == set(names)
+            row: dict[str, Any] = {
+                "changes": [_row(c) for c in changes],
+                "caught": caught,
+                "fails": fails if usable else [],
+            }
+            row["messages"] = {name: result.tests[name].message for name in row["fails"]}
+            row["distance"] = min((depth[key, name] for name in row["fails"]), default=0)
+            out["rows"].append(row)
+        return out
+
+    def _run_changes(
+        self, versions: Sequence[tuple[Change, ...]], covers: Mapping[str, tuple[str, ...]]
+    ) -> list[tuple[tuple[tuple[Change, ...], list[str]], run.Result]]:
+        """Run each version of the code against the grading tests that cover it."""
+        orders = []
+        for changes in versions:
+            names = list(dict.fromkeys(n for c in changes for n in covers[f"{c.file}::{c.function}"]))
+            orders.append((changes, names))
+        kept = self.stages.items("runs")
+        batches = [orders[at : at + BATCH] for at in range(0, len(orders), BATCH)]
+        done = 0
+
+        def one(batch: list[tuple[tuple[Change, ...], list[str]]]) -> list[run.Result]:
+            nonlocal done
+            done += len(batch)
+            key = short([[[_row(c) for c in changes], names] for changes, names in batch])
+            if key in kept.done:
+                return [run.from_json(data) for data in kept.done[key]]
+            texts = []
+            for changes, names in batch:
+                changed = {
+                    path: mutate.apply(self.source.files[path], [c for c in changes if c.file == path]).decode(
+                        "utf-8", "surrogateescape"
+                    )
+                    for path in {c.file for c in changes}
+                }
+                texts.append((changed, names))
+            results = run.run_versions(self.root, self.pool, self.files, texts, seconds=20.0, test_seconds=4.0)
+            kept.add(key, [run.to_json(result) for result in results])
+            if done // 240 != (done - len(batch)) // 240:
+                self.say(f"{done} of {len(orders)} run")
+            return results
+
+        with ThreadPoolExecutor(self.options.workers) as threads:
+            results = [result for part in threads.map(one, batches) for result in part]
+        return list(zip(orders, results, strict=True))
+
+    def _singles(
+        self, tried: Mapping[str, Any], covers: Mapping[str, tuple[str, ...]]
+    ) -> tuple[list[Mutant], dict[str, float]]:
+        """Return the caught mutants of functions whose tests are strong enough, and the score of every function."""
+        counts: dict[str, list[int]] = {}
+        for row in tried["rows"]:
+            key = f"{row['changes'][0]['file']}::{row['changes'][0]['function']}"
+            counts.setdefault(key, []).append(int(row["caught"]))
+        scores = {key: sum(values) / len(values) for key, values in counts.items()}
+        singles = []
+        for row in tried["rows"]:
+            key = f"{row['changes'][0]['file']}::{row['changes'][0]['function']}"
+            if row["fails"] and scores[key] >= MIN_SCORE:
+                singles.append(_mutant({**row, "covers": list(covers[key]), "score": round(scores[key], 3)}))
+        rng = seeds.generator(0, "repository tasks", self.root.lock.key)
+        rng.shuffle(singles)
+        return singles, scores
+
+    def _pairs(self, drawn: Sequence[tuple[Mutant, Mutant]]) -> list[dict[str, Any]]:
+        """Run two faults at once; the pair is a task if both still show."""
+        covers: dict[str, tuple[str, ...]] = {}
+        for pair in drawn:
+            for mutant in pair:
+                covers[mutant.functions[0]] = mutant.covers
+        rows = []
+        results = self._run_changes([one.changes + two.changes for one, two in drawn], covers)
+        for (one, two), ((both, names), result) in zip(drawn, results, strict=True):
+            fails = [name for name in names if name in result.tests and not result.tests[name].passed]
+            shows = all(set(fails) & set(mutant.fails) for mutant in (one, two))
+            if result.ended and not result.errors and shows and set(result.tests) == set(names):
+                row: dict[str, Any] = {"changes": [_row(c) for c in both], "fails": fails, "covers": names}
+                row |= {"messages": {name: result.tests[name].message for name in fails}}
+                row |= {"distance": max(one.distance, two.distance), "score": min(one.score, two.score)}
+                rows.append(row)
+        return rows
+
+    # verdicts ---------------------------------------------------------------------------------------------------
+
+    def _verified(self, wanted: Sequence[Mutant]) -> dict[str, str]:
+        """Grade every task as training will: without its faults it must pass, with them it must fail."""
+        outcome = self.stages.items(f"verdicts-{VERIFIED}")
+        right: dict[tuple[str, ...], str] = {}
+        original = {path: Entry(content=data) for path, data in self.source.code.items()}
+
+        async def one(mutant: Mutant) -> None:
+            context = Context(secret=sha256(mutant.id.encode()).digest(), boxes=self.pool)
+            ids = list(dict.fromkeys([*mutant.fails, *mutant.covers]))
+            if mutant.covers not in right:
+                whys = await grade.tests_for(self.root, sorted(ids)).failures(original, context)
+                right[mutant.covers] = next((f"{n}: {w}" for n, w in zip(sorted(ids), whys, strict=True) if w), "")
+            broken = dict(original)
+            for path in {c.file for c in mutant.changes}:
+                changed = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
+                broken[path] = Entry(content=changed)
+            whys = await grade.tests_for(self.root, list(mutant.fails), twice=False).failures(broken, context)
+            unbroken = "" if all(whys) else "some test that fails with the fault does not when it grades"
+            outcome.add(mutant.id, right[mutant.covers] or unbroken)
+            if len(outcome.done) % 100 == 0:
+                self.say(f"{len(outcome.done)} of {len(wanted)} tasks verified")
+
+        left = [mutant for mutant in wanted if mutant.id not in outcome.done]
+        asyncio.run(_all([lambda mutant=mutant: one(mutant) for mutant in left], 2 * self.options.workers))  # type: ignore[misc]
+        return {mutant.id: outcome.done[mutant.id] for mutant in wanted}
+
+
+async def _all(makers: Sequence[Callable[[], Any]], at_once: int) -> None:
+    """Run coroutines, a few at once; the first error ends them all."""
+    waiting = iter(makers)
+
+    async def work() -> None:
+        for make in waiting:
+            await make()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+
+
+def _why(test: run.Test, others: Sequence[run.Test | None]) -> str:
+    """Return why a test is not kept, or ""."""
+    if any(word in test.message for word in NETWORK):
+        return "needs the network"
+    if not test.passed:
+        phases = ", ".join(test.phases)
+        lines = test.message.strip().splitlines()
+        return f"does not pass here ({phases}){': ' + lines[0][:160] if lines else ''}"
+    repeated, reversed_ = others
+    if repeated is None or not repeated.passed:
+        return "flaky: passes only sometimes"
+    if reversed_ is None or not reversed_.passed:
+        return "depends on the order of the tests"
+    if max(test.seconds, repeated.seconds) > SLOW:
+        return f"slow: takes more than {SLOW:g} s"
+    return ""
+
+
+def _sampled(key: str, changes: Sequence[Change], data: bytes, count: int) -> list[Change]:
+    """Return up to `count` changes of a function: the removal of its body, then kinds in turn."""
+    rng = seeds.generator(0, "repository mutants", key)
+    by_kind: dict[str, list[Change]] = {}
+    for change in changes:
+        by_kind.setdefault(change.kind, []).append(change)
+    for members in by_kind.values():
+        rng.shuffle(members)
+    order = sorted(by_kind, key=lambda kind: (kind != mutate.REMOVED, kind))
+    chosen: list[Change] = []
+    while any(by_kind.values()) and len(chosen) < count:
+        for kind in order:
+            if by_kind[kind] and len(chosen) < count:
+                change = by_kind[kind].pop()
+                if mutate.parses(mutate.apply(data, [change])):
+                    chosen.append(change)
+    return chosen
+
+
+def _row(change: Change) -> dict[str, Any]:
+    return {name: getattr(change, name) for name in Change.__slots__}
+
+
+def _mutant(row: Mapping[str, Any]) -> Mutant:
+    changes = tuple(Change(**change) for change in row["changes"])
+    return Mutant(
+        changes, tuple(row["fails"]), dict(row["messages"]), tuple(row["covers"]), row["distance"], row["score"]
+    )

@@ -1,0 +1,239 @@
+"""The environment of a package: a broken copy of it, the tools of a programmer, and hidden tests that grade the fix."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+from agentrl.envs import Environment, tool
+from agentrl.envs.repair import edits
+from agentrl.errors import AuthoringError
+from agentrl.repos import root, suite
+from agentrl.repos.grade import FixedCode
+from agentrl.repos.mutate import apply, parse
+from agentrl.repos.suite import Recipe, Suite
+from agentrl.sandboxes.base import Limits, SandboxSpec
+from agentrl.types import Split, Task, ToolCall
+
+MAX_FILE = 500_000
+"""Bytes of the longest file that can be viewed or edited."""
+MAX_LINES = 200
+"""Lines that `view` shows at once."""
+LIMITS = Limits(memory_mb=1024, processes=64, disk_mb=128, seconds=30.0)
+_UNSTEADY = re.compile(r"0x[0-9a-f]{6,}| in \d+\.\d+s(?: \(\d+:\d+:\d+\))?")
+"""What differs from run to run in pytest's output: addresses and times."""
+
+
+class RepositoryEnvironment(Environment):
+    """Fix a fault in a Python package."""
+
+    suite: ClassVar[Suite]
+    recipes: ClassVar[Mapping[str, Recipe]]
+    verifier: ClassVar[FixedCode]
+    max_turns = 30
+    system = (
+        "You fix a fault in a Python package. Find it with the tools, change the package's code, and run its tests. "
+        "Other tests than those you see decide, so fix the cause. Changes of tests do not count. Call one tool per "
+        "message; when the fault is fixed, say done."
+    )
+
+    def size_of(self, split: Split, level: int) -> int:
+        return len(self.suite.of(split, level))
+
+    def _recipe(self, task: Task) -> Recipe:
+        return self.recipes[task.setup["recipe"]]
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        recipes = self.suite.of(split, level)
+        if not 0 <= index < len(recipes):
+            raise AuthoringError(f"{self.name} has {len(recipes)} tasks of split {split} and level {level}, no {index}")
+        recipe = recipes[index]
+        return Task(
+            id=f"{self.name}/{split}/{level}/{index}",
+            split=split,
+            level=level,
+            tags=(recipe.kind,),
+            family=recipe.family,
+            prompt=recipe.report,
+            setup={"recipe": recipe.id},
+            secret={"fails": list(recipe.fails), "covers": list(recipe.covers)},
+        )
+
+    def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
+        built = root.ready(self.suite.lock)
+        files = workspace(built, self._recipe(task))
+        return SandboxSpec(image=built.image, files=files, env=built.env, limits=LIMITS)
+
+    @tool
+    def view(self, path: str = "", first: int = 1) -> str:
+        """Show a file, or the names in a folder.
+
+        Args:
+            path: a file or folder of the repository; empty for its top
+            first: the first line to show
+        """
+        inside = _inside(path) if path else "."
+        if not path or self.box.exec(["test", "-d", f"./{inside}"]).ok:
+            names = self.box.exec(["ls", "-p", f"./{inside}"])
+            return names.stdout.decode("utf-8", "replace") or "(empty)"
+        lines = self.box.read(inside, limit=MAX_FILE).decode("utf-8", "replace").splitlines()
+        shown = lines[max(first, 1) - 1 : max(first, 1) - 1 + MAX_LINES]
+        left = len(lines) - (max(first, 1) - 1) - len(shown)
+        numbered = [f"{number:5} {line}" for number, line in enumerate(shown, max(first, 1))]
+        return "\n".join([*numbered, *([f"({left} more lines)"] if left > 0 else [])]) or "(nothing)"
+
+    @tool
+    def search(self, text: str, path: str = "") -> str:
+        """Find the lines that hold a text, in all files.
+
+        Args:
+            text: what to find, exactly
+            path: a file or folder to look in; empty for all
+        """
+        where = f"./{_inside(path)}" if path else "."
+        done = self.box.exec(["grep", "-rnIF", "--exclude-dir=__pycache__", "-e", text, where], timeout=10.0)
+        lines = sorted(done.stdout.decode("utf-8", "replace").splitlines())
+        return "\n".join(line.removeprefix("./") for line in lines[:100]) or "not found"
+
+    @tool
+    def edit(self, path: str, old: str, new: str) -> str:
+        """Replace text in a file.
+
+        Args:
+            path: the file
+            old: lines copied from the file, without line numbers, which stand there exactly once
+            new: the text for their place
+        """
+        inside = _inside(path)
+        text = self.box.read(inside, limit=MAX_FILE).decode("utf-8", "surrogateescape")
+        count = text.count(old) if old else 0
+        if count != 1:
+            said = f"stands {count} times" if count else "is not"
+            raise ValueError(f"the old text {said} in {path}; copy lines from the file that are there exactly once")
+        if new == old:
+            raise ValueError("the old text and the new one are the same")
+        self.box.write(inside, text.replace(old, new).encode("utf-8", "surrogateescape"))
+        return "edited"
+
+    @tool(timeout_s=60.0)
+    def run(self, command: str) -> str:
+        """Run a command in a shell, in the repository.
+
+        Args:
+            command: such as python3 -c "import this"
+        """
+        return self.box.exec(["sh", "-c", command], timeout=30.0).text or "(no output)"
+
+    @tool(timeout_s=90.0, output_limit=4_000)
+    def run_tests(self, path: str = "") -> str:
+        """Run tests with pytest.
+
+        Args:
+            path: a test file, or the id of a test; empty for the files nearest to the report
+        """
+        nearest = sorted({name.split("::")[0] for name in self._recipe(self.given).covers})
+        chosen = [_inside(path)] if path else nearest
+        options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/box"]
+        done = self.box.exec(["python3", "-B", "-m", "pytest", *options, "--", *chosen], timeout=60.0)
+        return _UNSTEADY.sub("", done.text)
+
+    def expert(self, task: Task) -> list[ToolCall | str]:
+        """Take the faults back."""
+        recipe = self._recipe(task)
+        original = root.ready(self.suite.lock).source.files
+        calls: list[ToolCall] = []
+        for path, broken in faulty(original, recipe).items():
+            calls.append(ToolCall(name="search", arguments={"text": "def ", "path": path}))
+            before, after = (data.decode("utf-8", "surrogateescape") for data in (broken, original[path]))
+            for old, new in edits(before, after):
+                calls.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
+        return [*calls, ToolCall(name="run_tests"), "done"]
+
+
+def _inside(path: str) -> str:
+    """Return the path if it lies in the workspace; raise otherwise."""
+    if not path or "\0" in path or path.startswith(("/", "-")) or ".." in path.split("/"):
+        raise ValueError("give a path of the repository, such as pkg/name.py")
+    return path
+
+
+def faulty(files: Mapping[str, bytes], recipe: Recipe) -> dict[str, bytes]:
+    """Return the files with faults, broken."""
+    paths = sorted({change.file for change in recipe.changes})
+    return {path: apply(files[path], [c for c in recipe.changes if c.file == path]) for path in paths}
+
+
+def workspace(built: root.Root, recipe: Recipe) -> dict[str, bytes]:
+    """Return the files that an agent starts with: the broken package, and its tests without the hidden ones."""
+    original = built.source
+    files = {**original.code, **original.tests}
+    for path in ("pyproject.toml", "setup.cfg", "README.md", "README.rst"):
+        if path in original.files:
+            files[path] = original.files[path]
+    hidden: dict[str, set[str]] = {}
+    for name in recipe.hidden:
+        path, _, test = name.partition("::")
+        hidden.setdefault(path, set()).add(test)
+    for path, tests in hidden.items():
+        files[path] = without(original.files[path], tests)
+    return {**files, **faulty(original.files, recipe)}
+
+
+@lru_cache(maxsize=256)
+def _cut(source: bytes, tests: frozenset[str]) -> bytes:
+    lines = source.splitlines(keepends=True)
+    dropped: set[int] = set()
+    filler: dict[int, bytes] = {}
+
+    def walk(node: ast.Module | ast.ClassDef, inside: str) -> None:
+        left = 0
+        for child in node.body:
+            name = f"{inside}{getattr(child, 'name', '')}"
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and name in tests:
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                dropped.update(range(first, (child.end_lineno or first) + 1))
+                continue
+            left += 1
+            if isinstance(child, ast.ClassDef):
+                walk(child, f"{name}::")
+        if not left and isinstance(node, ast.ClassDef):
+            filler[node.body[0].lineno] = b" " * node.body[0].col_offset + b"pass\n"
+
+    walk(parse(source), "")
+    out = []
+    for number, line in enumerate(lines, 1):
+        if number in filler:
+            out.append(filler[number])
+        elif number not in dropped:
+            out.append(line)
+    return b"".join(out)
+
+
+def without(source: bytes, tests: set[str]) -> bytes:
+    """Return a test file without some of its tests."""
+    return _cut(source, frozenset(tests))
+
+
+def repository(folder: str | Path) -> type[RepositoryEnvironment]:
+    """Return the environment class of a folder that `agentrl env from-repo` wrote."""
+    place = Path(folder).resolve()
+    place = place if place.is_dir() else place.parent
+    known = suite.read(place)
+    sizes = [len(known.of(split, level)) for split in ("train", "heldout", "test") for level in known.levels()]
+    title = "".join(part.capitalize() for part in re.split(r"\W+", known.lock.package)) + "Repository"
+    about = f"Fix a fault in {known.lock.package} {known.lock.version}."
+    body = {
+        "__doc__": about,
+        "suite": known,
+        "recipes": {recipe.id: recipe for recipe in known.recipes},
+        "levels": known.levels(),
+        "size": max(min(sizes), 1),
+        "verifier": FixedCode(place),
+        "__module__": __name__,
+    }
+    return type(title, (RepositoryEnvironment,), body)

@@ -1,0 +1,159 @@
+"""Grades a fix: hidden tests of the package, in one sandbox, against the agent's version of its code, in another.
+
+Only files of the package itself count, and only as data: `regular` files that are no tests. Configuration of pytest,
+conftest.py, start-up hooks, bytecode and everything outside the package stay behind. The tests come from the pinned
+source. See verifiers/hidden_tests/repository.py for what keeps the two apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from agentrl.repos import root, suite
+from agentrl.repos.mutate import parse
+from agentrl.repos.source import Source
+from agentrl.sandboxes.base import Entry
+from agentrl.types import Verdict
+from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
+from agentrl.verifiers.hidden_tests.functions import verdict_on
+from agentrl.verifiers.hidden_tests.repository import RepositoryTests
+
+MAX_FAILING, MAX_COVERING, MAX_OTHERS = 12, 12, 12
+"""Tests of one verdict: that the fault breaks, that call a broken function, that call what the agent has changed. Where
+there are more, the group's secret draws them."""
+TEST_SECONDS = 10.0
+MEMORY_MB = 1024
+
+
+class FixedCode(Verifier):
+    """Grades the code of a package by tests of its own that the agent never saw."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the environment's, with lock.json, tests.json and tasks.json."""
+        self._suite = suite.read(folder)
+        lock = self._suite.lock
+        self.lock = lock.key
+        self.artifacts = tuple(Artifact(path=path, max_bytes=32 << 20, max_files=5_000) for path in lock.places)
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        built = root.ready(self._suite.lock)
+        code, wrong = repository_of(built.source, submission.artifacts)
+        if wrong:
+            return Verdict(score=0.0, evidence=(wrong,), verifier=self.version)
+        secret = submission.task.secret
+        ids = self._ids(secret["fails"], secret["covers"], code, built.source, context.secret)
+        tests = tests_for(built, ids)
+        failures = await tests.failures({path: Entry(content=data) for path, data in code.items()}, context)
+        verdict: Verdict = verdict_on(self, "all", ids, failures, "hidden tests passed", "proxied")
+        return verdict
+
+    def _ids(
+        self, fails: list[str], covers: list[str], code: Mapping[str, bytes], source: Source, secret: bytes
+    ) -> list[str]:
+        """Return the tests of a verdict: those of the task, then all that call what the agent has changed."""
+        rng = random.Random(hashlib.sha256(b"tests\0" + secret).digest())
+        changed = changed_functions(source.code, code)
+        chosen: list[str] = []
+        for names, most in (
+            (fails, MAX_FAILING),
+            (covers, MAX_COVERING),
+            (concerned(self._suite, changed), MAX_OTHERS),
+        ):
+            rest = sorted(set(names) - set(chosen))
+            chosen += rng.sample(rest, min(len(rest), most))
+        return chosen
+
+
+def concerned(known: suite.Suite, changed: set[str] | None) -> Iterable[str]:
+    """Return the grading tests that may notice a change of these functions. What runs while modules are imported, or
+    what no test is known to call, may concern all of them."""
+    if changed is None:
+        return known.grading
+    names: set[str] = set()
+    for key in changed:
+        covering = [covers for other, covers in known.covers.items() if other == key or other.startswith(f"{key}.")]
+        if key in known.imported or not covering:
+            return known.grading
+        names.update(*covering)
+    return names
+
+
+def tests_for(built: root.Root, ids: list[str], twice: bool = True) -> RepositoryTests:
+    """Return the verifier that runs these tests of a package."""
+    return RepositoryTests(
+        built.source.tests,
+        ids,
+        packages=built.source.packages,
+        seconds=TEST_SECONDS,
+        memory_mb=MEMORY_MB,
+        image=built.image,
+        env=built.env,
+        twice=twice,
+    )
+
+
+def repository_of(source: Source, artifacts: Mapping[str, Mapping[str, Entry]]) -> tuple[dict[str, bytes], str]:
+    """Return the package's files as the agent left them, and why they cannot be used, or ""."""
+    code: dict[str, bytes] = {}
+    original = source.code
+    for place in source.places:
+        for below, entry in artifacts.get(place, {}).items():
+            path = f"{place}/{below}" if below else place
+            if entry.kind in ("link", "special"):
+                return {}, f"{path[:100]!r} is a link or a special file"
+            parts = path.split("/")
+            usable = path in original or (path.endswith(".py") and "__pycache__" not in parts)
+            if entry.kind == "file" and usable and not source.is_test(path):
+                code[path] = entry.content
+    return code, "" if code else "nothing is left of the package"
+
+
+def changed_functions(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> set[str] | None:
+    """Return the functions that differ, by key; None where anything else does: then every test may be concerned."""
+    changed: set[str] = set()
+    for path in set(before) | set(after):
+        if before.get(path) == after.get(path):
+            continue
+        if path not in before or path not in after or not path.endswith(".py"):
+            return None
+        old, new = _parts(before[path]), _parts(after[path])
+        if old is None or new is None or old[""] != new[""] or set(old) != set(new):
+            return None
+        changed |= {f"{path}::{name}" for name in old if name and old[name] != new[name]}
+    return changed
+
+
+def _parts(source: bytes) -> dict[str, str] | None:
+    """Return the text of each outermost function or method by its dotted name, and under "" all that is in none."""
+    try:
+        tree = parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        return None
+    parts: dict[str, str] = {}
+    outside: list[str] = []
+
+    def walk(node: ast.AST, inside: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = inside + child.name
+                signature = [ast.dump(part) for part in (child.args, *child.decorator_list)]
+                body = ast.dump(ast.Module(body=child.body, type_ignores=[]))
+                parts[name] = parts.get(name, "") + body  # a property and its setter share a name
+                outside.append(f"{name} {type(child).__name__} {signature}")
+            elif isinstance(child, ast.ClassDef):
+                head = [ast.dump(part) for part in (*child.bases, *child.keywords, *child.decorator_list)]
+                outside.append(f"class {inside}{child.name} {head}")
+                walk(child, f"{inside}{child.name}.")
+            else:
+                outside.append(ast.dump(child))
+
+    try:
+        walk(tree, "")
+    except RecursionError:
+        return None
+    parts[""] = "\n".join(outside)
+    return parts

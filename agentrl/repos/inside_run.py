@@ -1,0 +1,179 @@
+"""Runs in a sandbox that holds a package and its tests: pytest, once or for each of several versions of the code.
+
+It needs the standard library and pytest, which lies on the path. It reads an order from stdin and writes one line of
+JSON per version to the descriptor that was its stdout; the tests' own output goes nowhere. Each version runs in a fork,
+so nothing of one is left for the next. Only builds use it, where nobody gains by a verdict; grading never does.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class TooSlow(Exception):
+    """A test took longer than it may."""
+
+
+def too_slow(*_):  # type: ignore[no-untyped-def]
+    raise TooSlow("took too long")
+
+
+class Watch:
+    """Records how every test ended, how long it took, and which functions of the package it called, how deep."""
+
+    def __init__(self, order: "dict[str, Any]", pipe: int) -> None:
+        self.order, self.pipe = order, pipe
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.errors: dict[str, str] = {}
+        self.calls: dict[tuple[str, int], int] = {}
+        self.imported: list[tuple[str, int]] | None = None
+        self.depth = 0
+        self.code = [os.path.join(os.getcwd(), path) for path in order.get("code", [])]
+        self.known: dict[str, bool] = {}
+
+    def profile(self, frame: "Any", event: str, arg: "Any") -> None:
+        code = frame.f_code
+        ours = self.known.get(code.co_filename)
+        if ours is None:
+            ours = self.known[code.co_filename] = os.path.abspath(code.co_filename) in self.code
+        if not ours:
+            return
+        if event == "call":
+            self.depth += 1
+            key = (code.co_filename, code.co_firstlineno)
+            if self.calls.get(key, 1_000) > self.depth:
+                self.calls[key] = self.depth
+        elif event == "return":
+            self.depth = max(self.depth - 1, 0)
+
+    def pytest_collection_modifyitems(self, items: "list[Any]") -> None:
+        if self.order.get("reverse"):
+            items.reverse()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        os.write(self.pipe, json.dumps({"started": nodeid}).encode() + b"\n")
+        self.tests[nodeid] = {"phases": [], "seconds": 0.0, "message": ""}
+        if self.imported is None:
+            self.imported = sorted(self.calls)
+        self.calls, self.depth = {}, 0
+        signal.setitimer(signal.ITIMER_REAL, self.order["test_seconds"])
+        if self.order.get("trace"):
+            sys.setprofile(self.profile)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        sys.setprofile(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if self.order.get("trace"):
+            here = os.getcwd() + os.sep
+            called = [[path[len(here) :], line, depth] for (path, line), depth in sorted(self.calls.items())]
+            self.tests[nodeid]["calls"] = called
+
+    def pytest_runtest_logreport(self, report: "Any") -> None:
+        test = self.tests.setdefault(report.nodeid, {"phases": [], "seconds": 0.0, "message": ""})
+        odd = hasattr(report, "wasxfail") or report.outcome != "passed"
+        test["phases"].append(report.when + (" " + report.outcome if odd else ""))
+        test["seconds"] += report.duration
+        if report.outcome == "failed" and not test["message"]:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            test["message"] = str(crash.message if crash else report.longrepr)[:1_000]
+        if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+            test["message"] = str(report.longrepr[2])[:200]
+
+    def pytest_collectreport(self, report: "Any") -> None:
+        if report.outcome != "passed":
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.errors[report.nodeid] = str(crash.message if crash else report.longrepr)[-600:]
+
+
+def run(order: "dict[str, Any]", pipe: int) -> None:
+    """Run pytest once and write the result."""
+    import pytest
+
+    watch = Watch(order, pipe)
+    signal.signal(signal.SIGALRM, too_slow)
+    options = ["-q", "-p", "no:cacheprovider", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
+    options += ["--tb=short", "--continue-on-collection-errors", "-p", "no:randomly"]
+    if order.get("trace"):
+        sys.setprofile(watch.profile)
+    pytest.main([*options, *order["ids"]], plugins=[watch])
+    sys.setprofile(None)
+    with os.fdopen(pipe, "wb") as file:
+        imported = [[os.path.relpath(path), line] for path, line in watch.imported or ()]
+        file.write(json.dumps({"tests": watch.tests, "errors": watch.errors, "imported": imported}).encode() + b"\n")
+
+
+def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
+    """Run pytest in a fork; where it does not end by itself, say which test was running."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.close(reader)
+        try:
+            run(order, writer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    deadline = time.monotonic() + order["seconds"]
+    data, late = b"", False
+    os.set_blocking(reader, False)
+    import select
+
+    while True:
+        left = deadline - time.monotonic()
+        late = left <= 0
+        if late or not select.select([reader], [], [], left)[0]:
+            late = True
+            break
+        part = os.read(reader, 1 << 20)
+        if not part:
+            break
+        data += part
+    with contextlib.suppress(OSError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+    result: dict[str, Any] = {}
+    for line in data.splitlines():
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue
+        result.update(message)
+    result["late"] = late
+    result["died"] = not late and "tests" not in result
+    return result
+
+
+def main() -> None:
+    out = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    order = json.loads(sys.stdin.buffer.read())
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    sys.path[:0] = order["path"]
+    import pytest  # noqa: F401  (before the forks: they start with it)
+
+    for version in order["versions"]:
+        before = {}
+        for path, text in version.items():
+            with open(path, "rb") as file:
+                before[path] = file.read()
+            with open(path, "wb") as file:
+                file.write(text.encode("utf-8", "surrogateescape"))
+        ids = order["ids_of"][order["versions"].index(version)] if "ids_of" in order else order["ids"]
+        result = in_fork({**order, "ids": ids})
+        for path, content in before.items():
+            with open(path, "wb") as file:
+                file.write(content)
+        os.write(out, json.dumps(result).encode() + b"\n")
+
+
+main()

@@ -1,0 +1,201 @@
+"""A package becomes an environment: what is kept and why not, tasks that verify, the same bits, and no cheating."""
+
+import asyncio
+import io
+import json
+import random
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl import sandboxes
+from agentrl.envs.play import Stage, play
+from agentrl.errors import UserError
+from agentrl.repos import build, grade, root, source, suite
+from agentrl.repos.environment import RepositoryEnvironment, repository, without
+from agentrl.sandboxes.pool import Pool
+from agentrl.types import SPLITS, ToolCall
+from tests.repos import tiny
+
+PRINTING = """import os
+for number in range(3, 40):
+    try:
+        os.write(number, b'{"op": "done", "passed": []}\\n')
+    except OSError:
+        pass
+"""
+OPTIONS = build.Options(per_function=2, max_tasks=9)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of its own: what others built must not help."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTRL_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def tinysums(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the environment, built once."""
+    folder = tmp_path_factory.mktemp("project")
+    build.build(str(tiny.archive(folder)), folder / "envs" / "tinysums", OPTIONS, lambda text: None)
+    return folder / "envs" / "tinysums"
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[Stage]:
+    with Pool(sandboxes.load("namespace")(), limit=8) as pool:
+        yield Stage(boxes=pool, key=b"k" * 32)
+
+
+def test_tests_are_kept_or_left_out_with_a_reason(tinysums: Path) -> None:
+    known = suite.read(tinysums)
+    reasons = {name.rpartition("::")[2]: why.split(":")[0] for name, why in known.left_out.items()}
+    assert reasons == {
+        "test_needs_the_first": "depends on the order of the tests",
+        "test_network": "needs the network",
+        "test_writes_outside": "does not pass here (setup, call failed, teardown)",
+        "test_skipped": "does not pass here (setup skipped, teardown)",
+    }
+    assert {split for split in SPLITS if known.of(split, 1)} == set(SPLITS)
+
+
+def test_no_function_is_in_two_splits(tinysums: Path) -> None:
+    splits: dict[str, set[str]] = {}
+    for recipe in suite.read(tinysums).recipes:
+        for change in recipe.changes:
+            splits.setdefault(change.function, set()).add(recipe.split)
+    assert {name: len(of) for name, of in splits.items() if len(of) > 1} == {}
+
+
+def test_the_folder_holds_no_code_of_the_package(tinysums: Path) -> None:
+    texts = "".join(path.read_text() for path in tinysums.iterdir() if path.is_file())
+    assert [line for line in tiny.CODE.splitlines() if len(line) > 20 and line.strip() in texts] == []
+
+
+def test_the_same_input_gives_the_same_bits(tinysums: Path, tmp_path: Path) -> None:
+    """A second build takes every finished stage from the cache, and writes the same files."""
+    said: list[str] = []
+    archive = tinysums.parent.parent / "tinysums-1.0.tar.gz"
+    build.build(str(archive), tmp_path / "tinysums", OPTIONS, said.append)
+    for name in ("lock.json", "tests.json", "tasks.json", "__init__.py", "README.md"):
+        assert (tmp_path / "tinysums" / name).read_bytes() == (tinysums / name).read_bytes(), name
+    assert [text for text in said if text.startswith("running")] == []
+
+
+def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, where: Stage) -> None:
+    """Whatever is written beside the package, or into the process that serves the tests, gains nothing."""
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    task = kind().task("train", 1, 0)
+    assert {path for path in (change.file for change in kind().recipes[task.setup["recipe"]].changes)} == {
+        "tinysums/__init__.py"
+    }
+    hook = "import os, sys; os._exit(0)"
+    report = "import pytest, _pytest.runner; _pytest.runner.runtestprotocol = lambda *a, **k: []"
+    everything_equal = (
+        "import tinysums\nclass Yes:\n    __eq__ = lambda self, other: True\n"
+        "    __iter__ = lambda self: iter([Yes()])\n"
+        "for name in ('clamp', 'total', 'mean', 'pairs', 'shout'):\n"
+        "    setattr(tinysums, name, lambda *a, **k: Yes())\n"
+    )
+    cheats = {
+        "conftest": {"conftest.py": "def pytest_runtest_makereport(item, call): ...\n", "tests/conftest.py": report},
+        "configuration": {"pytest.ini": "[pytest]\naddopts = --collect-only\n", "sitecustomize.py": hook},
+        "tests": {"tests/test_sums.py": "def test_nothing(): pass\n", "easy.pth": hook},
+        "exit": {"tinysums/extra.py": hook},
+        "shadow": {"pytest.py": report, "json.py": hook, "tinysums/pytest.py": report},
+        "equal": {"tinysums/extra.py": everything_equal},
+        "print": {"tinysums/extra.py": PRINTING},
+    }  # fmt: skip
+
+    async def score(files: dict[str, str]) -> float | None:
+        calls: list[ToolCall | str] = []
+        for path, text in files.items():
+            command = f"mkdir -p $(dirname {path}); cat > {path} <<'END'\n{text}\nEND"
+            calls.append(ToolCall(name="run", arguments={"command": command}))
+        if any(path.startswith("tinysums/") for path in files):
+            calls.append(
+                ToolCall(name="run", arguments={"command": "echo 'from . import extra' >> tinysums/__init__.py"})
+            )
+        return (await play(kind(), task, [*calls, "done"], where)).score
+
+    async def scores() -> dict[str, float | None]:
+        environment = kind()
+        expert = await play(environment, task, environment.expert(task), where)
+        others = await asyncio.gather(*(score(files) for files in ({}, *cheats.values())))
+        return {"expert": expert.score, **dict(zip(("nothing", *cheats), others, strict=True))}
+
+    assert asyncio.run(scores()) == {"expert": 1.0, "nothing": 0.0, **dict.fromkeys(cheats, 0.0)}
+
+
+def test_hidden_tests_are_not_in_the_workspace(tinysums: Path) -> None:
+    environment: RepositoryEnvironment = repository(tinysums)()
+    environment.__class__.name = "tinysums"
+    for index in range(environment.size_of("train", 1)):
+        task = environment.task("train", 1, index)
+        recipe = environment.recipes[task.setup["recipe"]]
+        text = environment.prepare(task, random.Random(0)).files["tests/test_sums.py"]
+        assert isinstance(text, bytes)
+        names = [name.rpartition("::")[2] for name in recipe.hidden]
+        assert names and [name for name in names if f"def {name}(".encode() in text] == []
+        assert set(recipe.fails) & {name for name in recipe.fails if name.split("[")[0] in recipe.hidden}
+
+
+def test_a_class_whose_tests_are_all_hidden_stays_valid() -> None:
+    text = b"class TestA:\n    @mark\n    def test_a(self):\n        pass\n\n\ndef test_b():\n    pass\n"
+    assert without(text, {"TestA::test_a"}) == b"class TestA:\n    pass\n\n\ndef test_b():\n    pass\n"
+
+
+def test_a_changed_signature_or_import_concerns_every_test() -> None:
+    before = {"m.py": b"import os\ndef f(a):\n    return a\nclass C:\n    def g(self):\n        return 1\n"}
+    assert grade.changed_functions(before, {"m.py": before["m.py"].replace(b"return 1", b"return 2")}) == {"m.py::C.g"}
+    assert grade.changed_functions(before, {"m.py": before["m.py"].replace(b"f(a)", b"f(a=1)")}) is None
+    assert grade.changed_functions(before, {"m.py": before["m.py"] + b"C.g = f\n"}) is None
+    assert grade.changed_functions(before, {**before, "n.py": b""}) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"PKG-INFO": "Name: x\n", "x/__init__.py": ""}, "has no tests"),
+        ({"PKG-INFO": "Name: x\n", "x/__init__.py": "", "x/fast.c": "", "tests/test_x.py": ""}, "compiled parts"),
+        ({"x/__init__.py": "", "tests/test_x.py": ""}, "says no name"),
+        ({"PKG-INFO": "Name: x\n", "tests/test_x.py": ""}, "no Python package"),
+    ],
+)
+def test_input_that_cannot_be_used_is_refused_with_the_reason(
+    files: dict[str, str], said: str, tmp_path: Path, cache: Path
+) -> None:
+    path = tiny.archive(tmp_path, files, "x-1.0")
+    with pytest.raises(UserError, match=said):
+        build.build(str(path), tmp_path / "x", OPTIONS, lambda text: None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x-1.0.tar.gz"]
+
+
+def test_a_bomb_and_a_path_outside_are_refused(tmp_path: Path) -> None:
+    for name, size, said in (("x/big", source.MAX_BYTES + 1, "bomb"), ("../../etc/passwd", 1, "outside")):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as out:
+            entry = tarfile.TarInfo(name)
+            entry.size = size
+            out.addfile(entry, io.BytesIO(bytes(size)))
+        with pytest.raises(UserError, match=said):
+            source.unpack(buffer.getvalue(), "x.tar.gz")
+
+
+def test_an_archive_of_another_hash_is_refused(tinysums: Path, cache: Path) -> None:
+    lock = suite.read(tinysums).lock
+    kept = cache / "repos" / "archives" / lock.sha256
+    data = kept.read_bytes()
+    kept.write_bytes(data + b" ")
+    try:
+        with pytest.raises(UserError, match="its hash differs"):
+            root.archive_bytes(lock)
+    finally:
+        kept.write_bytes(data)
+    assert json.loads((tinysums / "lock.json").read_text())["sha256"] == lock.sha256
