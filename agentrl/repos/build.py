@@ -9,8 +9,6 @@ Each stage keeps its result in CACHE/repos/<lock>/stages, under a name that hold
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import sandboxes, seeds
-from agentrl.catalogue import cache_folder
 from agentrl.errors import UserError
 from agentrl.hashing import short
-from agentrl.repos import grade, index, member, mutate, root, run, source, suite, tasks
+from agentrl.repos import grade, member, mutate, root, run, suite, tasks
+from agentrl.repos.lock import lock_of
 from agentrl.repos.mutate import Change
 from agentrl.repos.stages import Stages
 from agentrl.repos.tasks import Mutant
-from agentrl.sandboxes.base import Entry, SandboxSpec
+from agentrl.sandboxes.base import Entry
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 
@@ -59,55 +57,6 @@ class Options:
     """Sandboxes that run tests at once."""
 
 
-def sandbox_python() -> str:
-    """Return the version of the sandboxes' interpreter."""
-    with sandboxes.load("namespace")().create(SandboxSpec()) as box:
-        done = box.exec(["python3", "-c", "import platform; print(platform.python_version())"])
-    if not done.ok:
-        raise UserError(f"sandboxes of this machine have no Python: {done.text[:200]}")
-    return done.stdout.decode().strip()
-
-
-def lock_of(what: str, options: Options, say: Say) -> root.Lock:
-    """Return the lock of a folder, an archive on disk, or a package of the index."""
-    path = Path(what).expanduser()
-    looks_like_path = os.sep in what or what.startswith((".", "~"))
-    if path.is_dir():
-        files, kind, where = source.folder_files(path), "folder", str(path.resolve())
-        digest, name, version = source.tree_hash(files), "", ""
-    elif path.is_file():
-        data = path.read_bytes()
-        root.keep_archive(data)
-        files, kind, where = source.unpack(data, path.name), "archive", path.name
-        digest, name, version = sha256(data).hexdigest(), "", ""
-    elif looks_like_path:
-        raise UserError(f"there is no folder or archive {what}")
-    else:
-        name, _, wanted = what.partition("==")
-        found = index.find(name.strip(), wanted.strip() or None)
-        say(f"fetching {found.file}")
-        data = index.fetch(found)
-        root.keep_archive(data)
-        files, kind, where = source.unpack(data, found.file), "archive", found.file
-        digest, version = sha256(data).hexdigest(), str(found.version)
-    original = source.read(files, name, version)
-    python = sandbox_python()
-    needs = [*original.requires, *original.test_requires, *options.added]
-    wheels: list[index.Wheel] = []
-    if needs:
-        say(f"resolving {', '.join(needs)}")
-        downloads = cache_folder() / "repos" / "wheels"
-        downloads.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=downloads) as scratch:
-            wheels = index.wheels(needs, ".".join(python.split(".")[:2]), Path(scratch))
-            for wheel in wheels:
-                os.replace(Path(scratch) / wheel.file, downloads / wheel.file)
-    return root.Lock(
-        original.name, original.version, kind, where, digest, python, root.pytest_versions(),
-        tuple(wheels), original.places, options.added,
-    )  # fmt: skip
-
-
 def build(what: str, out: Path, options: Options, say: Say) -> suite.Suite:
     """Build an environment and write its folder."""
     if out.exists() and any(out.iterdir()) and not (out / "lock.json").is_file():
@@ -115,7 +64,7 @@ def build(what: str, out: Path, options: Options, say: Say) -> suite.Suite:
     if not out.name.isidentifier():
         raise UserError(f"{out}: the folder's name must be a Python word, such as my_package")
     started = time.monotonic()
-    lock = lock_of(what, options, say)
+    lock = lock_of(what, options.added, say)
     built = root.ready(lock)
     say(f"{lock.package} {lock.version}: root {lock.key}, {len(lock.wheels)} wheels")
     with Pool(sandboxes.load("namespace")(), limit=4 * options.workers) as pool:

@@ -1,0 +1,64 @@
+"""Pins what a build starts from: the source of the package, its requirements as wheels, the interpreter."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from agentrl import sandboxes
+from agentrl.catalogue import cache_folder
+from agentrl.errors import UserError
+from agentrl.repos import index, root, source
+from agentrl.sandboxes.base import SandboxSpec
+
+
+def sandbox_python() -> str:
+    """Return the version of the sandboxes' interpreter."""
+    with sandboxes.load("namespace")().create(SandboxSpec()) as box:
+        done = box.exec(["python3", "-c", "import platform; print(platform.python_version())"])
+    if not done.ok:
+        raise UserError(f"sandboxes of this machine have no Python: {done.text[:200]}")
+    return done.stdout.decode().strip()
+
+
+def lock_of(what: str, added: Sequence[str], say: Callable[[str], None]) -> root.Lock:
+    """Return the lock of a folder, an archive on disk, or a package of the index."""
+    path = Path(what).expanduser()
+    looks_like_path = os.sep in what or what.startswith((".", "~"))
+    if path.is_dir():
+        files, kind, where = source.folder_files(path), "folder", str(path.resolve())
+        digest, name, version = source.tree_hash(files), "", ""
+    elif path.is_file():
+        data = path.read_bytes()
+        root.keep_archive(data)
+        files, kind, where = source.unpack(data, path.name), "archive", path.name
+        digest, name, version = sha256(data).hexdigest(), "", ""
+    elif looks_like_path:
+        raise UserError(f"there is no folder or archive {what}")
+    else:
+        name, _, wanted = what.partition("==")
+        found = index.find(name.strip(), wanted.strip() or None)
+        say(f"fetching {found.file}")
+        data = index.fetch(found)
+        root.keep_archive(data)
+        files, kind, where = source.unpack(data, found.file), "archive", found.file
+        digest, version = sha256(data).hexdigest(), str(found.version)
+    original = source.read(files, name, version)
+    python = sandbox_python()
+    needs = [*original.requires, *original.test_requires, *added]
+    wheels: list[index.Wheel] = []
+    if needs:
+        say(f"resolving {', '.join(needs)}")
+        downloads = cache_folder() / "repos" / "wheels"
+        downloads.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=downloads) as scratch:
+            wheels = index.wheels(needs, ".".join(python.split(".")[:2]), Path(scratch))
+            for wheel in wheels:
+                os.replace(Path(scratch) / wheel.file, downloads / wheel.file)
+    return root.Lock(
+        original.name, original.version, kind, where, digest, python, root.pytest_versions(),
+        tuple(wheels), original.places, tuple(added),
+    )  # fmt: skip
