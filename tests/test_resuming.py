@@ -115,7 +115,7 @@ def test_what_was_measured_before_a_stop_is_not_measured_again(
 ) -> None:
     """Stopped in the warm start, in the evaluation after it and in one between two steps, it goes on from there each
     time. Resumed when it is done, it only says so; asked about other tasks, it measures those."""
-    path = str(write(run={"steps": 2}, eval={"every": 1, "tasks": 64}))
+    path = str(write(run={"steps": 2}, eval={"every": 1, "tasks": 40}))
     rows = tmp_path / "runs" / "tiny" / "metrics.jsonl"
 
     def measured() -> list[tuple[str, int]]:
