@@ -91,12 +91,18 @@ def evaluate(
     from agentrl.envs import commands
     from agentrl.eval import command as eval_command
     from agentrl.eval import suite as eval_suite
+    from agentrl.interop import peers
+    from agentrl.recipe import Recipe
+
+    def prepare(recipe: Recipe) -> None:
+        peers.go_where_recipe_works(section.name for section in recipe.envs)
 
     named = {"key_variable": key_env, "requests_per_minute": rpm, "tokens_per_minute": tpm, "max_cost": max_cost}
     named |= {"max_tokens_total": max_tokens_total, "price_in": price_in, "price_out": price_out}
     limits = {name: value for name, value in named.items() if value is not None}
     options: dict[str, Any] = {"tasks": tasks, "levels": commands.numbers(levels), "temperature": temperature}
     options |= {"out": out, "fresh": fresh, "curve": curve, "say": lambda text: typer.echo(text, err=True)}
+    options["prepare"] = prepare
     if suite is not None:
         eval_command.only_suite(target, compare, on, endpoint, set_)
         ks = eval_command.parse_ks(k) if k else None

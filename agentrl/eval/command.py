@@ -114,9 +114,10 @@ def run_all(
     fresh: bool = False,
     curve: Path | None = None,
     say: Say = print,
+    prepare: Callable[[Recipe], None] = lambda recipe: None,
 ) -> dict[str, Any]:
     """Evaluate policies under the protocol of one recipe, by default the first one's. `pairs` are compared: the first
-    against the second."""
+    against the second. `prepare` is called with that recipe before anything is played."""
     live = [target for target in targets if target.stored is None]
     base = base or (live or list(targets))[0].recipe
     changed = {"tasks": tasks, "levels": list(levels) if levels else None, "temperature": temperature}
@@ -125,6 +126,7 @@ def run_all(
         stored = [_stored(target) for target in targets]
         _same(targets[0].name, stored[0][1], [(t.name, rules) for t, (_, rules) in zip(targets, stored, strict=True)])
         return _report(targets, [results for results, _ in stored], stored[0][1], ks, pairs, curve)
+    prepare(base)
     with serving.runtimes(base, elsewhere=base.cluster is not None) as runtimes:
         problems = problems_of(base, section, runtimes)
         seed = seeds.derive(base.run.seed, "eval")

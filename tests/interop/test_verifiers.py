@@ -120,7 +120,7 @@ def recipe_for(tmp_path: Path, options: dict[str, Any]) -> Path:
 
 @pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="twenty seconds of training; AGENTRL_FULL=1")
 def test_a_taskset_is_trained_on_in_its_own_environment(tmp_path: Path) -> None:
-    """`agentrl train` goes on where verifiers is, with torch from here: two steps, every verdict `reported`."""
+    """`agentrl train` goes on where verifiers is, with torch from here: two steps, every verdict `reported`; `eval` too."""
     interpreter("verifiers")
     path = recipe_for(tmp_path, {"id": "agentrl-glossary"})
     variables = {**os.environ, "PYTHONPATH": f"{FOLDER / 'tasksets'}:{ROOT}"}
@@ -133,6 +133,11 @@ def test_a_taskset_is_trained_on_in_its_own_environment(tmp_path: Path) -> None:
     assert all(row["learn/grad_norm"] > 0 for row in steps)
     trajectories = [sample.trajectory for sample in store.read(run / "trajectories")]
     assert {t.verdict.trust for t in trajectories if t.verdict} == {"reported"} and len(trajectories) == 8
+    command = [sys.executable, "-m", "agentrl", "eval", str(run), "--tasks", "2", "--json"]
+    result = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    (policy,) = json.loads(result.stdout)["policies"]
+    assert policy["environments"]["verifiers"]["tasks"] == 2
 
 
 @pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="half a minute of hanging; AGENTRL_FULL=1")
