@@ -120,7 +120,7 @@ def recipe_for(tmp_path: Path, options: dict[str, Any]) -> Path:
 
 @pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="twenty seconds of training; AGENTRL_FULL=1")
 def test_a_taskset_is_trained_on_in_its_own_environment(tmp_path: Path) -> None:
-    """`agentrl train` goes on where verifiers is, with torch from here: two steps, every verdict `reported`; `eval` too."""
+    """`agentrl train` and `eval` go on where verifiers is, with torch from here: every verdict is `reported`."""
     interpreter("verifiers")
     path = recipe_for(tmp_path, {"id": "agentrl-glossary"})
     variables = {**os.environ, "PYTHONPATH": f"{FOLDER / 'tasksets'}:{ROOT}"}
