@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from agentrl import sandboxes
 from agentrl.errors import AuthoringError
-from agentrl.verifiers.base import Boxes
+from agentrl.sandboxes.pool import Pool
+from agentrl.verifiers.base import Boxes, Context
+from agentrl.verifiers.grade import grade
 from agentrl.verifiers.hidden_tests import RepositoryTests
 from agentrl.verifiers.hidden_tests.canaries import canaries
 
@@ -88,6 +92,18 @@ def test_an_honest_repository_passes_through_the_proxy(boxes: Boxes, graded: Cal
     outcome, verdict = graded(suite(), submit(files=REPOSITORY), boxes=boxes)
     assert (outcome.score, verdict.trust) == (1.0, "proxied"), verdict
     assert verdict.evidence == ("6 of 6 hidden tests passed",)
+
+
+def test_gradings_that_need_two_sandboxes_never_wait_for_each_other(submit: Any) -> None:
+    """Three at once where there is room for two sandboxes: each waits for its turn, and none for ever."""
+    pool = Pool(sandboxes.load("namespace")(), limit=2)
+
+    async def main() -> list[Any]:
+        context = Context(secret=b"the group's secret", boxes=pool, deadline_s=60.0)
+        return await asyncio.gather(*(grade(suite(ids=IDS[:1]), submit(files=REPOSITORY), context) for _ in range(3)))
+
+    assert [outcome.score for outcome, _ in asyncio.run(main())] == [1.0, 1.0, 1.0]
+    pool.close()
 
 
 def test_cheats_gain_nothing_through_the_proxy(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:
