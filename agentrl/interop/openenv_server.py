@@ -157,7 +157,7 @@ def application(
     kind = envs.load(name, chosen)
     if FINAL in tools_of(kind):
         raise UserError(f"{name} has a tool {FINAL!r}, which OpenEnv clients need for the final message; rename it")
-    boxes = Pool(sandboxes.load(sandbox)(), limit=sessions)
+    boxes = Pool(sandboxes.load(sandbox)(), limit=sessions + 1)  # a grading may need two
     session = partial(Session, kind, chosen, Stage(boxes=boxes))
     app = create_fastapi_app(
         session,

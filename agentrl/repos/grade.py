@@ -20,7 +20,7 @@ from agentrl.sandboxes.base import Entry
 from agentrl.types import Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 from agentrl.verifiers.hidden_tests.functions import verdict_on
-from agentrl.verifiers.hidden_tests.repository import RepositoryTests
+from agentrl.verifiers.hidden_tests.repository import RepositoryTests, place_for
 
 MAX_FAILING, MAX_COVERING, MAX_OTHERS = 12, 12, 12
 """Tests of one verdict: that the fault breaks, that call a broken function, that call what the agent has changed. Where
@@ -50,6 +50,11 @@ class FixedCode(Verifier):
         failures = await tests.failures({path: Entry(content=data) for path, data in code.items()}, context)
         verdict: Verdict = verdict_on(self, "all", ids, failures, "hidden tests passed", "proxied")
         return verdict
+
+    async def probe(self, context: Context) -> None:
+        root.ready(self._suite.lock)
+        place_for(context.boxes)
+        await super().probe(context)
 
     def _ids(
         self, fails: list[str], covers: list[str], code: Mapping[str, bytes], source: Source, secret: bytes

@@ -106,6 +106,14 @@ def test_gradings_that_need_two_sandboxes_never_wait_for_each_other(submit: Any)
     pool.close()
 
 
+def test_room_for_one_sandbox_alone_is_said(graded: Callable[..., Any], submit: Any) -> None:
+    pool = Pool(sandboxes.load("namespace")(), limit=1)
+    outcome, verdict = graded(suite(ids=IDS[:1]), submit(files=REPOSITORY), boxes=pool, deadline_s=20.0)
+    pool.close()
+    assert (outcome.score, verdict) == (None, None)
+    assert "need two sandboxes at once" in outcome.fault.cause
+
+
 def test_cheats_gain_nothing_through_the_proxy(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:
     """One repository that cheats in each test's own way: only the test it does honestly may pass."""
     repository = changed("return sum(numbers)", "return Equal()")

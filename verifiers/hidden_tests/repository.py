@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from agentrl.errors import AuthoringError
+from agentrl.errors import AuthoringError, SandboxError
 from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
 from agentrl.types import Verdict
 from agentrl.verifiers.base import Artifact, Boxes, Context, Submission, Verifier
@@ -107,6 +107,11 @@ class RepositoryTests(Verifier):
             passed += f"; believed of the agent's objects: {', '.join(self.believe)}"
         return verdict_on(self, self.score, self.ids, failures, passed, self.mode)
 
+    async def probe(self, context: Context) -> None:
+        if self.mode != "shared":
+            place_for(context.boxes)
+        await super().probe(context)
+
     async def failures(self, repository: Mapping[str, Entry], context: Context) -> list[str]:
         """Return why each test failed with these files of the agent's; "" where it passed."""
         if self.mode == "shared":
@@ -127,13 +132,16 @@ def _late(why: str) -> bool:
     return SLOW in why or NO_ANSWER in why
 
 
-def _place(boxes: Boxes) -> asyncio.Semaphore:
+def place_for(boxes: Boxes) -> asyncio.Semaphore:
     """Return what bounds the gradings that use these sandboxes at once. Each needs two: if every place were held by
     one that waits for its second, none would ever end."""
+    limit: int = getattr(boxes, "limit", 2)
+    if limit < 2:
+        raise SandboxError("these hidden tests need two sandboxes at once, and there is room for one: raise the limit")
     loop = asyncio.get_running_loop()
     known = _places.get(boxes)
     if known is None or known[0] is not loop:
-        known = _places[boxes] = (loop, asyncio.Semaphore(max(1, getattr(boxes, "limit", 16) // 2)))
+        known = _places[boxes] = (loop, asyncio.Semaphore(limit // 2))
     return known[1]
 
 
@@ -170,7 +178,7 @@ class _Session:
 
     async def run(self) -> list[str]:
         """Return why each test failed; "" where it passed."""
-        async with _place(self.context.boxes), self.stack, self.agent_stack:
+        async with place_for(self.context.boxes), self.stack, self.agent_stack:
             try:
                 done = await self._relay()
             except Gone as gone:
