@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from agentrl.envs.source_spans import Spans, other_variables
+
 COMPARISONS = {"<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<="), "==": ("!=",), "!=": ("==",)}
 OPERATORS = {"+": "-", "-": "+", "*": "+", "//": "*", "%": "//", "/": "*", "&": "|", "|": "&", "<<": ">>", ">>": "<<"}
 NAMES = {
@@ -130,15 +132,12 @@ def parses(source: bytes) -> bool:
     return True
 
 
-class _Finder:
+class _Finder(Spans[bytes]):
     """Finds the changes of one file."""
 
     def __init__(self, file: str, source: bytes) -> None:
-        self.file, self.source = file, source
-        self.lines = [0]
-        for line in source.splitlines(keepends=True):
-            self.lines.append(self.lines[-1] + len(line))
-        self.function = ""
+        super().__init__(source)
+        self.file, self.function = file, ""
 
     def of(self, function: Function, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Change]:
         """Yield the changes of a function's body."""
@@ -160,53 +159,38 @@ class _Finder:
 
     def _removed(self, body: list[ast.stmt]) -> Change:
         """Take a body out. What stays is the signature and the docstring."""
-        return self._change(REMOVED, self._at(body[0])[0], self._at(body[-1])[1], "raise NotImplementedError")
-
-    def _at(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        decorators = [d.lineno for d in getattr(node, "decorator_list", [])]
-        if decorators:  # the @ stands before the first decorator
-            return self.lines[min(decorators) - 1] + node.col_offset, self.lines[
-                node.end_lineno - 1
-            ] + node.end_col_offset
-        start = self.lines[node.lineno - 1] + node.col_offset
-        return start, self.lines[node.end_lineno - 1] + node.end_col_offset
+        return self._change(REMOVED, self.at(body[0])[0], self.at(body[-1])[1], "raise NotImplementedError")
 
     def _text(self, node: ast.stmt | ast.expr) -> str:
-        start, end = self._at(node)
+        start, end = self.at(node)
         return self.source[start:end].decode("utf-8", "replace")
 
     def _between(
         self, kind: str, left: ast.expr, right: ast.expr, pattern: str, new: dict[str, str]
     ) -> Iterator[Change]:
         """Yield another operator for the one between two operands; there may be parentheses too."""
-        start, end = self._at(left)[1], self._at(right)[0]
+        start, end = self.at(left)[1], self.at(right)[0]
         match = re.search(pattern.encode(), self.source[start:end])
         if match and match.group().decode() in new:
             yield self._change(kind, start + match.start(), start + match.end(), new[match.group().decode()])
 
-    def _whole(self, node: ast.stmt) -> tuple[int, int]:
-        """Return the span of a statement with its indentation and line end."""
-        assert node.end_lineno is not None
-        return self.lines[node.lineno - 1], self.lines[node.end_lineno]
-
     def _alone(self, node: ast.stmt) -> bool:
         """Return whether nothing else stands on the statement's lines."""
-        start, end = self._at(node)
-        first, last = self._whole(node)
+        start, end = self.at(node)
+        first, last = self.whole(node)
         after = self.source[end:last].strip()
         return not self.source[first:start].strip() and (not after or after.startswith(b"#"))
 
     def _statement(self, node: ast.stmt) -> Iterator[Change]:
         if isinstance(node, ast.AugAssign):
-            at = self.source.index(b"=", self._at(node.target)[1]) - 1
+            at = self.source.index(b"=", self.at(node.target)[1]) - 1
             sign = self.source[at : at + 1].decode("latin-1")
             if sign in "+-":
                 yield self._change("operator", at, at + 1, OPERATORS[sign])
         if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Compare):
-            yield self._change("branch", *self._at(node.test), f"not ({self._text(node.test)})")
+            yield self._change("branch", *self.at(node.test), f"not ({self._text(node.test)})")
         if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
-            yield self._change("lost result", *self._at(node.value), "None")
+            yield self._change("lost result", *self.at(node.value), "None")
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
@@ -217,14 +201,14 @@ class _Finder:
             if not self._alone(node):
                 continue
             if isinstance(node, ast.AugAssign | ast.Delete):
-                yield self._change("dropped statement", *self._whole(node), "")
+                yield self._change("dropped statement", *self.whole(node), "")
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
-                yield self._change("dropped call", *self._whole(node), "")
+                yield self._change("dropped call", *self.whole(node), "")
             elif isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Return | ast.Raise):
-                yield self._change("lost guard", *self._whole(node), "")
+                yield self._change("lost guard", *self.whole(node), "")
 
     def _expression(self, node: ast.expr) -> Iterator[Change]:
-        start, end = self._at(node)
+        start, end = self.at(node)
         if isinstance(node, ast.Compare):
             for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
                 for number in range(2):
@@ -252,7 +236,7 @@ class _Finder:
         elif isinstance(node, ast.Call):
             yield from self._call(node)
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
-            yield self._change("off by one", *self._at(node.slice), f"{self._text(node.slice)} - 1")
+            yield self._change("off by one", *self.at(node.slice), f"{self._text(node.slice)} - 1")
         elif isinstance(node, ast.comprehension):
             return
 
@@ -260,29 +244,24 @@ class _Finder:
         function = node.func
         name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
         if name in NAMES:
-            end = self._at(function)[1]
+            end = self.at(function)[1]
             yield self._change("wrong function", end - len(name), end, NAMES[name])
         if len(node.args) >= 2:
-            first, second = self._at(node.args[0]), self._at(node.args[1])
+            first, second = self.at(node.args[0]), self.at(node.args[1])
             between = self.source[first[1] : second[0]].decode("utf-8", "replace")
             text = self._text(node.args[1]) + between + self._text(node.args[0])
             yield self._change("swapped arguments", first[0], second[1], text)
         if name == "range" and node.args:
             last = node.args[1] if len(node.args) > 1 else node.args[0]
-            yield self._change("off by one", *self._at(last), f"{self._text(last)} - 1")
+            yield self._change("off by one", *self.at(last), f"{self._text(last)} - 1")
         if node.keywords and node.args and node.keywords[-1].arg:
             last_argument = node.args[-1] if len(node.keywords) == 1 else node.keywords[-2].value
-            start, end = self._at(last_argument)[1], self._at(node.keywords[-1].value)[1]
+            start, end = self.at(last_argument)[1], self.at(node.keywords[-1].value)[1]
             yield self._change("dropped argument", start, end, "")
 
     def _variables(self, function: ast.FunctionDef | ast.AsyncFunctionDef, body: list[ast.stmt]) -> Iterator[Change]:
         """Yield another variable of the same function for each variable."""
-        known = [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
+        parameters = [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
         inside = [node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        known += [node.id for node in inside if isinstance(node.ctx, ast.Store)]
-        names = sorted(set(known))
-        for node in inside:
-            if isinstance(node.ctx, ast.Load) and node.id in names and len(names) > 1:
-                other = names[(names.index(node.id) + 1 + node.col_offset % (len(names) - 1)) % len(names)]
-                if other != node.id:
-                    yield self._change("wrong variable", *self._at(node), other)
+        for node, other in other_variables(parameters, inside):
+            yield self._change("wrong variable", *self.at(node), other)

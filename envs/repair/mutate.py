@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from agentrl.envs.source_spans import Spans, other_variables
+
 COMPARISONS = {"<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<="), "==": ("!=",), "!=": ("==",)}
 OPERATORS = {"+": "-", "-": "+", "*": "+", "//": "*", "%": "//", "/": "*"}
 NAMES = {
@@ -51,16 +53,13 @@ def changes(source: str) -> tuple[Change, ...]:
     return tuple(sorted(kept, key=lambda c: (c.start, c.end, c.kind, c.text)))
 
 
-class _Finder:
+class _Finder(Spans[str]):
     """Finds the changes of one source."""
 
     def __init__(self, source: str) -> None:
         assert source.isascii(), "offsets of the syntax tree count bytes"
-        self.source = source
+        super().__init__(source)
         self.tree = ast.parse(source)
-        self.lines = [0]
-        for line in source.splitlines(keepends=True):
-            self.lines.append(self.lines[-1] + len(line))
 
     def all(self) -> Iterator[Change]:
         for node in ast.walk(self.tree):
@@ -71,36 +70,31 @@ class _Finder:
             elif isinstance(node, ast.expr):
                 yield from self._expression(node)
 
-    def _at(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        start = self.lines[node.lineno - 1] + node.col_offset
-        return start, self.lines[node.end_lineno - 1] + node.end_col_offset
-
     def _text(self, node: ast.stmt | ast.expr) -> str:
-        start, end = self._at(node)
+        start, end = self.at(node)
         return self.source[start:end]
 
     def _sign(self, left: ast.expr, right: ast.expr, pattern: str) -> str:
         """Return the operator between two operands; "" where it is not one of the pattern."""
-        match = re.search(pattern, self.source[self._at(left)[1] : self._at(right)[0]])
+        match = re.search(pattern, self.source[self.at(left)[1] : self.at(right)[0]])
         return match.group() if match else ""
 
     def _between(self, kind: str, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
         """Yield another operator for the one between two operands; there may be parentheses too."""
-        start, end = self._at(left)[1], self._at(right)[0]
+        start, end = self.at(left)[1], self.at(right)[0]
         at = self.source.find(old, start, end)
         if at >= 0:
             yield Change(kind, at, at + len(old), new)
 
     def _statement(self, node: ast.stmt) -> Iterator[Change]:
         if isinstance(node, ast.AugAssign):
-            at = self.source.index("=", self._at(node.target)[1]) - 1
+            at = self.source.index("=", self.at(node.target)[1]) - 1
             if self.source[at] in "+-":
                 yield Change("operator", at, at + 1, OPERATORS[self.source[at]])
         if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Compare):
-            yield Change("condition", *self._at(node.test), f"not ({self._text(node.test)})")
+            yield Change("condition", *self.at(node.test), f"not ({self._text(node.test)})")
         if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Return | ast.Raise):
-            yield Change("edge case", *self._whole(node), "")
+            yield Change("edge case", *self.whole(node), "")
         for body in (getattr(node, name, None) for name in ("body", "orelse")):
             if isinstance(body, list) and len(body) > 1:
                 yield from self._dropped(body)
@@ -110,15 +104,10 @@ class _Finder:
             if isinstance(node, ast.AugAssign | ast.Delete) or (
                 isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
             ):
-                yield Change("dropped statement", *self._whole(node), "")
-
-    def _whole(self, node: ast.stmt) -> tuple[int, int]:
-        """Return the span of a statement with its indentation and line end."""
-        assert node.end_lineno is not None
-        return self.lines[node.lineno - 1], self.lines[node.end_lineno]
+                yield Change("dropped statement", *self.whole(node), "")
 
     def _expression(self, node: ast.expr) -> Iterator[Change]:
-        start, end = self._at(node)
+        start, end = self.at(node)
         if isinstance(node, ast.Compare):
             for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
                 sign = self._sign(left, right, r"<=|>=|==|!=|<|>")
@@ -145,30 +134,25 @@ class _Finder:
         elif isinstance(node, ast.Call):
             yield from self._call(node)
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
-            yield Change("off by one", *self._at(node.slice), f"{self._text(node.slice)} - 1")
+            yield Change("off by one", *self.at(node.slice), f"{self._text(node.slice)} - 1")
 
     def _call(self, node: ast.Call) -> Iterator[Change]:
         function = node.func
         name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
         if name in NAMES:
-            end = self._at(function)[1]
+            end = self.at(function)[1]
             yield Change("wrong function", end - len(name), end, NAMES[name])
         if len(node.args) == 2:
-            first, second = self._at(node.args[0]), self._at(node.args[1])
+            first, second = self.at(node.args[0]), self.at(node.args[1])
             text = self._text(node.args[1]) + self.source[first[1] : second[0]] + self._text(node.args[0])
             yield Change("swapped arguments", first[0], second[1], text)
         if name == "range":
             last = node.args[1] if len(node.args) > 1 else node.args[0]
-            yield Change("off by one", *self._at(last), f"{self._text(last)} - 1")
+            yield Change("off by one", *self.at(last), f"{self._text(last)} - 1")
 
     def _names(self, function: ast.FunctionDef) -> Iterator[Change]:
         """Yield another variable of the same function for each variable."""
-        known = [argument.arg for argument in function.args.args if argument.arg != "self"]
+        parameters = [argument.arg for argument in function.args.args if argument.arg != "self"]
         inside = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
-        known += [node.id for node in inside if isinstance(node.ctx, ast.Store)]
-        names = sorted(set(known))
-        for node in inside:
-            if isinstance(node.ctx, ast.Load) and node.id in names and len(names) > 1:
-                other = names[(names.index(node.id) + 1 + node.col_offset % (len(names) - 1)) % len(names)]
-                if other != node.id:
-                    yield Change("wrong variable", *self._at(node), other)
+        for node, other in other_variables(parameters, inside):
+            yield Change("wrong variable", *self.at(node), other)
