@@ -6,6 +6,7 @@ for its backward pass; they, and what kernels use in passing, are estimates.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,9 @@ from agentrl.recipe import PolicyJudge, PretrainedModel, Recipe, SglangEngine
 
 MARGIN = 1.25
 """A run is refused when it needs so much more than there is; below that it is only told, since this is an estimate."""
+
+GATHERED_SHARE = 1 / 16
+"""Ranks keep gathered weights where they take at most this share of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +146,25 @@ def parts(model: Any, recipe: Recipe, device: torch.device, *, sharded: bool | N
         frozen = sum(p.numel() * p.element_size() for p in parameters if not p.requires_grad)
         rest, layer = _units(model)
         result["shards of weights"] = -(-(wide + frozen) // ranks)
-        result["gathered weights"] = (rest + 2 * layer) * width  # the next layer is gathered while one is computed
+        if keeps_gathered(all_weights, device, ranks):
+            result["gathered weights"] = all_weights
+        else:  # the next layer is gathered while one is computed
+            result["gathered weights"] = (rest + 2 * layer) * width
         result["gradients"] = -(-wide // ranks) + (layer * width if narrow else 4 * layer)
         result["moments"] = -(-moments // ranks)
         result["reference"] = -(-wide // ranks) if reference else 0
     result |= _passing(model, recipe, device, width)
     return {name: size for name, size in result.items() if size}
+
+
+def keeps_gathered(weights: int, device: torch.device, ranks: int) -> bool:
+    """Whether ranks keep the whole weights between the micro-batches of an update instead of gathering them for each:
+    where these bytes are a small part of the memory."""
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+    return weights <= memory * GATHERED_SHARE
 
 
 def _units(model: Any) -> tuple[int, int]:

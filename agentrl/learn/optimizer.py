@@ -20,6 +20,8 @@ from agentrl.errors import RecipeError
 from agentrl.recipe import LearnerSection
 
 Schedule = Literal["constant", "linear", "cosine"]
+WIDE = (torch.float32, torch.float64)
+"""A parameter of another precision is trained through a master copy."""
 
 
 def schedule_factor(step: int, *, schedule: Schedule, warmup: int, total: int) -> float:
@@ -44,17 +46,17 @@ class Optimizer:
         self._gradients: dict[str, Tensor] = {}
         """Float32 gradients of 16-bit parameters, on the parameter's device."""
         for name, parameter in self.parameters.items():
-            wide = parameter.dtype in (torch.float32, torch.float64)
-            self.masters[name] = self._master(parameter) if section.offload or not wide else parameter
-            if not wide:
+            self.masters[name] = self._master(parameter)
+            if parameter.dtype not in WIDE:
                 hook = _collect_into(self._gradients, name)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._adam = self._adamw()
 
     def _master(self, parameter: Tensor) -> Tensor:
+        """Return what AdamW changes: the parameter itself if it is wide and stays where it is, or a wide copy."""
         wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         if not self.section.offload:
-            return parameter.detach().to(wide)
+            return parameter if parameter.dtype in WIDE else parameter.detach().to(wide)
         on_host = torch.empty(parameter.shape, dtype=wide, device="cpu", pin_memory=parameter.is_cuda)
         return on_host.copy_(parameter.detach())
 
@@ -130,8 +132,9 @@ class Optimizer:
         self.zero()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                if self.masters[name] is not parameter:
-                    self._own(parameter).copy_(self.masters[name])
+                own, master = self._own(parameter), self.masters[name]
+                if own.data_ptr() != master.data_ptr():
+                    own.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masters and AdamW's moments."""

@@ -27,6 +27,7 @@ from agentrl.errors import RecipeError
 from agentrl.learn.compile import CompiledModules
 from agentrl.learn.learner import Learner
 from agentrl.learn.logprobs import HeadOutput
+from agentrl.learn.memory import keeps_gathered
 from agentrl.learn.model import adapter_state, merged_state
 from agentrl.learn.model_check import probe_sequences, refuse
 from agentrl.learn.optimizer import Optimizer
@@ -84,17 +85,23 @@ class SharedStatistics(TokenStatistics):
 
 
 class ShardOptimizer(Optimizer):
-    """AdamW over shards; the gradient's norm is that of all shards together."""
+    """AdamW over this rank's parts of the parameters, as plain tensors; the gradient's norm is that of all shards."""
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter], section: LearnerSection, exchange: Exchange) -> None:
+    def __init__(self, learner: RankLearner, parameters: dict[str, torch.nn.Parameter], section: LearnerSection) -> None:
         super().__init__(parameters, section)
-        self.exchange = exchange
+        self.exchange = learner.exchange
+        self._drop_gathered = learner.gather_nothing
 
     def _master(self, parameter: Tensor) -> Tensor:
-        return super()._master(local(parameter))  # with `learner.offload`: on the host, where AdamW runs
+        return super()._master(local(parameter))
 
     def _own(self, tensor: Tensor) -> Tensor:
-        return local(tensor) if self.section.offload else tensor
+        return local(tensor)
+
+    def step(self, norm: Tensor, factor: float) -> None:
+        """Update the shards; what was gathered of them is out of date then."""
+        self._drop_gathered()
+        super().step(norm, factor)
 
     def norm(self) -> Tensor:
         """Return the norm of the whole gradient."""
@@ -139,11 +146,12 @@ class RankLearner(Learner):
             raise refuse(self._inner, "the ranks loaded different weights; did the folder change meanwhile?")
         tied = self._inner.get_input_embeddings().weight is self._head.weight
         mesh = init_device_mesh(self._target.type, (dist.get_world_size(),))
-        shard(self._scorer, mesh, self._dtype)
+        whole = sum(p.numel() for p in self._scorer.parameters()) * self._dtype.itemsize
+        shard(self._scorer, mesh, self._dtype, keep=keeps_gathered(whole, self._target, mesh.size()))
         super()._place(self._target)
         check_sharded(self._scorer, mesh, tied=tied)
         trained = {name: p for name, p in self._inner.named_parameters() if p.requires_grad}
-        return ShardOptimizer(trained, self._section, self.exchange)
+        return ShardOptimizer(self, trained, self._section)
 
     def _check(self) -> None:
         """Check that the sharded model computes what the whole one did."""
@@ -216,7 +224,7 @@ class RankLearner(Learner):
             exchange()
 
     def gather_nothing(self) -> None:
-        """Drop gathered parameters: the root keeps its own after a forward pass without a backward pass."""
+        """Drop gathered parameters: where memory allows they stay between the micro-batches of an update."""
         for module in units(self._scorer):
             module.reshard()
 
@@ -275,8 +283,8 @@ def units(scorer: Scorer) -> list[FSDPModule]:
     return [*inside[1:], inside[0]]
 
 
-def shard(scorer: Scorer, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-    """Shard a scorer in place: layer by layer, then what is left."""
+def shard(scorer: Scorer, mesh: DeviceMesh, dtype: torch.dtype, *, keep: bool = False) -> None:
+    """Shard a scorer in place: layer by layer, then what is left. `keep`: what was gathered stays until the update."""
     trained = [p for p in scorer.parameters() if p.requires_grad]
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if all(p.dtype == dtype for p in trained) and dtype not in (torch.float32, torch.float64):
@@ -287,8 +295,9 @@ def shard(scorer: Scorer, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     if not isinstance(layers, torch.nn.ModuleList):
         raise refuse(scorer.model, "it has no list of layers, so it cannot be divided over learner.ranks")
     for module in (*layers, scorer):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
     for unit in units(scorer):
+        unit.set_reshard_after_backward(not keep)
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
         if hasattr(unit, "set_reduce_scatter_unused_params"):

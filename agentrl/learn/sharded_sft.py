@@ -43,7 +43,7 @@ def fine_tune(
     total = math.ceil(section.epochs * steps_per_epoch)
     every = max(1, int(len(samples) * section.epochs / section.batch / 10))
     base = LearnerSection(lr=section.lr)
-    optimizer = ShardOptimizer(learner.optimizer.parameters, base, learner.exchange)
+    optimizer = ShardOptimizer(learner, learner.optimizer.parameters, base)
     losses: list[float] = []
     mean = float("nan")
     learner.model.train()

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import EngineError, RecipeError
-from agentrl.learn import rank_checkpoint, rank_learner
+from agentrl.learn import memory, rank_checkpoint, rank_learner
 from agentrl.learn.attention import packed
 from agentrl.learn.learner import Learner
 from agentrl.learn.model import _with_lora, load_model
@@ -147,17 +147,17 @@ def wrong(side: Side) -> dict[str, Any]:
     """Shard in ways that must be refused."""
     messages = []
 
-    def below_the_root(scorer: Any, mesh: Any, dtype: Any) -> None:
+    def below_the_root(scorer: Any, mesh: Any, dtype: Any, **options: Any) -> None:
         fully_shard(scorer.model.get_decoder(), mesh=mesh)
 
-    def untied(scorer: Any, mesh: Any, dtype: Any) -> None:
+    def untied(scorer: Any, mesh: Any, dtype: Any, **options: Any) -> None:
         head = scorer.model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
-        right(scorer, mesh, dtype)
+        right(scorer, mesh, dtype, **options)
 
-    def changed(scorer: Any, mesh: Any, dtype: Any) -> None:
+    def changed(scorer: Any, mesh: Any, dtype: Any, **options: Any) -> None:
         scorer.model.get_output_embeddings().weight.data.mul_(1.5)
-        right(scorer, mesh, dtype)
+        right(scorer, mesh, dtype, **options)
 
     right: Callable[..., None] = rank_learner.shard
     for way in (below_the_root, untied, changed):
@@ -173,6 +173,8 @@ def wrong(side: Side) -> dict[str, Any]:
 def rank(job: dict[str, Any], name: str, out: Path, number: int, ranks: int) -> None:
     """Run one rank of a job and write what rank 0 got."""
     torch.set_num_threads(1)
+    if job.get("large"):  # as for a model that is large for the memory: every layer is gathered for each pass
+        vars(memory)["GATHERED_SHARE"] = 0.0
     if ranks:
         store = dist.FileStore(str(out / f"{name}-{ranks}.store"), ranks)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=number, world_size=ranks)

@@ -43,6 +43,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "recipe": recipe(learner={"checkpointing": True, "minibatches": 2, "epochs": 2}),
     },
     "float": {"do": "gradients", "ranks": [0, 2, 3] if FULL else [0, 3], "recipe": recipe()},
+    "large": {"do": "gradients", "ranks": [0, 2], "double": True, "large": True, "recipe": recipe()},
     "lora": {"do": "gradients", "ranks": [0, 2], "double": True, "lora": True, "recipe": recipe()},
     "experts": {
         "do": "gradients", "ranks": [0, 2], "kind": "qwen3_moe", "shape": SHAPE | EXPERTS, "recipe": recipe(),
@@ -91,7 +92,7 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 @pytest.mark.parametrize(
     ("job", "bound"),
-    [("double", 1e-14), ("lora", 1e-14), ("offload", 1e-14), ("experts", 1e-6), ("float", 1e-6)],
+    [("double", 1e-14), ("large", 1e-14), ("lora", 1e-14), ("offload", 1e-14), ("experts", 1e-6), ("float", 1e-6)],
 )
 def test_gradients_and_figures_are_those_of_one_process(
     results: dict[str, dict[int, Any]], job: str, bound: float
