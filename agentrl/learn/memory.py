@@ -216,17 +216,23 @@ def _layer(model: Any, recipe: Recipe, device: torch.device, width: int) -> tupl
     kept = numbers * width + 4 * heads
     if not compiled:
         kept += 2 * hidden * (4 + width)  # norms keep their input in float32 and what they multiply by the weight
-    return kept + _adapters(model, compiled), 4 * inner * width
+    return kept + _inputs(model, inner, compiled), 4 * inner * width
 
 
-def _adapters(model: Any, compiled: bool) -> int:
-    """Return the bytes per token that LoRA keeps in a layer: a float32 copy of the input of each layer it changes,
-    unless that is compiled and made again."""
-    if not hasattr(model, "get_base_model"):
-        return 0
-    first = model.get_base_model().get_decoder().layers[0]
-    return sum(
-        4 * p.shape[1]
-        for name, p in first.named_parameters()
-        if ".lora_A." in name and p.dtype == torch.float32 and not (compiled and "mlp." in name)
-    )
+def _inputs(model: Any, inner: int, compiled: bool) -> int:
+    """Return the bytes per token of inputs that a layer keeps for the gradients of its matrices, beyond what is kept
+    anyway: LoRA has a float32 copy for each matrix that it changes. A compiled MLP makes its own input again, but keeps
+    that of its last matrix, in the precision of what is trained there."""
+    decoder = (model.get_base_model() if hasattr(model, "get_base_model") else model).get_decoder()
+    config = model.config.get_text_config()
+    last = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    total = product = 0
+    for name, parameter in decoder.layers[0].named_parameters():
+        if not parameter.requires_grad or parameter.dim() < 2:
+            continue
+        if compiled and "mlp." in name:
+            if parameter.shape[-1] == last:
+                product = max(product, inner * parameter.element_size())
+        elif ".lora_A." in name and parameter.dtype == torch.float32:
+            total += 4 * parameter.shape[1]
+    return total + product

@@ -147,7 +147,7 @@ def served(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         vocab_size=len(tokenizer),
         num_key_value_heads=2,
         max_position_embeddings=4096,
-        initializer_range=0.1,
+        initializer_range=0.1 if DEVICE == "cpu" else 0.04,  # larger ones make bfloat16 logits coarse
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,

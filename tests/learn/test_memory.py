@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from agentrl.learn.learner import Learner
 from agentrl.learn.model import load_model, save_model
 from agentrl.recipe import Recipe
 from agentrl.types import TrainingSample
+from benchmarks import ranks
 
 MakeRecipe = Callable[..., Recipe]
 CPU = torch.device("cpu")
@@ -126,3 +130,21 @@ def test_a_scratch_model_is_estimated_as_it_will_be_built(make_recipe: MakeRecip
     recipe = make_recipe()
     model, _ = load_model(recipe.model, device="cpu")
     assert memory.parts(memory.shapes(recipe, CPU), recipe, CPU) == memory.parts(model, recipe, CPU)
+
+
+def test_estimates_are_within_a_tenth_of_the_peaks_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of docs/models.md, as the GPU of the evidence would have them estimated."""
+    monkeypatch.setattr(memory, "can_compile", lambda kind: True)
+    monkeypatch.setattr(memory, "choose", lambda *facts: "varlen")
+    monkeypatch.setattr(memory, "repeats_keys", lambda: True)  # its torch was 2.11
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    rows = json.loads((Path(__file__).parents[2] / "docs" / "evidence" / "ranks-h200.json").read_text())["rows"]
+    measured = {row["case"]: row["peak_gib"] for row in rows if row["case"].startswith("fit-")}
+    assert len(measured) == 7
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=139 << 30))
+    for name in measured if os.environ.get("AGENTRL_FULL") else ("fit-1.5B-8k", "fit-8B-lora-8k"):
+        peak, case = measured[name], ranks.CASES[name]
+        recipe = ranks.recipe_of(case)
+        model = ranks.model_of(case, recipe, torch.device("meta"))
+        estimate = sum(memory.parts(model, recipe, torch.device("cuda")).values()) / 2**30
+        assert 0.9 <= estimate / peak <= 1.1, (name, estimate, peak)
