@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "quickstart.yaml"
 AGENT = ROOT / "benchmarks" / "_openai_agent.py"
 PAGE = ROOT / "docs" / "agents.md"
-FILES = {"cpu": "agent-learning.json", "gpu": "agent-learning-h200.json"}
+FILES = {"cpu": "agent-learning.json", "gpu": "agent-learning-h200.json", "program": "agent-program-h200.json"}
 ARMS = ("built-in", "function", "program")
 
 
