@@ -50,12 +50,30 @@ class ToolFormat(Protocol):
 
     def read(self, text: str) -> Read: ...
 
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        """Return where a call begins, or may begin at the end of a text that is still being sampled, from `place` on;
+        the text's length without one, None while all of it may be a call. The content begins at `begin`."""
+        ...
+
+    def opens(self, text: str, place: int) -> bool:
+        """Tell whether a call begins at a place, whatever follows."""
+        ...
+
     def write(self, content: str, calls: Sequence[ToolCall]) -> str: ...
 
 
 def dump(value: Any) -> str:
     """Return JSON as models write it: readable unicode, a space after each colon and comma."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def may_begin(text: str, tag: str, place: int) -> int:
+    """Return where a tag begins from `place` on, or may begin at the text's end; the text's length without one."""
+    start = text.find(tag, place)
+    if start >= 0:
+        return start
+    longest = min(len(tag) - 1, len(text) - place)
+    return len(text) - next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 class _Refused(ValueError):
@@ -221,6 +239,12 @@ class Hermes:
             calls.append(call)
         return Read("".join(outside).strip(), bounded(calls, len(calls) + count))
 
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        return may_begin(text, self._open, place)
+
+    def opens(self, text: str, place: int) -> bool:
+        return text.startswith(self._open, place)
+
     def _one(self, text: str, start: int) -> tuple[ToolCall, int]:
         """Return the call whose opening tag ends at `start`, and where the text after it begins.
 
@@ -283,6 +307,12 @@ class Mistral:
                 calls.append(_broken(str(error), self.form))
         return Read(content, bounded(calls, len(value)))
 
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        return may_begin(text, self._open, place)
+
+    def opens(self, text: str, place: int) -> bool:
+        return text.startswith(self._open, place)
+
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         if not calls:
             return content
@@ -296,6 +326,11 @@ class Llama:
     name = "llama"
     form = '{"name": "...", "parameters": {...}} and nothing else'
     _looks = re.compile(r'\s*(<\|python_tag\|>\s*)?\{\s*"(name|parameters)"\s*:')
+    _may_look = re.compile(
+        r'\s*+(?:<[|a-z_]{0,12}+|<\|python_tag\|>\s*+(?:\{\s*+(?:"[a-z]{0,10}+(?:"\s*+)?)?)?'
+        r'|\{\s*+(?:"[a-z]{0,10}+(?:"\s*+)?)?)?\Z'
+    )
+    """What may still become that."""
 
     def read(self, text: str) -> Read:
         looks = self._looks.match(text)
@@ -308,6 +343,16 @@ class Llama:
             return Read("", (_call(value, "parameters"),))
         except _Refused as error:
             return Read("", (_broken(str(error), self.form),))
+
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        if place > begin:  # something else was said first
+            return len(text)
+        if self._looks.match(text, begin) or self._may_look.match(text, begin):
+            return None
+        return len(text)
+
+    def opens(self, text: str, place: int) -> bool:
+        return False
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         if not calls:
@@ -329,7 +374,7 @@ def _space(text: str, place: int) -> int:
     return place
 
 
-_STRAY = re.compile(
+STRAY = re.compile(
     r'\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"(?:name|function|function_name|tool|tool_name)"\s*+:\s*+"([^"\\\n]{1,64})"\s*+,'
     r'\s*+"(?:arguments|parameters)"\s*+:\s*+\{'
 )
@@ -346,7 +391,7 @@ def stray_calls(text: str, tools: Container[str], form: str) -> Read | None:
     """
     calls: list[ToolCall] = []
     content, place = "", 0
-    while (start := _STRAY.search(text, place)) is not None:
+    while (start := STRAY.search(text, place)) is not None:
         if start.group(1) not in tools:
             place = start.end()
             continue
