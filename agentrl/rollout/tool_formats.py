@@ -53,11 +53,9 @@ class ToolFormat(Protocol):
     def held(self, text: str, begin: int, place: int) -> int | None:
         """Return where a call begins, or may begin at the end of a text that is still being sampled, from `place` on;
         the text's length without one, None while all of it may be a call. The content begins at `begin`."""
-        ...
 
     def opens(self, text: str, place: int) -> bool:
         """Tell whether a call begins at a place, whatever follows."""
-        ...
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str: ...
 
@@ -213,7 +211,19 @@ def bounded(calls: list[ToolCall], count: int) -> tuple[ToolCall, ...]:
     return (*calls[:MAX_CALLS], refused)
 
 
-class Hermes:
+class _Tagged:
+    """A tool format whose calls begin with a tag, wherever they stand."""
+
+    _open: str
+
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        return may_begin(text, self._open, place)
+
+    def opens(self, text: str, place: int) -> bool:
+        return text.startswith(self._open, place)
+
+
+class Hermes(_Tagged):
     """JSON calls in `<tool_call>` tags; several may follow each other."""
 
     name = "hermes"
@@ -238,12 +248,6 @@ class Hermes:
             call, place = self._one(text, start + len(self._open))
             calls.append(call)
         return Read("".join(outside).strip(), bounded(calls, len(calls) + count))
-
-    def held(self, text: str, begin: int, place: int) -> int | None:
-        return may_begin(text, self._open, place)
-
-    def opens(self, text: str, place: int) -> bool:
-        return text.startswith(self._open, place)
 
     def _one(self, text: str, start: int) -> tuple[ToolCall, int]:
         """Return the call whose opening tag ends at `start`, and where the text after it begins.
@@ -279,7 +283,7 @@ class Hermes:
         return "\n".join([content] * bool(content) + blocks)
 
 
-class Mistral:
+class Mistral(_Tagged):
     """A JSON list of calls after the control token [TOOL_CALLS]."""
 
     name = "mistral"
@@ -307,12 +311,6 @@ class Mistral:
                 calls.append(_broken(str(error), self.form))
         return Read(content, bounded(calls, len(value)))
 
-    def held(self, text: str, begin: int, place: int) -> int | None:
-        return may_begin(text, self._open, place)
-
-    def opens(self, text: str, place: int) -> bool:
-        return text.startswith(self._open, place)
-
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         if not calls:
             return content
@@ -326,11 +324,10 @@ class Llama:
     name = "llama"
     form = '{"name": "...", "parameters": {...}} and nothing else'
     _looks = re.compile(r'\s*(<\|python_tag\|>\s*)?\{\s*"(name|parameters)"\s*:')
-    _may_look = re.compile(
+    _may_look = re.compile(  # what may still become that
         r'\s*+(?:<[|a-z_]{0,12}+|<\|python_tag\|>\s*+(?:\{\s*+(?:"[a-z]{0,10}+(?:"\s*+)?)?)?'
         r'|\{\s*+(?:"[a-z]{0,10}+(?:"\s*+)?)?)?\Z'
     )
-    """What may still become that."""
 
     def read(self, text: str) -> Read:
         looks = self._looks.match(text)
@@ -345,11 +342,8 @@ class Llama:
             return Read("", (_broken(str(error), self.form),))
 
     def held(self, text: str, begin: int, place: int) -> int | None:
-        if place > begin:  # something else was said first
-            return len(text)
-        if self._looks.match(text, begin) or self._may_look.match(text, begin):
-            return None
-        return len(text)
+        first = place <= begin and (self._looks.match(text, begin) or self._may_look.match(text, begin))
+        return None if first else len(text)
 
     def opens(self, text: str, place: int) -> bool:
         return False

@@ -7,17 +7,20 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
+from agentrl.engines.openai import OpenaiEngine
 from agentrl.errors import EngineError
 from agentrl.interop import streams
 from agentrl.interop.branches import chosen, segments_of
-from agentrl.types import Completion
+from agentrl.interop.policies import ChatPolicy
+from agentrl.interop.session import Session
+from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.sampling import SamplingParams
+from agentrl.types import Completion, Task
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 FUNCTION = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
@@ -115,8 +118,10 @@ def test_the_openai_sdk_reads_both_of_its_streams(serve: Any) -> None:
         served.engine.pace = pace
         session, whole, third = served.open(), served.open(), served.open()
 
+        shared = openai.AsyncOpenAI(base_url=f"{served.gateway.url}/v1", api_key="x", max_retries=0)
+
         def client(of: Any) -> openai.AsyncOpenAI:
-            return openai.AsyncOpenAI(base_url=f"{served.gateway.url}/v1", api_key=of.key, max_retries=0)
+            return shared.with_options(api_key=of.key)
 
         talk: list[Any] = [{"role": "user", "content": "hello"}]
         asked: dict[str, Any] = {"model": "policy", "tools": DIALECTS["chat/completions"]["tools"]}
@@ -253,9 +258,10 @@ def test_a_request_that_is_begun_again_continues_or_fails_the_stream(serve: Any)
                 raise EngineError("a connection broke")
 
         served.engine.pace = pace
-        for says, fine in ((lambda prompt: SAID, True), (lambda prompt: "No." if failures else SAID, False)):
-            failures, served.engine.says = 0, says
-            session, text = served.open(), ""
+        again = [SAID, "No."]
+        served.engine.says = lambda prompt: again[0] if failures else SAID
+        for fine in (True, False):
+            failures, session = 0, served.open()
             async with streamed(served, session, "chat/completions", HELLO) as events:
                 sent = [event async for event in events]
             text = "".join(text_of(event) for event in sent if "choices" in event)
@@ -298,6 +304,56 @@ def test_an_aborted_turn_continues_in_the_same_stream(serve: Any) -> None:
         assert text == answer.json()["choices"][0]["message"]["content"]
         assert recorded(session) == recorded(plain)
         assert len(served.engine.calls) == 4
+
+    serve(lambda prompt: SAID, work)
+
+
+def test_an_endpoints_stream_is_passed_on(serve: Any) -> None:
+    """A model behind a chat endpoint, which here is a gateway too: its text comes on the way, and its answer is the one
+    that comes whole. A reply that breaks off and is another the second time fails the stream."""
+
+    async def work(served: Any) -> None:
+        waits: dict[int, asyncio.Event] = {}
+        broken = 0
+
+        async def pace(number: int) -> None:
+            nonlocal broken
+            await asyncio.sleep(0.002)
+            if number in waits:
+                await waits[number].wait()
+            if number == 30 and broken:
+                broken -= 1
+                raise EngineError("the server is gone")
+
+        upstream = served.open(retries=0)
+        endpoint = OpenaiEngine(served.gateway.url + f"/s/{upstream.id}/v1", "policy", backoff_s=0.01)
+        await endpoint.start()
+        budget, place = Budget(context=50_000, tokens=50_000), RolloutId(seed=0, group=0, index=0)
+        task = Task(id="t", split="train", level=1, prompt="p")
+
+        def session() -> Session:
+            policy = ChatPolicy(endpoint, task, place, budget, SamplingParams())
+            return served.gateway.open(Session(policy, turns=9, tokens=50_000))  # type: ignore[no-any-return]
+
+        body, streaming, plain = DIALECTS["chat/completions"], session(), session()
+        served.engine.pace, waits[20], text = pace, asyncio.Event(), ""
+        async with streamed(served, streaming, "chat/completions", body) as events:
+            async for event in events:
+                text += text_of(event)
+                if text:
+                    waits[20].set()
+        message = (await served.post(plain, "chat/completions", body)).json()["choices"][0]["message"]
+        assert text == message["content"] == "Let me look, naïve 日本 🙂."
+        assert streaming.policy.calls[0][1].message.content == plain.policy.calls[0][1].message.content
+        assert streaming.sampled == plain.sampled == len(served.engine.calls[0][2].token_ids)
+        assert streaming.policy.conversation(None)[-1].content == text
+
+        broken, failing = 1, session()
+        served.engine.says = lambda prompt: SAID if broken else "No."
+        async with streamed(served, failing, "chat/completions", body) as events:
+            sent = [event async for event in events]
+        assert sent[-1]["error"]["message"] == "the session has ended" and failing.trouble.done()
+        await endpoint.close()
 
     serve(lambda prompt: SAID, work)
 
@@ -393,7 +449,7 @@ def test_a_hundred_streams_that_nobody_reads(serve: Any) -> None:
         for writer in writers:
             writer.close()
 
-    serve(lambda prompt: "words " * 30, work)
+    serve(lambda prompt: "words " * 8, work)
 
 
 def test_a_stream_does_not_outlive_its_session(serve: Any) -> None:

@@ -79,7 +79,7 @@ def test_what_was_told_is_never_taken_back(
 @settings(max_examples=1000 if FULL else 15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 30), length=st.integers(0, 60))
 def test_random_tokens_are_decoded_as_all_at_once(renderer: Renderer, seed: int, length: int) -> None:
-    """Halves of characters, bytes that are none, control tokens: what is decoded on the way is the whole's beginning."""
+    """Halves of characters, bytes that are none, control tokens: what is decoded is the whole's beginning."""
     draws = random.Random(seed)
     backend = renderer.encoder._backend
     single = [i for i in range(backend.get_vocab_size()) if len(renderer.encoder.token(i)) in (1, 6)]
