@@ -14,13 +14,16 @@ import pytest
 
 from agentrl.engines.openai import OpenaiEngine
 from agentrl.errors import EngineError
-from agentrl.interop import streams
+from agentrl.interop import dialects, streams
+from agentrl.interop.answers import Answered
 from agentrl.interop.branches import chosen, segments_of
 from agentrl.interop.policies import ChatPolicy
 from agentrl.interop.session import Session
 from agentrl.rollout.rollout import Budget, RolloutId
 from agentrl.rollout.sampling import SamplingParams
-from agentrl.types import Completion, Task
+from agentrl.rollout.tool_formats import Hermes
+from agentrl.rollout.turn_text import TurnText
+from agentrl.types import Completion, Message, Task
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 FUNCTION = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
@@ -61,9 +64,9 @@ def text_of(event: dict[str, Any]) -> str:
     """The text that an event of any dialect adds."""
     if "choices" in event:
         return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-    if event["type"] == "response.output_text.delta":
+    if event.get("type") == "response.output_text.delta":
         return str(event["delta"])
-    return str(event.get("delta", {}).get("text", "")) if event["type"] == "content_block_delta" else ""
+    return str(event.get("delta", {}).get("text", "")) if event.get("type") == "content_block_delta" else ""
 
 
 def settle(condition: Any) -> Any:
@@ -227,15 +230,20 @@ def test_a_stream_stays_open_while_weights_change(serve: Any, path: str, monkeyp
 @pytest.mark.parametrize("path", list(DIALECTS))
 def test_a_failure_in_the_middle_is_told_and_is_the_systems(serve: Any, path: str) -> None:
     async def work(served: Any) -> None:
+        got = asyncio.Event()
+
         async def pace(number: int) -> None:
-            await asyncio.sleep(0.005)
             if number == 12:
+                await got.wait()
                 raise EngineError("the server is gone")
 
         served.engine.pace = pace
-        session = served.open(retries=0)
+        session, sent = served.open(retries=0), []
         async with streamed(served, session, path, DIALECTS[path]) as events:
-            sent = [event async for event in events]
+            async for event in events:
+                sent.append(event)
+                if text_of(event):
+                    got.set()
         assert sent[-1]["error"] == {"type": "api_error", "message": "the session has ended", "code": "refused"}
         assert any(map(text_of, sent[:-1]))
         assert isinstance(session.trouble.exception(), EngineError) and served.turns(session) == []
@@ -248,28 +256,30 @@ def test_a_request_that_is_begun_again_continues_or_fails_the_stream(serve: Any)
     the agent, has failed."""
 
     async def work(served: Any) -> None:
-        failures = 0
+        failures, got = 0, asyncio.Event()
 
         async def pace(number: int) -> None:
             nonlocal failures
-            await asyncio.sleep(0.005)
             if number == 10 and failures == 0:
+                await got.wait()
                 failures = 1
                 raise EngineError("a connection broke")
 
         served.engine.pace = pace
-        again = [SAID, "No."]
-        served.engine.says = lambda prompt: again[0] if failures else SAID
-        for fine in (True, False):
-            failures, session = 0, served.open()
+        again = ""
+        served.engine.says = lambda prompt: again if failures else SAID
+        for again_said, whole in ((SAID, SAID[: -len(CALL)].strip()), ("No.", None)):
+            again, failures, session = again_said, 0, served.open()
+            sent: list[dict[str, Any]] = []
+            got.clear()
             async with streamed(served, session, "chat/completions", HELLO) as events:
-                sent = [event async for event in events]
-            text = "".join(text_of(event) for event in sent if "choices" in event)
-            assert (text == SAID[: -len(CALL)].strip(), "error" in sent[-1], session.trouble.done()) == (
-                fine,
-                not fine,
-                not fine,
-            )
+                async for event in events:
+                    sent.append(event)
+                    got.set()
+            failed = whole is None
+            assert failed or "".join(map(text_of, sent)) == whole
+            assert ("error" in sent[-1], session.trouble.done()) == (failed, failed)
+        assert isinstance(session.trouble.exception(), EngineError)
 
     serve(lambda prompt: SAID, work)
 
@@ -314,7 +324,7 @@ def test_an_endpoints_stream_is_passed_on(serve: Any) -> None:
 
     async def work(served: Any) -> None:
         waits: dict[int, asyncio.Event] = {}
-        broken = 0
+        broken, got = 0, asyncio.Event()
 
         async def pace(number: int) -> None:
             nonlocal broken
@@ -322,6 +332,7 @@ def test_an_endpoints_stream_is_passed_on(serve: Any) -> None:
             if number in waits:
                 await waits[number].wait()
             if number == 30 and broken:
+                await got.wait()
                 broken -= 1
                 raise EngineError("the server is gone")
 
@@ -351,8 +362,12 @@ def test_an_endpoints_stream_is_passed_on(serve: Any) -> None:
         broken, failing = 1, session()
         served.engine.says = lambda prompt: SAID if broken else "No."
         async with streamed(served, failing, "chat/completions", body) as events:
-            sent = [event async for event in events]
-        assert sent[-1]["error"]["message"] == "the session has ended" and failing.trouble.done()
+            sent = []
+            async for event in events:
+                sent.append(event)
+                got.set()
+        assert sent[-1]["error"]["message"] == "the session has ended"
+        assert isinstance(failing.trouble.exception(), EngineError) and upstream.trouble.exception() is not None
         await endpoint.close()
 
     serve(lambda prompt: SAID, work)
@@ -484,19 +499,37 @@ def test_what_is_refused_before_a_stream_begins_has_a_status(serve: Any) -> None
     serve(lambda prompt: "yes", work)
 
 
-def test_a_slow_reader_gets_larger_pieces_not_a_longer_queue(serve: Any) -> None:
-    """While nobody reads, what is sampled is kept once, as text: few events hold it all in the end."""
+def test_a_slow_reader_gets_larger_pieces_not_a_longer_queue() -> None:
+    """While nobody reads, what is sampled is kept once, as text; the turn ends and gives up its place all the same."""
+    whole = ("word " * 2000).strip()
 
-    async def work(served: Any) -> None:
-        async def pace(number: int) -> None:
-            await asyncio.sleep(0.001)
+    async def main() -> None:
+        sent: list[Any] = []
+        reads, ended = asyncio.Event(), asyncio.Event()
 
-        served.engine.pace = pace
-        session, text, count = served.open(), "", 0
-        async with streamed(served, session, "chat/completions", HELLO) as events:
-            async for event in events:
-                text, count = text + text_of(event), count + 1
-        tokens = len(served.engine.calls[0][2].token_ids)
-        assert text == ("word " * 100).strip() and 3 < count < tokens / 4
+        async def send(message: Any) -> None:
+            sent.append(message)
+            await reads.wait()
 
-    serve(lambda prompt: "word " * 100, work)
+        out, stream = streams.Sending(send), streams.TurnStream()
+        out.leave = ended.set
+
+        async def work() -> Answered:
+            stream.begin(TurnText(Hermes()))
+            for number in range(2000):
+                stream.hear_text(5 * number, "word ")
+                await asyncio.sleep(0)
+            message = Message(role="assistant", content=whole)
+            stream.finish(message)
+            return Answered(message=message, finish="stop", prompt_tokens=1, sampled_tokens=2000)
+
+        sending = asyncio.ensure_future(out.forward(dialects.read("chat", {**HELLO, "stream": True}), stream, work()))
+        await ended.wait()
+        assert [message["type"] for message in sent] == ["http.response.start"]
+        reads.set()
+        await sending
+        bodies = [message["body"].decode() for message in sent[1:]]
+        lines = [line[6:] for line in "".join(bodies).splitlines() if line.startswith("data: {")]
+        assert len(bodies) == 2 and "".join(text_of(json.loads(line)) for line in lines) == whole
+
+    asyncio.run(main())
