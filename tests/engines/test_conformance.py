@@ -178,7 +178,7 @@ def test_tokens_are_told_on_the_way_and_change_nothing(run: Run) -> None:
             assert (completion.token_ids, completion.finish) == (plain.token_ids, plain.finish)
             assert completion.versions == plain.versions and close(completion.logprobs, plain.logprobs)
         assert told == [completion.token_ids[: len(tokens)] for tokens in told]
-        assert sorted(told, key=len) == told and sum(len(tokens) < 40 for tokens in told) >= 3
+        assert sorted(told, key=len) == told and len(told[0]) < 40
 
     run(test)
 
