@@ -137,7 +137,12 @@ class Sending:
         """Send a turn while it is being sampled. Cancelling this before it is whole gives it up in the engine too."""
         events = self._events = events_of(asked)
         turn = asyncio.ensure_future(work)
-        turn.add_done_callback(lambda _: (self.leave(), stream.news.set()))
+
+        def over(_: Any) -> None:
+            self.leave()
+            stream.news.set()
+
+        turn.add_done_callback(over)
         self._pushed = time.monotonic()
         try:
             while True:

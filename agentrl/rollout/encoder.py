@@ -128,9 +128,9 @@ class Encoder:
         known = self._bytes.get(token_id)
         if known is None:
             text = self.token(token_id)
-            values = [_BYTES.get(character) for character in text]
-            whole = None not in values
-            known = self._bytes[token_id] = bytes(values) if whole else text.encode()  # type: ignore[arg-type]
+            written = all(character in _BYTES for character in text)  # an added token stands for its own text
+            known = bytes(_BYTES[character] for character in text) if written else text.encode()
+            self._bytes[token_id] = known
         return known
 
     def harmless(self, value: Any, marks: Marks) -> Any:
