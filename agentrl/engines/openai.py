@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from agentrl.engines.openai_stream import OnText, StreamBroken, read_stream
 from agentrl.engines.spending import Spending
 from agentrl.errors import EngineError, UserError
 from agentrl.types import Finish, Message, ToolCall
@@ -78,6 +79,7 @@ class OpenaiEngine:
         self._backoff_s = backoff_s
         self.spending = spending or Spending(requests_per_minute=requests_per_minute)
         self._limit_key = "max_tokens"
+        self._streams = True
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
         self._counts = {"requests": 0, "answers": 0, "retries": 0, "prompt_tokens": 0, "tokens": 0}
@@ -116,8 +118,10 @@ class OpenaiEngine:
         seed: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         timeout_s: float | None = None,
+        on_text: OnText | None = None,
     ) -> Answer:
-        """Sample one assistant turn. `tools`: JSON schemas, as an environment gives them. `timeout_s`: per request."""
+        """Sample one assistant turn. `tools`: JSON schemas, as an environment gives them. `timeout_s`: per request.
+        `on_text` hears the message's text on the way, where the endpoint streams; the answer is the same."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [_message(message) for message in messages],
@@ -134,7 +138,8 @@ class OpenaiEngine:
         await self.spending.reserve(*reserved)
         taken = (0, 0)
         try:
-            answer = await self._exchange("/chat/completions", body, sum(reserved), timeout_s or self._timeout_s)
+            limit_s = timeout_s or self._timeout_s
+            answer = await self._exchange("/chat/completions", body, sum(reserved), limit_s, on_text)
             taken = (answer.prompt_tokens, answer.completion_tokens)
         finally:
             self.spending.settle(reserved, *taken)
@@ -155,7 +160,9 @@ class OpenaiEngine:
         """Return counters since the start."""
         return dict(self._counts)
 
-    async def _exchange(self, path: str, body: dict[str, Any], tokens: int, timeout_s: float) -> Answer:
+    async def _exchange(
+        self, path: str, body: dict[str, Any], tokens: int, timeout_s: float, on_text: OnText | None = None
+    ) -> Answer:
         """Send a request until it is answered; raise EngineError when the endpoint does not answer, `Refused` when it
         does, but not to this request."""
         self._counts["requests"] += 1
@@ -164,8 +171,11 @@ class OpenaiEngine:
             await self.spending.turn(tokens)
             wait = self._backoff_s * 2**attempt * (0.5 + random.random())
             began = time.monotonic()
+            asked = self._named(body)
+            if on_text is not None and self._streams:
+                asked |= {"stream": True, "stream_options": {"include_usage": True}}
             try:
-                status, headers, text = await self._post(path, self._named(body), timeout_s)
+                status, headers, text = await self._post(path, asked, timeout_s, on_text)
             except httpx.HTTPError as error:
                 problem, status = f"{type(error).__name__}: {error}", 0
                 if isinstance(error.__cause__, TimeoutError) and timeout_s < self._timeout_s:
@@ -180,6 +190,9 @@ class OpenaiEngine:
                     problem = f"{status}: {text[:500].decode(errors='replace')}"
                     if status == 400 and self._other_limit_key(problem):
                         continue
+                    if status in (400, 422) and "stream" in asked and "stream" in problem:  # it cannot: ask without
+                        self._streams = False
+                        continue
                     if status not in RETRIED:
                         break
                     wait = max(wait, _retry_after(headers))
@@ -191,7 +204,9 @@ class OpenaiEngine:
             raise EngineError(message)
         raise Refused(message, status)
 
-    async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> tuple[int, Mapping[str, str], bytes]:
+    async def _post(
+        self, path: str, body: Mapping[str, Any], timeout_s: float, on_text: OnText | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request and read its reply, up to a limit of bytes and seconds in all."""
         if self._http is None:
             raise EngineError("the OpenAI engine is not running; call start() first")
@@ -201,12 +216,17 @@ class OpenaiEngine:
             async with asyncio.timeout(timeout_s), self._http.stream("POST", path, json=body) as response:
                 if response.headers.get("content-encoding", "").lower() not in ENCODINGS:
                     return 200, {}, b"a reply in an encoding that was not asked for"
+                kind = response.headers.get("content-type", "")
+                if on_text is not None and response.status_code == 200 and kind.startswith("text/event-stream"):
+                    return 200, response.headers, await read_stream(response.aiter_bytes(), on_text, MAX_REPLY)
                 async for part in response.aiter_bytes():
                     parts.append(part)
                     size += len(part)
                     if size > MAX_REPLY:
                         return 200, {}, b"a reply of more than %d bytes" % MAX_REPLY
                 return response.status_code, response.headers, b"".join(parts)
+        except StreamBroken as error:
+            raise httpx.RemoteProtocolError(str(error)) from error
         except TimeoutError as error:
             raise httpx.ReadTimeout(f"no whole reply within {timeout_s:g} s") from error
 

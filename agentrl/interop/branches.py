@@ -299,7 +299,11 @@ def _without(segment: Segment, repeated: Sequence[Turn], end: int) -> Segment:
 
 
 def returned(said: Message, ids: Iterable[str]) -> Message:
-    """Return a parsed turn as the agent gets it: with ids of ours; all as text where a call cannot be read."""
+    """Return a parsed turn as the agent gets it: with ids of ours, and all as text where a call cannot be read.
+
+    Space before the first word is left out in every case: a stream cannot know which case it will be.
+    """
+    said = replace(said, content=said.content.lstrip())
     if any(call.error is not None for call in said.tool_calls):
         return replace(said, tool_calls=())
     fresh = iter(ids)

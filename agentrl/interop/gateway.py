@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentRLError, UserError
@@ -21,6 +23,7 @@ from agentrl.interop import answers, dialects
 from agentrl.interop.branches import TooLong
 from agentrl.interop.dialects import Dialect, Unsupported
 from agentrl.interop.session import LARGE, WAITING, Over, OverBudget, Session
+from agentrl.interop.streams import Sending, TurnStream
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -129,9 +132,9 @@ class Gateway:
         routes = []
         for prefix in ("/s/{session}/v1", "/v1", "/s/{session}"):
             routes += [
-                Route(f"{prefix}/chat/completions", self._asks("chat"), methods=["POST"]),
-                Route(f"{prefix}/responses", self._asks("responses"), methods=["POST"]),
-                Route(f"{prefix}/messages", self._asks("messages"), methods=["POST"]),
+                Route(f"{prefix}/chat/completions", _Turns(self, "chat"), methods=["POST"]),
+                Route(f"{prefix}/responses", _Turns(self, "responses"), methods=["POST"]),
+                Route(f"{prefix}/messages", _Turns(self, "messages"), methods=["POST"]),
                 Route(f"{prefix}/models", self._models, methods=["GET"]),
                 Route(f"{prefix}/tools", self._tools, methods=["GET"]),
                 Route(f"{prefix}/tools", self._tool, methods=["POST"]),
@@ -177,13 +180,9 @@ class Gateway:
         text = f"{request.method} {request.url.path[-100:]} is not served here: only {', '.join(SERVED)}"
         return _error("chat", 404, text)
 
-    def _asks(self, dialect: Dialect) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            return await self._guarded(request, dialect, lambda session, body: self._turn(session, dialect, body))
-
-        return endpoint
-
-    async def _guarded(self, request: Request, dialect: Dialect, serve: Callable[[Session, bytes], Any]) -> Response:
+    async def _guarded(
+        self, request: Request, dialect: Dialect, serve: Callable[[Session, bytes], Any], out: Sending | None = None
+    ) -> Response | None:
         """Serve one request of a session: whatever is wrong with it is answered, and counted for the session alone."""
         session = self._session(request)
         if session is None:
@@ -193,12 +192,16 @@ class Gateway:
             return _error(dialect, 429, f"more than {WAITING} requests are waiting", close=True)
         session.waiting += 1
         body = b""
+        place = ExitStack()
+        if out is not None:
+            out.leave = place.close  # a turn that is over needs no place, however slowly it is read
         try:
-            async with session.places:
-                if session.over.is_set():
-                    raise Over
-                body = await _body(request)
-                return await self._unless_gone(request, session, serve(session, body))  # type: ignore[no-any-return]
+            await session.places.acquire()
+            place.callback(session.places.release)
+            if session.over.is_set():
+                raise Over
+            body = await _body(request)
+            return await self._unless_gone(request, session, serve(session, body))  # type: ignore[no-any-return]
         except (Unsupported, TooLong, _Refused) as error:
             session.refuse(len(body))
             status = error.status if isinstance(error, _Refused) else 400
@@ -218,6 +221,7 @@ class Gateway:
         except Exception as error:
             return self._failed(session, dialect, error)
         finally:
+            place.close()
             session.waiting -= 1
 
     def _failed(self, session: Session, dialect: Dialect, error: Exception) -> Response:
@@ -240,20 +244,20 @@ class Gateway:
             gone.cancel()
             session.running.discard(task)
 
-    async def _turn(self, session: Session, dialect: Dialect, body: bytes) -> Response:
-        """Answer a request for a turn."""
-        from starlette.responses import JSONResponse, StreamingResponse
+    async def _turn(self, session: Session, dialect: Dialect, body: bytes, out: Sending) -> Response | None:
+        """Answer a request for a turn; None when it was sent as a stream."""
+        from starlette.responses import JSONResponse
 
         def read() -> dialects.Asked:
             return dialects.read(dialect, dialects.decode(body), session.memory, len(body))
 
         asked = await asyncio.to_thread(read) if len(body) > LARGE else read()
-        answer = await session.answer(asked)
         headers = {"agentrl-overridden": ", ".join(asked.overridden)} if asked.overridden else {}
         if not asked.stream:
-            return JSONResponse(answers.write(asked, answer), headers=headers)
-        headers["cache-control"] = "no-cache"
-        return StreamingResponse(_sent(answers.events(asked, answer)), media_type="text/event-stream", headers=headers)
+            return JSONResponse(answers.write(asked, await session.answer(asked)), headers=headers)
+        out.headers, stream = headers, TurnStream()
+        await out.forward(asked, stream, session.answer(asked, stream))
+        return None
 
     async def _models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
@@ -271,7 +275,7 @@ class Gateway:
             return self._unknown(request)
         return JSONResponse({"tools": list(session.tools), "messages": list(session.opening)})
 
-    async def _tool(self, request: Request) -> Response:
+    async def _tool(self, request: Request) -> Response | None:
         """Run a tool of the environment."""
         from starlette.responses import JSONResponse
 
@@ -285,7 +289,7 @@ class Gateway:
 
         return await self._guarded(request, "chat", run)
 
-    async def _step(self, request: Request) -> Response:
+    async def _step(self, request: Request) -> Response | None:
         """Carry out a turn of the policy as the built-in loop would."""
         from starlette.responses import JSONResponse
 
@@ -294,6 +298,28 @@ class Gateway:
             return JSONResponse({"messages": messages, "done": done})
 
         return await self._guarded(request, "chat", run)
+
+
+class _Turns:
+    """What answers requests for turns in a dialect: with a response, or with events as they come."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+        self.gateway, self.dialect = gateway, dialect
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        from starlette.requests import Request
+
+        request, out = Request(scope, receive, send), Sending(send)
+
+        def serve(session: Session, body: bytes) -> Any:
+            return self.gateway._turn(session, self.dialect, body, out)
+
+        response = await self.gateway._guarded(request, self.dialect, serve, out)
+        if response is not None and out.begun:
+            await out.fail(json.loads(bytes(response.body))["error"])
+        elif response is not None:
+            await response(scope, receive, send)
 
 
 class _Refused(Exception):
@@ -331,11 +357,6 @@ async def _hung_up(request: Request) -> None:
     """Return when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _sent(events: list[str]) -> AsyncIterator[str]:
-    for event in events:
-        yield event
 
 
 def _error(dialect: Dialect, status: int, text: str, *, code: str = "refused", close: bool = False) -> Response:

@@ -31,11 +31,14 @@ from agentrl.interop.branches import (
 )
 from agentrl.interop.dialects import Asked, Unsupported
 from agentrl.interop.session import LARGE, Opening, Session
+from agentrl.interop.streams import TurnStream
 from agentrl.recipe import AgentSection
 from agentrl.rollout.chat import FULL, read_answer, sendable
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, RolloutId
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
+from agentrl.rollout.tool_formats import Hermes
+from agentrl.rollout.turn_text import TurnText
 from agentrl.types import Completion, Message, Segment, Task
 
 CallOfAgent = tuple[bytes, Completion]
@@ -62,25 +65,35 @@ class TokenPolicy:
         self.calls: list[CallOfAgent] = []
         self._placing = asyncio.Lock()
 
-    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
+    async def answer(
+        self, session: Session, asked: Asked, turn: int, room: int, stream: TurnStream | None = None
+    ) -> Answered:
         """Lay the request onto its branch, sample the turn, and parse it."""
         async with self._placing:
             place = partial(self._place, session, asked)
             branch = await asyncio.to_thread(place) if asked.size > LARGE else place()
         start = len(branch.log)
-        completion = await sample(
-            self.engine,
-            branch.log,
-            min(room, self.budget.context - start),
-            params=self.sampling,
-            stop_token_ids=self.renderer.stop_token_ids,
-            seed=lambda part: self.rollout_id.sampling(self.task, turn, part),
-            name=f"{self.rollout_id.group}-{self.rollout_id.index}-{turn}",
-            retries=self.budget.retries,
-            note=lambda prompt, new: self.calls.append((branch.log.digest(), new)),
-        )
-        session.sampled += len(completion.token_ids)
         names = [schema["function"]["name"] for schema in asked.schemas]
+        if stream is not None:
+            stream.prompt_tokens = start
+            stream.begin(self.renderer.turn_text(names), self.renderer.token_decoder())
+        try:
+            completion = await sample(
+                self.engine,
+                branch.log,
+                min(room, self.budget.context - start),
+                params=self.sampling,
+                stop_token_ids=self.renderer.stop_token_ids,
+                seed=lambda part: self.rollout_id.sampling(self.task, turn, part),
+                name=f"{self.rollout_id.group}-{self.rollout_id.index}-{turn}",
+                retries=self.budget.retries,
+                note=lambda prompt, new: self.calls.append((branch.log.digest(), new)),
+                hear=stream.hear if stream is not None else None,
+            )
+        except asyncio.CancelledError:  # an agent that hangs up has used what was sampled for it
+            session.sampled += max(len(branch.log) - start, stream.sampled if stream is not None else 0)
+            raise
+        session.sampled += len(completion.token_ids)
         try:
             said = self.renderer.parse(completion.token_ids, names)
         except ValueError as error:  # no mistake of the request: the episode is replayed, as in the loop
@@ -96,6 +109,8 @@ class TokenPolicy:
             id=secrets.token_hex(12),
         )
         session.told(answer, said)
+        if stream is not None:
+            stream.finish(answer.message, completion.token_ids)
         return answer
 
     def _place(self, session: Session, asked: Asked) -> Branch:
@@ -196,14 +211,22 @@ class ChatPolicy:
         for asked, answer in earlier:
             self._earlier.setdefault(asked, deque()).append(answer)
 
-    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
+    async def answer(
+        self, session: Session, asked: Asked, turn: int, room: int, stream: TurnStream | None = None
+    ) -> Answered:
         """Ask the endpoint for a turn."""
         name = chain(b"", map(digest_of, asked.messages))
+        names = [schema["function"]["name"] for schema in asked.schemas]
+        if stream is not None:
+            stream.begin(TurnText(Hermes(), names))
         repeated = self._earlier.get(name)
-        answer = repeated.popleft() if repeated else await self._ask(asked, turn, room)
+        try:
+            answer = repeated.popleft() if repeated else await self._ask(asked, turn, room, stream)
+        except asyncio.CancelledError:
+            session.sampled += stream.sampled if stream is not None else 0
+            raise
         self.calls.append((name, answer))
         session.sampled += answer.completion_tokens
-        names = [schema["function"]["name"] for schema in asked.schemas]
         meant = read_answer(answer, names, lambda identifier: f"call_{secrets.token_hex(12)}")
         said = returned(meant, session.fresh_ids(meant))
         self._talks.append((*asked.messages, said))
@@ -216,9 +239,11 @@ class ChatPolicy:
             id=secrets.token_hex(12),
         )
         session.told(turn_told, meant)
+        if stream is not None:
+            stream.finish(said)
         return turn_told
 
-    async def _ask(self, asked: Asked, turn: int, room: int) -> Answer:
+    async def _ask(self, asked: Asked, turn: int, room: int, stream: TurnStream | None) -> Answer:
         """Ask the endpoint; a request that it refuses is the agent's, and one that it does not answer ends it all."""
         try:
             return await self.endpoint.chat(
@@ -228,6 +253,7 @@ class ChatPolicy:
                 top_p=self.sampling.top_p,
                 seed=self.rollout_id.sampling(self.task, turn),
                 tools=asked.schemas,
+                on_text=stream.hear_text if stream is not None else None,
             )
         except Refused as error:
             if error.status in (400, 413) and FULL.search(str(error)):

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from agentrl.interop.answers import Answered
 from agentrl.interop.branches import TooLong, digest_of
 from agentrl.interop.dialects import Asked, Memory, Parsed, Unsupported
+from agentrl.interop.streams import TurnStream
 from agentrl.recipe import AgentSection
 from agentrl.types import Ending, Message, Observation
 
@@ -59,8 +60,10 @@ class Policy(Protocol):
         """What the engine was asked, with its answers: another attempt repeats them."""
         ...
 
-    async def answer(self, session: Session, asked: Asked, turn: int, room: int) -> Answered:
-        """Answer one request with at most `room` tokens."""
+    async def answer(
+        self, session: Session, asked: Asked, turn: int, room: int, stream: TurnStream | None = None
+    ) -> Answered:
+        """Answer one request with at most `room` tokens; `stream` hears of them on the way."""
         ...
 
     def conversation(self, answer: str | None) -> tuple[Message, ...]:
@@ -141,7 +144,7 @@ class Session:
             self.ending = self.ending or "agent_error"
             self.over.set()
 
-    async def answer(self, asked: Asked) -> Answered:
+    async def answer(self, asked: Asked, stream: TurnStream | None = None) -> Answered:
         """Answer one request within the budgets."""
         self.overridden.update(asked.overridden)
         if self._next_turn >= self._turns:
@@ -152,7 +155,7 @@ class Session:
             room = await self._reserve(asked.max_tokens)
             began = perf_counter()
             try:
-                answer = await self.policy.answer(self, asked, turn, room)
+                answer = await self.policy.answer(self, asked, turn, room, stream)
             finally:
                 self.seconds += perf_counter() - began
         except BaseException as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
@@ -90,6 +92,7 @@ class Encoder:
         self.control = re.compile(f"(?=({choice}))" if choice else r"(?!)")
         """Finds every place that spells one, overlapping places too."""
         self._longest = max(map(len, self.literals), default=0)
+        self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str) -> list[int]:
         """Tokenise our own text: control tokens in it are meant."""
@@ -107,6 +110,28 @@ class Encoder:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, control tokens included."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+
+    @cached_property
+    def decoder_state(self) -> Any:
+        """The tokenizer's decoder as JSON data; None where it does not tell."""
+        try:
+            return json.loads(self._backend.decoder.__getstate__())
+        except (AttributeError, TypeError, ValueError):
+            return None
+
+    def token(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it; "" for one that it lacks."""
+        return str(self._backend.id_to_token(token_id) or "")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for in a tokenizer whose decoder is ByteLevel."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            text = self.token(token_id)
+            written = all(character in _BYTES for character in text)  # an added token stands for its own text
+            known = bytes(_BYTES[character] for character in text) if written else text.encode()
+            self._bytes[token_id] = known
+        return known
 
     def harmless(self, value: Any, marks: Marks) -> Any:
         """Return JSON data with a cut inside every control token that its strings spell."""
@@ -171,6 +196,14 @@ class Encoder:
         return ids, places
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte behind each character with which byte-level tokenizers write their tokens."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+_BYTES = _byte_alphabet()
 _START, _END = itemgetter(0), itemgetter(1)
 _OBSERVED = bytes([Source.OBSERVATION])
 USUAL = Marks()

@@ -33,6 +33,7 @@ from agentrl.rollout.tool_formats import (
     split_thinking,
     stray_calls,
 )
+from agentrl.rollout.turn_text import TokenDecoder, TurnText
 from agentrl.types import Message, Role, ToolCall
 
 CACHED = 1024
@@ -152,6 +153,14 @@ class Renderer:
         broken = any(call.error is not None for call in parsed.calls)  # then the text itself is the only record of it
         content = rest.strip() if broken else parsed.content
         return Message(role="assistant", content=content, tool_calls=parsed.calls, thinking=thinking)
+
+    def turn_text(self, tools: Container[str] = ()) -> TurnText:
+        """Return what tells the settled beginning of `parse` while a turn is being sampled."""
+        return TurnText(self.tool_format, tools, thinks=self._thinks)
+
+    def token_decoder(self) -> TokenDecoder:
+        """Return what decodes a turn's tokens as they come."""
+        return TokenDecoder(self.encoder, self.stop_token_ids)
 
     def write(self, message: Message) -> tuple[int, ...]:
         """Return the tokens of an assistant message as a policy would sample them, end of turn included."""

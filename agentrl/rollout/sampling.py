@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from agentrl.engines.base import Sampling
@@ -44,22 +45,26 @@ async def sample(
     name: str,
     retries: int,
     note: Callable[[tuple[int, ...], Completion], None],
+    hear: Callable[[int, Sequence[int]], None] | None = None,
 ) -> Completion:
     """Sample one turn over as many requests as it takes: what an abort left is kept and continued.
 
-    `seed` gives the seed of each part of the turn; `note` is given every prompt with its completion.
+    `seed` gives the seed of each part of the turn; `note` is given every prompt with its completion. `hear` is told
+    the turn's tokens while they are sampled: the place of the first, and those from there on.
     """
     sampled: Completion | None = None
     part = empty = failures = 0
     while True:
         prompt = log.prompt()
+        count = len(sampled.token_ids) if sampled else 0
         sampling = Sampling(
-            max_tokens=room - (len(sampled.token_ids) if sampled else 0),
+            max_tokens=room - count,
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
             seed=seed(part),
             stop_token_ids=stop_token_ids,
+            on_tokens=partial(hear, count) if hear is not None else None,
         )
         try:
             new = await engine.generate(prompt, sampling, request_id=f"{name}-{part}")
@@ -74,6 +79,8 @@ async def sample(
         if len(new.token_ids) > sampling.max_tokens or (new.finish == "stop" and not new.token_ids):
             raise EngineError(f"asked for 1 to {sampling.max_tokens} tokens, the engine gave {len(new.token_ids)}")
         log.append_sampled(prompt, new)
+        if hear is not None:
+            hear(count, new.token_ids)
         sampled = new if sampled is None else _joined(sampled, new)
         if new.finish != "abort":
             return sampled

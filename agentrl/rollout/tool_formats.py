@@ -50,12 +50,28 @@ class ToolFormat(Protocol):
 
     def read(self, text: str) -> Read: ...
 
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        """Return where a call begins, or may begin at the end of a text that is still being sampled, from `place` on;
+        the text's length without one, None while all of it may be a call. The content begins at `begin`."""
+
+    def opens(self, text: str, place: int) -> bool:
+        """Tell whether a call begins at a place, whatever follows."""
+
     def write(self, content: str, calls: Sequence[ToolCall]) -> str: ...
 
 
 def dump(value: Any) -> str:
     """Return JSON as models write it: readable unicode, a space after each colon and comma."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def may_begin(text: str, tag: str, place: int) -> int:
+    """Return where a tag begins from `place` on, or may begin at the text's end; the text's length without one."""
+    start = text.find(tag, place)
+    if start >= 0:
+        return start
+    longest = min(len(tag) - 1, len(text) - place)
+    return len(text) - next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 class _Refused(ValueError):
@@ -195,7 +211,19 @@ def bounded(calls: list[ToolCall], count: int) -> tuple[ToolCall, ...]:
     return (*calls[:MAX_CALLS], refused)
 
 
-class Hermes:
+class _Tagged:
+    """A tool format whose calls begin with a tag, wherever they stand."""
+
+    _open: str
+
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        return may_begin(text, self._open, place)
+
+    def opens(self, text: str, place: int) -> bool:
+        return text.startswith(self._open, place)
+
+
+class Hermes(_Tagged):
     """JSON calls in `<tool_call>` tags; several may follow each other."""
 
     name = "hermes"
@@ -255,7 +283,7 @@ class Hermes:
         return "\n".join([content] * bool(content) + blocks)
 
 
-class Mistral:
+class Mistral(_Tagged):
     """A JSON list of calls after the control token [TOOL_CALLS]."""
 
     name = "mistral"
@@ -296,6 +324,10 @@ class Llama:
     name = "llama"
     form = '{"name": "...", "parameters": {...}} and nothing else'
     _looks = re.compile(r'\s*(<\|python_tag\|>\s*)?\{\s*"(name|parameters)"\s*:')
+    _may_look = re.compile(  # what may still become that
+        r'\s*+(?:<[|a-z_]{0,12}+|<\|python_tag\|>\s*+(?:\{\s*+(?:"[a-z]{0,10}+(?:"\s*+)?)?)?'
+        r'|\{\s*+(?:"[a-z]{0,10}+(?:"\s*+)?)?)?\Z'
+    )
 
     def read(self, text: str) -> Read:
         looks = self._looks.match(text)
@@ -308,6 +340,13 @@ class Llama:
             return Read("", (_call(value, "parameters"),))
         except _Refused as error:
             return Read("", (_broken(str(error), self.form),))
+
+    def held(self, text: str, begin: int, place: int) -> int | None:
+        first = place <= begin and (self._looks.match(text, begin) or self._may_look.match(text, begin))
+        return None if first else len(text)
+
+    def opens(self, text: str, place: int) -> bool:
+        return False
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         if not calls:
@@ -329,7 +368,7 @@ def _space(text: str, place: int) -> int:
     return place
 
 
-_STRAY = re.compile(
+STRAY = re.compile(
     r'\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"(?:name|function|function_name|tool|tool_name)"\s*+:\s*+"([^"\\\n]{1,64})"\s*+,'
     r'\s*+"(?:arguments|parameters)"\s*+:\s*+\{'
 )
@@ -346,7 +385,7 @@ def stray_calls(text: str, tools: Container[str], form: str) -> Read | None:
     """
     calls: list[ToolCall] = []
     content, place = "", 0
-    while (start := _STRAY.search(text, place)) is not None:
+    while (start := STRAY.search(text, place)) is not None:
         if start.group(1) not in tools:
             place = start.end()
             continue

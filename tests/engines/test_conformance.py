@@ -10,6 +10,7 @@ import asyncio
 import copy
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,9 +164,36 @@ def test_a_token_that_is_not_the_models_fails_alone(run: Run) -> None:
     run(test)
 
 
+def test_tokens_are_told_on_the_way_and_change_nothing(run: Run) -> None:
+    """What is told only grows, is the beginning of what is returned, and comes long before it."""
+
+    async def test(engine: Engine) -> None:
+        told: list[tuple[int, ...]] = []
+        sampling = Sampling(max_tokens=40, temperature=0.0)
+        plain = await engine.generate(PROMPT, sampling)
+        completion = await engine.generate(
+            PROMPT, replace(sampling, on_tokens=lambda tokens: told.append(tuple(tokens)))
+        )
+        if not ON_GPU:
+            assert (completion.token_ids, completion.finish) == (plain.token_ids, plain.finish)
+            assert completion.versions == plain.versions and close(completion.logprobs, plain.logprobs)
+        assert told == [completion.token_ids[: len(tokens)] for tokens in told]
+        assert sorted(told, key=len) == told and len(told[0]) < 40
+
+    run(test)
+
+
 async def cancelled(engine: Engine, wait: float) -> int:
-    """How many of eight were cancelled on their way; the others had sampled the model's own end by then."""
-    tasks = [asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=3500, seed=i))) for i in range(8)]
+    """How many of eight were cancelled on their way; the others had sampled the model's own end by then. Every other
+    one is a stream."""
+    tasks = [
+        asyncio.ensure_future(
+            engine.generate(
+                PROMPT, Sampling(max_tokens=3500, seed=i, on_tokens=(lambda tokens: None) if i % 2 else None)
+            )
+        )
+        for i in range(8)
+    ]
     await asyncio.sleep(wait)
     for task in tasks:
         task.cancel()
@@ -211,10 +239,15 @@ def changed(model: Any) -> Any:
 
 
 async def published_on_the_way(engine: Engine, other: Any, wait: float) -> Completion:
-    task = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=400, seed=9)))
+    """A completion of a stream during which weights change; what is told only grows."""
+    told: list[tuple[int, ...]] = []
+    sampling = Sampling(max_tokens=400, seed=9, on_tokens=lambda tokens: told.append(tuple(tokens)))
+    task = asyncio.ensure_future(engine.generate(PROMPT, sampling))
     await asyncio.sleep(wait)
     await engine.publish(Weights(version=1, tensors=dict(other.named_parameters())))
-    return await task
+    completion = await task
+    assert told == [completion.token_ids[: len(tokens)] for tokens in told]
+    return completion
 
 
 async def mixed(engine: Engine, model: Any, other: Any) -> Completion:

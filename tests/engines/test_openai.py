@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,14 @@ def test_a_judge_on_a_real_endpoint_repeats_itself(server: Server) -> None:
             answer = await engine.chat(HELLO, max_tokens=8, temperature=0.0)
             assert answer.message == Message(role="assistant", content=first)
             assert (answer.finish, answer.completion_tokens) == ("length", 8)
-            assert engine.statistics()["tokens"] == 24
+            pieces: list[tuple[int, str]] = []
+            streamed = await engine.chat(
+                HELLO, max_tokens=8, temperature=0.0, on_text=lambda start, text: pieces.append((start, text))
+            )
+            assert replace(streamed, seconds=0.0) == replace(answer, seconds=0.0)
+            assert "".join(text for _, text in pieces) == first and len(pieces) > 1
+            assert [start for start, _ in pieces] == [len(first[:start]) for start, _ in pieces]
+            assert engine.statistics()["tokens"] == 32
         finally:
             await engine.close()
 

@@ -97,7 +97,9 @@ def test_a_server_too_old_to_say_versions(opened: Any, model: Any, forward: Forw
             engine._spans = False
             wait = 0.1
             while True:
-                task = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=400)))
+                told: list[tuple[int, ...]] = []
+                sampling = Sampling(max_tokens=400, on_tokens=lambda tokens, told=told: told.append(tuple(tokens)))
+                task = asyncio.ensure_future(engine.generate(PROMPT, sampling))
                 await asyncio.sleep(wait)
                 await engine.publish(Weights(version=1, tensors=scaled(model, 1.1)))
                 completion = await task
@@ -108,6 +110,8 @@ def test_a_server_too_old_to_say_versions(opened: Any, model: Any, forward: Forw
             old = completion.versions.count(0)
             assert completion.versions == (0,) * old + (1,) * (len(completion.versions) - old)
             assert close(completion.logprobs[:old], forward(PROMPT, completion.token_ids)[:old])
+            # A stream goes on over the abort: what was told only grows.
+            assert told == [completion.token_ids[: len(tokens)] for tokens in told] and len(told[-1]) > old
 
     asyncio.run(main())
 

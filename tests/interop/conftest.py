@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,8 @@ class Speaker:
         self.calls: list[tuple[tuple[int, ...], Sampling, Completion]] = []
         self.version = 7
         self.delay = 0.0
+        self.pace: Callable[[int], Awaitable[None]] | None = None
+        """Awaited before each token that is told, with its number; without it nothing is told on the way."""
         self.running = self.most = 0
 
     def spell(self, text: str) -> list[int]:
@@ -94,9 +96,13 @@ class Speaker:
         try:
             await asyncio.sleep(self.delay)
             text = self.says(self.renderer.decode(token_ids))
+            tokens = (*self.spell(text), self.renderer.end_of_turn)[: sampling.max_tokens]
+            if self.pace is not None and sampling.on_tokens is not None:
+                for number in range(len(tokens)):
+                    await self.pace(number)
+                    sampling.on_tokens(tokens[: number + 1])
         finally:
             self.running -= 1
-        tokens = (*self.spell(text), self.renderer.end_of_turn)[: sampling.max_tokens]
         completion = Completion(
             token_ids=tokens,
             logprobs=tuple(-(1 + i % 7) / 8 for i in range(len(tokens))),

@@ -42,12 +42,17 @@ def test_chat_completions(serve: Any, stream: bool) -> None:
                 data = response.json()
                 choice = data["choices"][0]
                 return choice["message"], choice["finish_reason"], data["usage"]["completion_tokens"]
-            chunks = events(response.text)
             assert response.text.endswith("data: [DONE]\n\n")
-            message = chunks[0]["choices"][0]["delta"]
-            for call in message.get("tool_calls", []):
-                assert call.pop("index") == 0
-            return message, chunks[1]["choices"][0]["finish_reason"], chunks[2]["usage"]["completion_tokens"]
+            *chunks, last, usage = events(response.text)
+            message: dict[str, Any] = {}
+            for chunk in chunks:
+                delta = chunk["choices"][0]["delta"]
+                if delta.get("content"):
+                    delta["content"] = (message["content"] or "") + delta["content"]
+                for call in delta.get("tool_calls", []):
+                    assert call.pop("index") == 0
+                message |= delta
+            return message, last["choices"][0]["finish_reason"], usage["usage"]["completion_tokens"]
 
         said, why, count = await ask()
         assert (said["role"], said["content"], why) == ("assistant", None, "tool_calls")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,10 @@ from agentrl.types import Finish
 
 TURN_TIMEOUT_S = 3600.0
 """The longest that one turn may take to sample."""
+
+
+STREAM_INTERVAL = 8
+"""Tokens between two messages of a stream: each repeats all tokens before it, unless the server sends what is new."""
 
 
 class ConnectionBroken(EngineError):
@@ -54,6 +58,7 @@ class Client:
         self._diagnose = diagnose
         self._info: dict[str, Any] | None = None
         self._known: dict[str, bool] = {}
+        self._interval = STREAM_INTERVAL
         # SGLang closes a connection after 5 idle seconds; ours closes first, so that no request meets a closing one.
         # aiohttp takes 0.3 ms of CPU per request with 256 connections open; httpx took 8 ms, its pool scans them all.
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0))
@@ -104,12 +109,17 @@ class Client:
         return True
 
     async def _exchange(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[bytes]] = aiohttp.ClientResponse.read,
     ) -> tuple[int, bytes]:
         limit = aiohttp.ClientTimeout(total=timeout_s, connect=30.0)
         try:
             async with self._http.request(method, self.url + path, json=body, timeout=limit) as response:
-                return response.status, await response.read()
+                return response.status, await read(response)
         except TimeoutError as error:
             raise EngineError(f"SGLang at {self.url} did not answer {path} within {timeout_s:.0f} s") from error
         except aiohttp.ClientError as error:
@@ -136,9 +146,20 @@ class Client:
         body |= {"return_logprob": True, "logprob_start_len": -1}
         if adapter is not None:
             body["lora_path"] = adapter
+        stream: Stream | None = None
+        if sampling.on_tokens is not None:
+            stream = Stream(sampling.on_tokens, bool((await self.info()).get("incremental_streaming_output")))
+            body["stream"] = True
+            if self._interval:
+                params["stream_interval"] = self._interval
         self.load += 1
         try:
-            status, text = await self._exchange("POST", "/generate", body, TURN_TIMEOUT_S)
+            read = aiohttp.ClientResponse.read if stream is None else stream.read
+            status, text = await self._exchange("POST", "/generate", body, TURN_TIMEOUT_S, read)
+            if status == 400 and stream is not None and b"stream_interval" in text:  # an older server
+                self._interval = 0
+                del params["stream_interval"]
+                status, text = await self._exchange("POST", "/generate", body, TURN_TIMEOUT_S, read)
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.ensure_future(self._abort(request_id)))
             raise
@@ -147,7 +168,7 @@ class Client:
         if status != 200:
             raise EngineError(f"SGLang at {self.url} answered {status}: {text[:500].decode(errors='replace')}")
         try:
-            return _reply(json.loads(text))
+            return _reply(json.loads(text) if stream is None else stream.whole(json.loads(text or b"null")))
         except ValueError as error:
             raise EngineError(f"SGLang sent a reply that is not JSON: {text[:300]!r}") from error
 
@@ -158,6 +179,66 @@ class Client:
     async def abort_all(self) -> None:
         """Abort every request; each answers with the tokens it has."""
         await self._exchange("POST", "/abort_request", {"abort_all": True, "rid": ""}, 30.0)
+
+
+class Stream:
+    """Reads the messages of a streamed reply and tells of its tokens; `whole` is what a plain reply would have been."""
+
+    def __init__(self, on_tokens: Callable[[Sequence[int]], None], incremental: bool) -> None:
+        """`incremental`: each message holds only what is new."""
+        self._on_tokens, self._incremental = on_tokens, incremental
+        self._ids: list[int] = []
+        self._pairs: list[Any] = []
+
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the last message, or the whole body of a reply that is no stream."""
+        if response.status != 200 or response.content_type != "text/event-stream":
+            return await response.read()
+        rest = last = b""
+        async for part in response.content.iter_any():
+            *lines, rest = (rest + part).split(b"\n")
+            messages = [line[6:] for line in lines if line.startswith(b"data: ") and line != b"data: [DONE]"]
+            if not messages:
+                continue
+            last = messages[-1]
+            for message in messages if self._incremental else messages[-1:]:
+                self._hear(message)
+        return last
+
+    def _hear(self, message: bytes) -> None:
+        start = message.find(b'"output_ids":[')  # in a string of the message its quotes would be escaped
+        if start < 0:
+            return
+        if self._incremental:
+            content = json.loads(message)
+            self._ids += content["output_ids"]
+            self._pairs += content["meta_info"].get("output_token_logprobs") or []
+        else:
+            self._ids = json.loads(message[start + 13 : message.index(b"]", start) + 1])
+        if self._ids:
+            self._on_tokens(self._ids)
+
+    def whole(self, content: Any) -> dict[str, Any]:
+        """Return the last message as a plain reply says it; raise EngineError where the stream ended otherwise."""
+        error = content.get("error") if isinstance(content, dict) else {"message": "a stream without messages"}
+        reason = {} if error else (content.get("meta_info") or {}).get("finish_reason") or {}
+        if reason.get("type") == "abort" and (reason.get("status_code") or 0) >= 400:
+            error = reason
+        if error:
+            raise EngineError(
+                f"SGLang answered: {str(error.get('message') if isinstance(error, dict) else error)[:500]}"
+            )
+        if not reason:
+            raise ConnectionBroken("SGLang ended a stream before the turn was over")
+        if self._incremental:
+            content["output_ids"], content["meta_info"]["output_token_logprobs"] = self._ids, self._pairs
+        return content  # type: ignore[no-any-return]
+
+
+def after(tokens: Sequence[int], tell: Callable[[Sequence[int]], None]) -> Callable[[Sequence[int]], None]:
+    """Return what tells of tokens that continue those of an aborted request."""
+    before = tuple(tokens)
+    return lambda new: tell([*before, *new])
 
 
 def _reply(content: dict[str, Any]) -> Reply:

@@ -25,7 +25,7 @@ from agentrl import seeds
 from agentrl.engines.base import NO_ROOM, Sampling, Weights, room
 from agentrl.engines.sglang.adapters import Adapters
 from agentrl.engines.sglang.buckets import ServersLost
-from agentrl.engines.sglang.client import Client, ConnectionBroken
+from agentrl.engines.sglang.client import Client, ConnectionBroken, after
 from agentrl.engines.sglang.routing import Router, of_group
 from agentrl.engines.sglang.server import Server
 from agentrl.engines.sglang.together import FLUSH, PAUSE, RETRACT, abort_all, call_all, silent
@@ -225,6 +225,8 @@ class SglangEngine:
             rest = replace(sampling, max_tokens=sampling.max_tokens - len(tokens))
             if tokens and sampling.seed is not None:
                 rest = replace(rest, seed=seeds.derive(sampling.seed, "resumed", len(tokens)))
+            if tokens and sampling.on_tokens is not None:
+                rest = replace(rest, on_tokens=after(tokens, sampling.on_tokens))
             name = self._unique(request_id or "agentrl")
             try:
                 reply = await client.generate(prompt + tokens, rest, name, adapter=self._loaded.current)

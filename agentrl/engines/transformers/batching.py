@@ -14,6 +14,7 @@ import concurrent.futures
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,8 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    tell: Callable[[list[int]], None] | None = None
+    """Called after each token, in the batch's thread."""
 
     def settle(self, result: Finish | EngineError) -> None:
         """Give the tokens sampled so far, or an error, to the caller, unless it has cancelled the request."""
@@ -345,6 +348,8 @@ class Batch:
             request.tokens.append(token)
             request.logprobs.append(logprob)
             request.versions.append(self.version)
+            if request.tell is not None:
+                request.tell(request.tokens)
             slot.ids[slot.length] = token
             slot.length += 1
             if token in request.sampling.stop_token_ids:

@@ -13,8 +13,8 @@ import asyncio
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,8 @@ class TransformersEngine:
             return NO_ROOM
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed & (1 << 64) - 1
         request = Request(prompt, replace(sampling, max_tokens=limit), seed)
+        if sampling.on_tokens is not None:
+            request.tell = _teller(sampling.on_tokens)
         with self._wake:
             self._inbox.append(request)
             self._wake.notify()
@@ -185,3 +187,21 @@ class TransformersEngine:
             held = checksum({name: mine[name] for name in tensors})
             if held != weights.checksum:
                 raise EngineError("the weights changed while they were copied: publish between two learner steps")
+
+
+def _teller(on_tokens: Callable[[Sequence[int]], None]) -> Callable[[list[int]], None]:
+    """Return what tells the event loop of new tokens from another thread; what it has not heard yet comes together."""
+    loop = asyncio.get_running_loop()
+    waiting = threading.Event()
+
+    def heard(tokens: list[int]) -> None:
+        waiting.clear()
+        on_tokens(tokens)
+
+    def tell(tokens: list[int]) -> None:
+        if not waiting.is_set():
+            waiting.set()
+            with suppress(RuntimeError):  # the loop is closed, and nobody listens
+                loop.call_soon_threadsafe(heard, tokens)
+
+    return tell
