@@ -87,7 +87,9 @@ class SharedStatistics(TokenStatistics):
 class ShardOptimizer(Optimizer):
     """AdamW over this rank's parts of the parameters, as plain tensors; the gradient's norm is that of all shards."""
 
-    def __init__(self, learner: RankLearner, parameters: dict[str, torch.nn.Parameter], section: LearnerSection) -> None:
+    def __init__(
+        self, learner: RankLearner, parameters: dict[str, torch.nn.Parameter], section: LearnerSection
+    ) -> None:
         super().__init__(parameters, section)
         self.exchange = learner.exchange
         self._drop_gathered = learner.gather_nothing

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,10 @@ def test_an_update_that_hangs_is_given_up(opened: Any, model: Any) -> None:
     asyncio.run(main())
 
 
+def keep(told: list[tuple[int, ...]], tokens: Sequence[int]) -> None:
+    told.append(tuple(tokens))
+
+
 def test_a_server_too_old_to_say_versions(opened: Any, model: Any, forward: Forward) -> None:
     """Requests are aborted, keep their tokens and version, and send their prefix again under the new weights."""
 
@@ -98,7 +103,7 @@ def test_a_server_too_old_to_say_versions(opened: Any, model: Any, forward: Forw
             wait = 0.1
             while True:
                 told: list[tuple[int, ...]] = []
-                sampling = Sampling(max_tokens=400, on_tokens=lambda tokens, told=told: told.append(tuple(tokens)))
+                sampling = Sampling(max_tokens=400, on_tokens=partial(keep, told))
                 task = asyncio.ensure_future(engine.generate(PROMPT, sampling))
                 await asyncio.sleep(wait)
                 await engine.publish(Weights(version=1, tensors=scaled(model, 1.1)))

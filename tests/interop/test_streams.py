@@ -137,7 +137,8 @@ def test_the_openai_sdk_reads_both_of_its_streams(serve: Any) -> None:
             told, plainly = got.choices[0].message, plain.choices[0].message
             assert (told.content, got.choices[0].finish_reason) == (plainly.content, plain.choices[0].finish_reason)
             assert got.usage == plain.usage and kinds.count("content.delta") >= 2
-            (call,), (other,) = told.tool_calls or (), plainly.tool_calls or ()
+            assert told.tool_calls is not None and plainly.tool_calls is not None
+            (call,), (other,) = told.tool_calls, plainly.tool_calls
             assert (call.function.name, call.function.arguments) == (other.function.name, other.function.arguments)
             calls = [
                 {
@@ -293,7 +294,8 @@ def test_an_aborted_turn_continues_in_the_same_stream(serve: Any) -> None:
         async def generate(token_ids: Any, sampling: Any, *, request_id: str = "") -> Completion:
             if not request_id.endswith("-0"):
                 served.engine.says = lambda prompt: SAID[SAID.index(" 🙂") :]
-                return await whole(token_ids, sampling, request_id=request_id)
+                rest: Completion = await whole(token_ids, sampling, request_id=request_id)
+                return rest
             served.engine.says = lambda prompt: SAID[: SAID.index(" 🙂")]
             done = await whole(token_ids, sampling, request_id=request_id)
             return Completion(
@@ -448,7 +450,7 @@ def test_a_hundred_streams_that_nobody_reads(serve: Any) -> None:
         writers = []
         for _ in range(100):
             _, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port, limit=1024)
-            writer.transport.pause_reading()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             writers.append(writer)
         while session.counts["turns"] < 100:
