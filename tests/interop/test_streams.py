@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import openai
@@ -218,12 +218,18 @@ def test_a_stream_stays_open_while_weights_change(serve: Any, path: str, monkeyp
         session = served.open()
         headers = {"authorization": f"Bearer {session.key}"}
         body = {**DIALECTS[path], "stream": True}
-        async with served.gate.closed():
-            asking = asyncio.ensure_future(served.client.post(f"/v1/{path}", json=body, headers=headers))
-            await asyncio.sleep(0.3)
-            assert not served.engine.calls
-        text = (await asking).text
-        assert text.startswith(": waiting\n\n: waiting\n\n") and text.count("Let me look") >= 1
+        async with AsyncExitStack() as closed:
+            await closed.enter_async_context(served.gate.closed())
+            async with served.client.stream("POST", f"/v1/{path}", json=body, headers=headers) as response:
+                chunks = response.aiter_text()
+                text = ""
+                while text.count(": waiting\n\n") < 2:
+                    text += await anext(chunks)
+                assert not served.engine.calls and not text.replace(": waiting\n\n", "")
+                await closed.aclose()
+                async for chunk in chunks:
+                    text += chunk
+        assert text.count("Let me look") >= 1
 
     serve(lambda prompt: SAID, work)
 
