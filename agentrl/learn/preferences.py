@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from agentrl.learn.preference_losses import BETA, NEEDS_REFERENCE, kto_losses, l
 from agentrl.recipe import WarmStartSection
 from agentrl.rollout.examples import Example
 from agentrl.types import Segment, TrainingSample
-
-if TYPE_CHECKING:
-    from agentrl.learn.learner import Learner
 
 WARMUP = 10
 """Steps over which the learning rate rises, as in sft.py."""
@@ -51,7 +48,7 @@ class Preferred:
 
 
 def train(
-    learner: Learner,
+    learner: Any,
     examples: Sequence[Example],
     section: WarmStartSection,
     *,
@@ -62,7 +59,7 @@ def train(
     ranks: int = 1,
     whole: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Preferred:
-    """Train the policy in place as the section says. With ranks, all of them call this with the same arguments, and
+    """Train the policy of a `Learner` in place as the section says. With ranks, all of them call this with the same arguments, and
     `whole` adds up numbers over them."""
     return _Trainer(learner, examples, section, seed, rank, ranks, whole).train(say, progress)
 
@@ -70,7 +67,7 @@ def train(
 class _Trainer:
     def __init__(
         self,
-        learner: Learner,
+        learner: Any,
         examples: Sequence[Example],
         section: WarmStartSection,
         seed: int,
