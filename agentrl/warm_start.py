@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from agentrl import initial_policy, seeds
 from agentrl.assembly import Run
@@ -124,12 +125,12 @@ async def learn_from(run: Run, data: Examples) -> None:
         say(
             f"warning: {len(lines)} trajectories have the prompt of a held-out task, first line {lines[0]}", always=True
         )
-    options = {
+    options: dict[str, Any] = {
         "seed": seeds.derive(recipe.run.seed, "warm start"),
         "say": run.progress.detail,
         "progress": lambda done, total: run.progress.phase("warm start", done, total),
     }
-    row = {"warm_start/examples": len(data.examples), "warm_start/data": data.digest}
+    row: dict[str, Any] = {"warm_start/examples": len(data.examples), "warm_start/data": data.digest}
     if recipe.warm_start.loss == "sft":
         trajectories = [example.as_trajectory() for example in data.examples]
         loss = await asyncio.to_thread(run.learner.fine_tune, trajectories, recipe.warm_start, **options)

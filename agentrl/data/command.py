@@ -105,7 +105,7 @@ def _lines(
     return _exact(_bounded(clean, per_task, counts), form, counts)
 
 
-def _clean(ones: Iterable[One], contamination: Contamination, counts: Counter[str]) -> list[One]:
+def _clean(ones: Sequence[One], contamination: Contamination, counts: Counter[str]) -> list[One]:
     """Leave out what a policy will be judged by."""
     kept: list[One] = []
     looked: set[Path] = set()

@@ -22,7 +22,7 @@ from agentrl.evaluation import seen_hashes
 from agentrl.recipe import Recipe
 from agentrl.rollout.data_lines import LineError, messages_of, read_lines
 from agentrl.rollout.runtimes import makers
-from agentrl.types import Task
+from agentrl.types import Split, Task
 
 DUPLICATE_WORDS = 5
 """Words of a shingle by which near duplicates are told."""
@@ -34,6 +34,7 @@ OVERLAP = 0.8
 """Share of the shorter text's shingles that the other must hold."""
 HELDOUT_TASKS = 1000
 """Tasks of each held-out split and level that are looked at, where there is no end of them."""
+HELDOUT: tuple[Split, ...] = ("heldout", "test")
 TEXT_KEYS = ("prompt", "question", "problem", "instruction", "input", "text", "query")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -115,7 +116,7 @@ class Contamination:
         for section in recipe.envs:
             environment = made[section.name]
             chosen = {*(section.levels or environment.levels), *((recipe.eval.levels if recipe.eval else None) or ())}
-            for split in ("heldout", "test"):
+            for split in HELDOUT:
                 for level in sorted(chosen) if split in environment.splits else ():
                     size = environment.size_of(split, level)
                     tasks = (task_of(environment, split, level, i) for i in range(min(wanted, size or wanted)))

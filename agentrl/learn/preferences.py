@@ -59,8 +59,8 @@ def train(
     ranks: int = 1,
     whole: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Preferred:
-    """Train the policy of a `Learner` in place as the section says. With ranks, all of them call this with the same arguments, and
-    `whole` adds up numbers over them."""
+    """Train a learner's policy in place as the section says. With ranks, all of them call this with the same arguments,
+    and `whole` adds up numbers over them."""
     return _Trainer(learner, examples, section, seed, rank, ranks, whole).train(say, progress)
 
 
@@ -96,7 +96,7 @@ class _Trainer:
         every = max(1, total // 10)
         history: list[tuple[float, float, float]] = []
         skipped = row = 0
-        recent = (math.nan,) * 3
+        recent: tuple[float, ...] = (math.nan,) * 3
         with learner._scorer.at(temperature=1.0), packed(learner._inner):
             if self.loss in NEEDS_REFERENCE:
                 self._measure_reference(say)
@@ -118,7 +118,7 @@ class _Trainer:
                     text = f"warm start: step {step + 1} of {total}, loss {recent[0]:.4f}"
                     say(f"{text}, margin {recent[1]:.3f}, right {recent[2]:.0%}")
         learner.model.eval()
-        return Preferred(*recent, total, skipped)
+        return Preferred(loss=recent[0], margin=recent[1], accuracy=recent[2], steps=total, skipped=skipped)
 
     def _measure_reference(self, say: Callable[[str], None]) -> None:
         """Keep the logprobs of all trajectories under the policy as it is now."""
@@ -174,7 +174,7 @@ class _Trainer:
         for micro in micros:
             output = learner.logprobs(micro).logprobs
             weights = slopes.to(output.device, output.dtype)[self._owner(members, micro)]
-            (output * weights * float(micro.place >= 0)).sum().backward()  # type: ignore[no-untyped-call]
+            (output * weights * float(micro.place >= 0)).sum().backward()
         norm = learner.optimizer.norm()
         if not math.isfinite(float(norm)):
             learner.optimizer.zero()
@@ -220,7 +220,7 @@ def _unrelated(examples: Sequence[Example], seed: int) -> list[Example]:
         raise UserError("warm_start.loss: kto needs trajectories of at least two different prompts")
     longest = max(len(example.segments[0]) for example in examples)
     order = np.random.default_rng((seed, 1 << 32)).permutation(len(examples)).tolist()
-    spliced = {}
+    spliced: dict[int, Example] = {}
     for at, place in enumerate(order):
         others = (order[(at + shift) % len(order)] for shift in range(1, len(order)))
         other = next(o for o in others if openings[o] != openings[place])

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,7 +83,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
             if len(line) > MAX_LINE:
                 raise UserError(f"{path} cannot be trained on:\n  line {number}: longer than {MAX_LINE >> 20} MiB")
             if line.strip():
-                yield number, lambda line=line: _json(line)  # type: ignore[misc]
+                yield number, partial(_json, line)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
@@ -94,9 +95,13 @@ def _rows(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
             for row in batch.to_pylist():
                 number += 1
-                yield number, lambda row=row: row  # type: ignore[misc]
+                yield number, partial(_as_it_is, row)
     except ArrowException as error:
         raise UserError(f"{path}: no parquet file that can be read: {error}") from None
+
+
+def _as_it_is(row: Any) -> Any:
+    return row
 
 
 def _json(line: bytes) -> Any:

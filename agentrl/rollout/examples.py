@@ -80,14 +80,13 @@ def read(path: Path, renderer: Renderer, *, context: int) -> Examples:
     """Read a data file; UserError names the lines that cannot be trained on exactly."""
     if not path.is_file():
         raise UserError(f"warm_start.data: there is no file {path}; `agentrl data RUN --out {path}` writes one")
-    kinds: dict[Kind, int] = {}
+    kinds: list[tuple[Kind, int]] = []
 
     def use(number: int, line: dict[str, Any]) -> tuple[Example, ...]:
         kind, examples = examples_of(number, line, renderer, context=context)
-        kinds.setdefault(kind, number)
-        if len(kinds) > 1:
-            (first, at), (second, here) = kinds.items()
-            raise LineError(f"a line of {second} data (line {here}) in a file of {first} data (line {at})")
+        kinds.append((kind, number))
+        if kind != kinds[0][0]:
+            raise LineError(f"a line of {kind} data in a file of {kinds[0][0]} data (line {kinds[0][1]})")
         return examples
 
     examples = tuple(example for some in read_lines(path, use) for example in some)
@@ -95,7 +94,7 @@ def read(path: Path, renderer: Renderer, *, context: int) -> Examples:
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    return Examples(path=path, kind=next(iter(kinds)), examples=examples, digest=digest.hexdigest()[:16])
+    return Examples(path=path, kind=kinds[0][0], examples=examples, digest=digest.hexdigest()[:16])
 
 
 def check_fits(data: Examples, loss: str) -> None:
@@ -204,7 +203,7 @@ def _stored_segment(value: Any) -> tuple[list[int], list[bool]]:
 
 def _runs(ids: Sequence[int], mask: Sequence[bool]) -> list[list[int]]:
     """Return the runs of sampled tokens."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    edges = np.flatnonzero(np.diff(np.array([False, *mask, False], dtype=np.int8)))
     return [list(ids[a:b]) for a, b in edges.reshape(-1, 2).tolist()]
 
 
