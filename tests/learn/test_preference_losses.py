@@ -74,7 +74,7 @@ class Case:
         logprobs = self.unrelated if bool(input_ids[0, 0]) else self.logprobs
         return SimpleNamespace(log_probs=logprobs, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
 
-    def trainer(self, **settings: Any) -> SimpleNamespace:
+    def trainer(self, **settings: Any) -> Any:
         return SimpleNamespace(
             model=SimpleNamespace(training=True),
             accelerator=Accelerator(),
@@ -96,7 +96,7 @@ class Case:
 
     def result(self, loss: Tensor) -> tuple[float, Tensor]:
         (gradient,) = torch.autograd.grad(loss, self.logprobs)
-        return float(loss), gradient[self.mask]
+        return float(loss.detach()), gradient[self.mask]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -108,7 +108,8 @@ def test_pairs_equal_trls_dpo_trainer(loss: str, dtype: torch.dtype) -> None:
     kind = {"dpo": "sigmoid", "ipo": "ipo"}[loss]
     trainer = case.trainer(loss_types=[kind], loss_weights=[1.0], beta=0.3)
     inputs = case.inputs(0) | {"ref_chosen_logps": case.reference[:half], "ref_rejected_logps": case.reference[half:]}
-    theirs = case.result(DPOTrainer._compute_loss(trainer, case.model, inputs, False))
+    compute: Any = DPOTrainer._compute_loss
+    theirs = case.result(compute(trainer, case.model, inputs, False))
     ratios = log_ratios(loss, case.logprobs.sum(1), case.reference, case.lengths.to(dtype))
     ours = case.result(pair_losses(loss, ratios[:half], ratios[half:], beta=0.3).mean())
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
@@ -125,7 +126,8 @@ def test_simpo_equals_trls_cpo_trainer(dtype: torch.dtype) -> None:
     trainer = SimpleNamespace(
         alpha=0.0, accelerator=Accelerator(), loss_type="simpo", simpo_gamma=0.7, beta=2.0, label_smoothing=0.0
     )
-    theirs = case.result(CPOTrainer.cpo_loss(trainer, means[:half], means[half:])[0].mean())
+    compute: Any = CPOTrainer.cpo_loss
+    theirs = case.result(compute(trainer, means[:half], means[half:])[0].mean())
     again = log_ratios("simpo", case.logprobs.sum(1), case.reference, case.lengths.to(dtype))
     ours = case.result(pair_losses("simpo", again[:half], again[half:], beta=2.0, margin=0.7).mean())
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
@@ -142,10 +144,11 @@ def test_kto_equals_trls_kto_trainer(dtype: torch.dtype) -> None:
     labels = torch.tensor([True, False, False, True, True, False])
     settings = {"loss_type": "kto", "beta": 0.3, "desirable_weight": 1.0, "undesirable_weight": 1.0}
     trainer = case.trainer(calculate_KL=True, **settings)
-    trainer._compute_kl_logps = lambda model, batch: KTOTrainer._compute_kl_logps(trainer, model, batch)
+    compute: Any = KTOTrainer
+    trainer._compute_kl_logps = lambda model, batch: compute._compute_kl_logps(trainer, model, batch)
     inputs = case.inputs(0) | {f"KL_{name}": value for name, value in case.inputs(1).items()}
     inputs |= {"label": labels, "ref_logps": case.reference, "ref_KL_logps": case.unrelated_reference}
-    theirs = case.result(KTOTrainer._compute_loss(trainer, case.model, inputs, False))
+    theirs = case.result(compute._compute_loss(trainer, case.model, inputs, False))
     ratios = log_ratios("kto", case.logprobs.sum(1), case.reference, case.lengths.to(dtype))
     baseline = (case.unrelated.sum(1) - case.unrelated_reference).mean()
     assert float(baseline) > 0.1
