@@ -135,6 +135,9 @@ async def learn_from(run: Run, data: Examples) -> None:
         trajectories = [example.as_trajectory() for example in data.examples]
         loss = await asyncio.to_thread(run.learner.fine_tune, trajectories, recipe.warm_start, **options)
     else:
+        from agentrl.learn.learner import Learner
+
+        assert isinstance(run.learner, Learner), "the recipe refuses preferences with learner.ranks"
         result = await asyncio.to_thread(run.learner.prefer, data.examples, recipe.warm_start, **options)
         loss = result.loss
         row |= {f"warm_start/{name}": getattr(result, name) for name in ("margin", "accuracy", "skipped")}

@@ -4,8 +4,8 @@
     a step    logprobs without gradient ── loss of the whole batch ── its derivative by each trajectory's logprob
               logprobs with gradient × that derivative ── backward ── update
 
-A pair's loss joins two trajectories that may lie in different micro-batches, or on different ranks. Since it depends on
-the weights through the trajectories' logprobs alone, two passes give the exact gradient, however they are packed.
+A pair's loss joins two trajectories that may lie in different micro-batches. Since it depends on the weights through the
+trajectories' logprobs alone, two passes give the exact gradient, however they are packed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentrl.errors import UserError
 from agentrl.learn.attention import packed
-from agentrl.learn.pack import MicroBatch, divide, pack
+from agentrl.learn.pack import MicroBatch, pack
 from agentrl.learn.preference_losses import BETA, NEEDS_REFERENCE, kto_losses, log_ratios, pair_losses
 from agentrl.recipe import WarmStartSection
 from agentrl.rollout.examples import Example
@@ -55,28 +55,14 @@ def train(
     seed: int,
     say: Callable[[str], None],
     progress: Callable[[int, int], None] = lambda done, total: None,
-    rank: int = 0,
-    ranks: int = 1,
-    whole: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Preferred:
-    """Train a learner's policy in place as the section says. With ranks, all of them call this with the same arguments,
-    and `whole` adds up numbers over them."""
-    return _Trainer(learner, examples, section, seed, rank, ranks, whole).train(say, progress)
+    """Train a learner's policy in place as the section says."""
+    return _Trainer(learner, examples, section, seed).train(say, progress)
 
 
 class _Trainer:
-    def __init__(
-        self,
-        learner: Any,
-        examples: Sequence[Example],
-        section: WarmStartSection,
-        seed: int,
-        rank: int,
-        ranks: int,
-        whole: Callable[[Tensor], Tensor],
-    ) -> None:
+    def __init__(self, learner: Any, examples: Sequence[Example], section: WarmStartSection, seed: int) -> None:
         self.learner, self.section, self.seed = learner, section, seed
-        self.rank, self.ranks, self.whole = rank, ranks, whole
         self.loss = section.loss
         self.beta = BETA[section.loss] if section.beta is None else section.beta
         self.units = units(examples, self.loss)
@@ -143,7 +129,7 @@ class _Trainer:
         ]
         micro_tokens = self.learner.recipe.learner.micro_tokens
         batch = pack(samples, "token", micro_tokens=micro_tokens, dtype=self.learner._loss_dtype)
-        (minibatch,) = (divide(batch, self.ranks)[self.rank] if self.ranks > 1 else batch).minibatches
+        (minibatch,) = batch.minibatches
         return [micro.to(self.learner.device) for micro in minibatch]
 
     def _owner(self, members: Sequence[int], micro: MicroBatch) -> Tensor:
@@ -153,13 +139,12 @@ class _Trainer:
         return of_sequence[micro.sequence]
 
     def _logprobs(self, members: Sequence[int], micros: Sequence[MicroBatch]) -> Tensor:
-        """Return the members' sums of logprobs, without a gradient, on every rank."""
+        """Return the members' sums of logprobs, without a gradient."""
         sums = torch.zeros(len(members), dtype=torch.float64)
         for micro in micros:
             logprobs = self.learner._fixed_logprobs(micro).double().cpu()
-            if micro.place >= 0:
-                sums.index_add_(0, self._owner(members, micro).cpu(), logprobs)
-        return self.whole(sums)
+            sums.index_add_(0, self._owner(members, micro).cpu(), logprobs)
+        return sums
 
     def _step(self, members: Sequence[int], factor: float) -> tuple[float, float, float] | None:
         """Make one update; return loss, margin and accuracy, or None where it was not finite and left out."""
@@ -167,20 +152,21 @@ class _Trainer:
         policy = self._logprobs(members, micros).requires_grad_()
         loss, margin, accuracy = self._loss(members, policy, self._baseline(members))
         (slopes,) = torch.autograd.grad(loss, policy)
-        if not (math.isfinite(float(loss)) and bool(torch.isfinite(slopes).all())):
+        value = float(loss.detach())
+        if not (math.isfinite(value) and bool(torch.isfinite(slopes).all())):
             return None
         learner = self.learner
         learner.model.train()
         for micro in micros:
             output = learner.logprobs(micro).logprobs
             weights = slopes.to(output.device, output.dtype)[self._owner(members, micro)]
-            (output * weights * float(micro.place >= 0)).sum().backward()
+            (output * weights).sum().backward()
         norm = learner.optimizer.norm()
         if not math.isfinite(float(norm)):
             learner.optimizer.zero()
             return None
         learner.optimizer.step(norm, factor)
-        return float(loss), margin, accuracy
+        return value, margin, accuracy
 
     def _baseline(self, members: Sequence[int]) -> Tensor:
         """Return KTO's baseline: how much likelier the unrelated trajectories of a batch became, on average."""

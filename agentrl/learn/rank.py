@@ -25,16 +25,14 @@ from agentrl import seeds
 from agentrl.engines.base import Delivery, Receipt
 from agentrl.engines.transformers.decoding import checksum
 from agentrl.errors import RecipeError
-from agentrl.learn import preferences, rank_checkpoint
+from agentrl.learn import rank_checkpoint
 from agentrl.learn.model import load_model
 from agentrl.learn.pack import Batch
-from agentrl.learn.preferences import Preferred
 from agentrl.learn.rank_learner import Exchange, RankLearner
 from agentrl.learn.rank_pool import PULSE
 from agentrl.learn.step_report import StepReport
 from agentrl.learn.weights import stale
 from agentrl.recipe import Recipe, WarmStartSection
-from agentrl.rollout.examples import Example
 from agentrl.types import TrainingSample
 
 ALIGNMENT = 64
@@ -149,22 +147,6 @@ class RankCommands:
 
         say = self.say if self.number == 0 else lambda text: None
         return fine_tune(self.learner, samples, section, seed=seed, rank=self.number, ranks=self.ranks, say=say)
-
-    def prefer(self, examples: list[Example], section: WarmStartSection, seed: int) -> Preferred:
-        """Train on the preferences of a data file."""
-        say = self.say if self.number == 0 else lambda text: None
-        result = preferences.train(
-            self.learner,
-            examples,
-            section,
-            seed=seed,
-            say=say,
-            rank=self.number,
-            ranks=self.ranks,
-            whole=lambda sums: torch.stack(self.learner.exchange.gather(sums)).sum(0),
-        )
-        self.learner.adopt()
-        return result
 
     def release(self) -> None:
         """Release cached GPU memory."""

@@ -26,11 +26,9 @@ from agentrl.learn.hub import model_folder
 from agentrl.learn.learner import Learner, pack_samples
 from agentrl.learn.model import merged_state, save_model
 from agentrl.learn.pack import Batch, divide
-from agentrl.learn.preferences import Preferred
 from agentrl.learn.rank_pool import RankPool
 from agentrl.learn.step_report import StepReport
 from agentrl.recipe import PretrainedModel, Recipe, WarmStartSection
-from agentrl.rollout.examples import Example
 from agentrl.types import TrainingSample, Trajectory
 
 Bucket = dict[str, Tensor]
@@ -167,20 +165,6 @@ class ShardedLearner:
         loss: float = self.pool.call("fine_tune", (samples, section, seed), say=say)[0]
         self._refresh()
         return loss
-
-    def prefer(
-        self,
-        examples: Sequence[Example],
-        section: WarmStartSection,
-        *,
-        seed: int,
-        say: Callable[[str], None],
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Preferred:
-        """Train on the preferences of a data file, then start RL from there."""
-        result: Preferred = self.pool.call("prefer", (list(examples), section, seed), say=say)[0]
-        self._refresh()
-        return result
 
     def release(self) -> None:
         """Release the ranks' cached GPU memory."""

@@ -169,3 +169,18 @@ def test_a_loss_that_is_never_finite_ends_the_warm_start(make_learner: MakeLearn
         next(iter(learner.optimizer.parameters.values())).fill_(float("nan"))
     with pytest.raises(UserError, match="10 updates in a row were not finite"):
         learner.prefer(EXAMPLES, section("dpo", epochs=12), seed=0, say=lambda text: None)
+
+
+def test_recipes_that_cannot_be_trained_are_refused(make_recipe: Callable[..., Any]) -> None:
+    """Preferences without a file, with label smoothing, or over ranks; beta without preferences."""
+    pairs = {"data": "x.jsonl", "loss": "dpo"}
+    refused = [
+        ({"loss": "dpo"}, 1, "dpo needs `data`"),
+        ({**pairs, "smoothing": 0.1}, 1, "smoothing is for loss: sft"),
+        ({"data": "x.jsonl", "beta": 0.1}, 1, "beta is the strength of a preference loss"),
+        (pairs, 2, "dpo is trained in one process"),
+    ]
+    for warm, ranks, says in refused:
+        with pytest.raises(ValueError, match=says):
+            make_recipe(warm_start=warm, learner={"ranks": ranks})
+    assert make_recipe(warm_start={"data": "x.jsonl"}, learner={"ranks": 2}).warm_start.loss == "sft"
