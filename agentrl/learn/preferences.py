@@ -4,8 +4,8 @@
     a step    logprobs without gradient ── loss of the whole batch ── its derivative by each trajectory's logprob
               logprobs with gradient × that derivative ── backward ── update
 
-A pair's loss joins two trajectories that may lie in different micro-batches. Since it depends on the weights through the
-trajectories' logprobs alone, two passes give the exact gradient, however they are packed.
+A pair's loss joins two trajectories that may lie in different micro-batches. Since it depends on the weights through
+the trajectories' logprobs alone, two passes give the exact gradient, however they are packed.
 """
 
 from __future__ import annotations
