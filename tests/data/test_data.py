@@ -80,11 +80,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
                 groups.append(Group(task=task.public(), number=number, trajectories=tuple(played), env="files"))
             solved = groups[0].trajectories[0]
             broken = Outcome(ending="done", grade="infra_error", score=None, fault=Fault("sandbox", "infra", "lost"))
-            heldout = replace(env.task("heldout", 1, 0).public(), split="train", id="files/train/1/99")
+            secretly = env.task("heldout", 1, 0)
+            heldout = await play(policy.renderer, runtime, secretly, env.expert(secretly), 2, 2)
+            disguised = replace(heldout.task, split="train", id="files/train/1/99")
             others = [
                 replace(solved, group=2, index=0, outcome=broken, verdict=None),
                 replace(solved, group=2, index=1, audit=Verdict(score=0.0)),
-                replace(solved, group=2, index=2, task=heldout, messages=renamed(solved, "held out")),
+                replace(heldout, task=disguised),
                 replace(solved, group=2, index=3, messages=renamed(solved, "not what its tokens say")),
             ]
             for trajectory in [*(t for group in groups for t in group.trajectories), *others]:
@@ -173,7 +175,9 @@ def test_chat_and_parquet_say_the_same(run: Made, tmp_path: Path) -> None:
     assert "segments" not in first and first["tools"][0]["function"]["name"] == "run"
     assert [message["role"] for message in first["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
     sets = [read(path, run.renderer, context=320).examples for path in sorted(tmp_path.iterdir())]
-    assert all([e.segments for e in other] == [e.segments for e in sets[0]] for other in sets[1:])
+    chat, chat_parquet, tokens, packed = ([example.segments for example in examples] for examples in sets)
+    assert chat == chat_parquet and tokens == packed
+    assert chat[:4] == tokens and len(chat) == 5  # the one whose tokens say something else is exact as text
 
 
 def test_the_command(run: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
