@@ -192,6 +192,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("warm_start/demonstrations", "episodes", "Episodes that the expert played."),
     Metric("warm_start/solved", "episodes", "Those that scored 1, which were trained on."),
     Metric("warm_start/loss", "nats/token", "Loss at the end."),
+    Metric("warm_start/examples", "trajectories", "With `warm_start.data`: trajectories in the file."),
+    Metric("warm_start/data", "text", "With `warm_start.data`: the beginning of the file's SHA-256."),
+    Metric("warm_start/margin", "number", "Preferences: β times how much likelier good trajectories became than bad."),
+    Metric("warm_start/accuracy", "share", "Preferences: pairs whose chosen trajectory is ahead at the end."),
+    Metric("warm_start/skipped", "count", "Preferences: updates that were not finite, and left out."),
     Metric("warm_start/demonstration_seconds", "seconds", "Wall time of playing them, before `seconds`."),
 )  # fmt: skip
 """Every figure that a row may hold."""

@@ -14,6 +14,7 @@ from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine, SglangJudge
 from agentrl.report import episode, tracking
+from agentrl.rollout import examples
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Trajectory
@@ -55,6 +56,10 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
         yield "cluster", _cluster(recipe)
     policy = initial_policy.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
+    if recipe.warm_start is not None and recipe.warm_start.data is not None:
+        held = examples.read(recipe.warm_start.data, policy.renderer, context=policy.context)
+        examples.check_fits(held, recipe.warm_start.loss)
+        yield "data", examples.described(held)
     for name, runtime in runtimes.items():
         yield f"episode in {name}", _episode(recipe, runtime, policy)
 

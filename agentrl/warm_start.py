@@ -1,14 +1,18 @@
-"""What comes before RL: starting the engine, evaluating the untrained policy, and fine-tuning it on demonstrations."""
+"""What comes before RL: starting the engine, evaluating the untrained policy, and training it on demonstrations or on a
+data file."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from agentrl import initial_policy, seeds
 from agentrl.assembly import Run
 from agentrl.evaluation import seen_hashes
+from agentrl.rollout import examples
+from agentrl.rollout.examples import Examples
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Task, Trajectory
@@ -16,14 +20,15 @@ from agentrl.types import Task, Trajectory
 
 async def prepare(run: Run) -> None:
     """Bring a run to where its first step of RL begins: from nothing, or from its checkpoint."""
-    fresh = run.checkpoint is None
-    demonstrations, seconds = await bring_up(run, play_experts=fresh and run.recipe.warm_start is not None)
+    fresh, section = run.checkpoint is None, run.recipe.warm_start
+    data = read_data(run) if fresh else None  # first: a file that is refused costs no time
+    demonstrations, seconds = await bring_up(run, play_experts=fresh and section is not None and data is None)
     run.restore()
     await run.publish(run.learner.version)  # a server that was running may hold anything
     if fresh:
         if run.recipe.eval and not run.evaluator.done(0, "start"):
             run.progress.show(await run.evaluator(0, "start"))
-        await fine_tune(run, demonstrations, seconds)
+        await (fine_tune(run, demonstrations, seconds) if data is None else learn_from(run, data))
         run.save()
     await judge(run)
 
@@ -96,6 +101,49 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
         "seconds": time.monotonic() - began,
     }
     run.metrics.log("warm_start", 0, row)
+
+
+def read_data(run: Run) -> Examples | None:
+    """Read the recipe's data file, if it has one; UserError where it does not fit the recipe's loss."""
+    section = run.recipe.warm_start
+    if section is None or section.data is None:
+        return None
+    data = examples.read(section.data, run.policy.renderer, context=run.policy.context)
+    examples.check_fits(data, section.loss)
+    return data
+
+
+async def learn_from(run: Run, data: Examples) -> None:
+    """Train the policy on a data file."""
+    recipe, say = run.recipe, run.progress.say
+    assert recipe.warm_start is not None
+    began = time.monotonic()
+    run.progress.phase("warm start", 0)
+    say(f"warm start: {recipe.warm_start.loss} on {examples.described(data)}")
+    heldout = {problem.task.prompt for problem in run.evaluator.tasks} if recipe.eval else set()
+    if lines := [example.line for example in data.examples if example.prompt in heldout]:
+        say(
+            f"warning: {len(lines)} trajectories have the prompt of a held-out task, first line {lines[0]}", always=True
+        )
+    options: dict[str, Any] = {
+        "seed": seeds.derive(recipe.run.seed, "warm start"),
+        "say": run.progress.detail,
+        "progress": lambda done, total: run.progress.phase("warm start", done, total),
+    }
+    row: dict[str, Any] = {"warm_start/examples": len(data.examples), "warm_start/data": data.digest}
+    if recipe.warm_start.loss == "sft":
+        trajectories = [example.as_trajectory() for example in data.examples]
+        loss = await asyncio.to_thread(run.learner.fine_tune, trajectories, recipe.warm_start, **options)
+    else:
+        from agentrl.learn.learner import Learner
+
+        assert isinstance(run.learner, Learner), "the recipe refuses preferences with learner.ranks"
+        result = await asyncio.to_thread(run.learner.prefer, data.examples, recipe.warm_start, **options)
+        loss = result.loss
+        row |= {f"warm_start/{name}": getattr(result, name) for name in ("margin", "accuracy", "skipped")}
+    run.trained.update(text for example in data.examples for text in example.hashes)
+    await run.publish(run.learner.version)
+    run.metrics.log("warm_start", 0, {**row, "warm_start/loss": loss, "seconds": time.monotonic() - began})
 
 
 async def judge(run: Run) -> None:

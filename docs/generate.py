@@ -101,6 +101,7 @@ API: dict[str, tuple[str, ...] | None] = {
     "agentrl.verifiers.hidden_tests": None,
     "agentrl.verifiers.judge": None,
     "agentrl.sandboxes": None,
+    "agentrl.data": None,
     "agentrl.types": ("Split", "Ending"),
 }  # fmt: skip
 """The modules of docs/api.md, and the names of each; None stands for its `__all__`."""

@@ -21,6 +21,7 @@ cluster
 interop
 initial_policy
 alarms
+data
 audit
 evaluation
 judges

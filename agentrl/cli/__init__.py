@@ -13,6 +13,7 @@ import typer
 from agentrl.cli import training as training  # isort: skip
 from agentrl.cli import everyday as everyday  # isort: skip
 from agentrl.cli import reading as reading  # isort: skip
+from agentrl.cli import data as data  # isort: skip
 from agentrl.cli import environments as environments  # isort: skip
 from agentrl.cli import machine as machine  # isort: skip
 from agentrl.cli import redteam as redteam  # isort: skip

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ from agentrl.learn.step_report import (
 from agentrl.learn.weights import buckets, stale
 from agentrl.recipe import Recipe, WarmStartSection
 from agentrl.types import TrainingSample, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.learn.preferences import Preferred
+    from agentrl.rollout.examples import Example
 
 
 class Learner:
@@ -249,30 +253,26 @@ class Learner:
             "reference": self._reference,
         } | ({"critic": self._critic.state_dict()} if self._critic is not None else {})
 
-    def fine_tune(
-        self,
-        demonstrations: Sequence[Trajectory],
-        section: WarmStartSection,
-        *,
-        seed: int,
-        say: Callable[[str], None],
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> float:
-        """Train on the demonstrations that solve their task, then start RL from there; return the last mean loss."""
+    def fine_tune(self, demonstrations: Sequence[Trajectory], section: WarmStartSection, **options: Any) -> float:
+        """Train on the demonstrations that solve their task, then start RL from there; return the last mean loss.
+
+        Options: seed, say, progress.
+        """
         from agentrl.learn.sft import warm_start
 
-        loss = warm_start(
-            self.model,
-            self.tokenizer,
-            demonstrations,
-            section,
-            seed=seed,
-            micro_tokens=self._section.micro_tokens,
-            say=say,
-            progress=progress,
-        )
+        micro_tokens = self._section.micro_tokens
+        loss = warm_start(self.model, self.tokenizer, demonstrations, section, micro_tokens=micro_tokens, **options)
         self.adopt()
         return loss
+
+    def prefer(self, examples: Sequence[Example], section: WarmStartSection, **options: Any) -> Preferred:
+        """Train on the preferences of a data file, then start RL from there; options as for `fine_tune`."""
+        from agentrl.learn import preferences
+
+        with self._busy:
+            result = preferences.train(self, examples, section, **options)
+            self.adopt()
+            return result
 
     def write(self, folder: Path) -> dict[str, tuple[int, str]]:
         """Write the learner's part of a checkpoint: the model's folder and everything that changes."""

@@ -178,17 +178,6 @@ class RankLearner(Learner):
     def _whole_loss(self, loss: Tensor) -> float:
         return self.exchange.total(float(loss))
 
-    @contextmanager
-    def scoring(self, *, temperature: float, smoothing: float) -> Iterator[None]:
-        """Compute logprobs at another temperature, with smoothed labels, inside the block."""
-        before = self._scorer.options, self._scorer.smoothing
-        self._scorer.options = {**self._scorer.options, "temperature": temperature}
-        self._scorer.smoothing = smoothing
-        try:
-            yield
-        finally:
-            self._scorer.options, self._scorer.smoothing = before
-
     # The reference --------------------------------------------------------------------------------------------------
 
     @property

@@ -6,6 +6,8 @@ whole whenever one of them is used.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,16 @@ class Scorer(torch.nn.Module):
         """Label smoothing of the logprobs, for supervised training at temperature 1."""
         self.value_head: torch.nn.Module | None = None
         """A critic's head, where there is one."""
+
+    @contextmanager
+    def at(self, *, temperature: float, smoothing: float = 0.0) -> Iterator[None]:
+        """Compute logprobs at another temperature, with smoothed labels, inside the block."""
+        before = self.options, self.smoothing
+        self.options, self.smoothing = {**self.options, "temperature": temperature}, smoothing
+        try:
+            yield
+        finally:
+            self.options, self.smoothing = before
 
     def forward(self, micro: MicroBatch, kind: Kind) -> HeadValues:
         """Return the fields of `HeadOutput`, as a tuple because FSDP looks for tensors there."""

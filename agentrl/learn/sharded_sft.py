@@ -47,7 +47,7 @@ def fine_tune(
     losses: list[float] = []
     mean = float("nan")
     learner.model.train()
-    with learner.scoring(temperature=1.0, smoothing=section.smoothing):
+    with learner._scorer.at(temperature=1.0, smoothing=section.smoothing):
         for step in range(total):
             if step % steps_per_epoch == 0:
                 order = np.random.default_rng((seed, step // steps_per_epoch)).permutation(len(samples))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, field_validator, model_validator
@@ -11,7 +12,8 @@ from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section,
 
 
 class WarmStartSection(Section):
-    """Supervised fine-tuning on expert demonstrations before RL. Without this section there is none.
+    """Training before RL: on expert demonstrations, or on a file of trajectories or preferences. Without this section
+    there is none; with `run.steps: 0` it is all there is.
 
     The environment's expert plays training tasks in real episodes; those that score 1 are trained on, with the loss on
     the sampled tokens alone.
@@ -19,17 +21,39 @@ class WarmStartSection(Section):
 
     demonstrations: Count = 256
     """Episodes that the expert plays, over all environments by their weights. More demonstrations raise the success
-    that RL starts from."""
+    that RL starts from. With `data` none are played."""
+    data: Path | None = None
+    """A file to train on in place of demonstrations: JSON lines or parquet, from `agentrl data` or from elsewhere (chat
+    messages with tools). A line that cannot be rendered exactly is refused."""
+    loss: Literal["sft", "dpo", "ipo", "kto", "simpo"] = "sft"
+    """What is learnt from `data`: `sft` imitates every trajectory; `dpo`, `ipo` and `simpo` take pairs; `kto` takes
+    pairs, or trajectories with a `label`. The policy before the first step is the reference."""
+    beta: Positive | None = None
+    """Strength of a preference loss. By default 0.1, and 2 for `simpo`."""
+    margin: NonNegative = 1.0
+    """Of `simpo`: by how much a chosen trajectory should lead."""
     epochs: Annotated[float, Field(gt=0.0, le=1000.0)] = 2.0
-    """Passes over the demonstrations."""
+    """Passes over the demonstrations or the file."""
     lr: Positive = 1e-4
-    """Peak learning rate: 10 steps of warm-up, then a cosine down to 0."""
+    """Peak learning rate: 10 steps of warm-up, then a cosine down to 0. Preferences need less than imitation."""
     batch: Count = 16
-    """Demonstrations per optimizer step."""
+    """Demonstrations, lines of the file, or pairs per optimizer step; of `kto`, trajectories."""
     smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Label smoothing. A little (0.05) keeps the policy uncertain, so that RL has something to explore."""
     levels: list[int] | None = None
     """Levels that the demonstrations come from. By default the levels of the environment's entry in `envs`."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> WarmStartSection:
+        if self.loss != "sft" and self.data is None:
+            raise ValueError(
+                f"loss: {self.loss} needs `data`, a file of preferences: `agentrl data RUN --pairs --out FILE`"
+            )
+        if self.loss != "sft" and self.smoothing:
+            raise ValueError(f"smoothing is for loss: sft, and this is {self.loss}; remove it")
+        if self.loss == "sft" and self.beta is not None:
+            raise ValueError("beta is the strength of a preference loss, and this is loss: sft; remove it")
+        return self
 
 
 class LearnabilityCurriculum(Section):

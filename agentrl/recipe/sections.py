@@ -436,6 +436,9 @@ class Recipe(Section):
             raise ValueError(NO_GRADIENT)
         agents = [env.name for env in self.envs if env.agent is not None]
         refuse_unfit(self.algorithm, self.learner.ranks, agents)
+        if self.warm_start is not None and self.warm_start.loss != "sft" and self.learner.ranks > 1:
+            loss = self.warm_start.loss
+            raise ValueError(f"warm_start.loss: {loss} is trained in one process; set learner.ranks: 1")
         if self.algorithm.divides_by_mean and self.group_filter.overlong == "shape":
             raise ValueError(
                 "algorithm: maxrl divides by a group's mean score, which the penalty of group_filter.overlong: shape "

@@ -74,7 +74,10 @@ def _what(recipe: Mapping[str, Any], step: int, adapter: bool) -> str:
     envs = ", ".join(f"`{env.get('name')}`" for env in _envs(recipe))
     lora = (model.get("lora") or {}).get("rank")
     how = f", LoRA of rank {lora}" if lora else ""
-    warm = "supervised fine-tuning on an expert's episodes, then " if recipe.get("warm_start") else ""
+    section = recipe.get("warm_start") or {}
+    named = f"training on a data file ({section.get('loss')})" if section.get("data") else (
+        "supervised fine-tuning on an expert's episodes")  # fmt: skip
+    warm = f"{named}, then " if section else ""
     return (
         f"{kind} {source} by {warm}{step} steps of reinforcement learning ({algorithm}{how}) in {envs}. "
         "This card was written by `agentrl model export` from the files of the run."
@@ -151,7 +154,9 @@ def _training(recipe: Mapping[str, Any], rows: Sequence[metrics.Row], step: int)
         tasks = f", {seen:.0f} tasks seen" if seen else ""
         lines.append(f"- **{env.get('name')}**: {which}, {env.get('sandbox')} sandboxes{tasks}")
     if warm := [row for row in rows if row.get("kind") == "warm_start"]:
-        lines.append(f"- warm start: {warm[-1].get('warm_start/solved')} solved demonstrations, loss "
+        solved, count = warm[-1].get("warm_start/solved"), warm[-1].get("warm_start/examples")
+        what = f"{solved} solved demonstrations" if count is None else f"{count} trajectories of a data file"
+        lines.append(f"- warm start: {what}, loss "
                      f"{warm[-1].get('warm_start/loss') or 0.0:.4f} at the end")  # fmt: skip
     episodes = sum(row.get("rollout/episodes") or 0 for row in steps)
     curriculum = (recipe.get("curriculum") or {}).get("type")
