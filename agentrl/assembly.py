@@ -23,6 +23,7 @@ from agentrl.metrics import Metrics, Row
 from agentrl.recipe import Recipe
 from agentrl.report import tracking
 from agentrl.report.terminal import Progress, Show
+from agentrl.rollout.branch import Branching
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import Gate, Player
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
@@ -190,7 +191,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, deliver=learner.deliver, shared=shared)
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
-        play = partial(_play, recipe.run.seed, folder.key, player, store, progress)
+        play = partial(_play, recipe.run.seed, folder.key, branching_of(recipe), player, store, progress)
         group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm)
         yield Run(
             recipe=recipe,
@@ -232,7 +233,14 @@ def _rank_pool(recipe: Recipe, stack: AsyncExitStack, say: Say) -> Any:
 
 
 async def _play(
-    seed: int, key: bytes, player: Player, store: Store, progress: Progress, draw: Draw, index: int
+    seed: int,
+    key: bytes,
+    branching: Branching | None,
+    player: Player,
+    store: Store,
+    progress: Progress,
+    draw: Draw,
+    index: int,
 ) -> Trajectory:
     """Play one rollout of a drawn task and store it."""
     rollout_id = RolloutId(
@@ -241,9 +249,12 @@ async def _play(
         index=index,
         secret=seeds.secret(key, draw.task.id, draw.group),
         task_index=draw.task_index,
+        branching=branching,
     )
     trajectory = await player.play(draw.env, draw.task, rollout_id)
     await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
+    for continuation in trajectory.branches:
+        await store.add(continuation, draw.env, Note(kind="branch", predicted=draw.predicted))
     progress.advance()
     return trajectory
 
@@ -292,6 +303,14 @@ def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Sour
         )
         for section in recipe.envs
     ]
+
+
+def branching_of(recipe: Recipe) -> Branching | None:
+    """Return which continuations the algorithm wants of each episode."""
+    from agentrl.learn.algorithms import resolve
+
+    row = resolve(recipe.algorithm)
+    return Branching(count=row.branches, borders=row.branch_turns) if row.credit == "branch" else None
 
 
 def plan_of(recipe: Recipe) -> Plan:

@@ -86,6 +86,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
     Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
     Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("rollout/branches", "episodes", "With `credit: branch`: continuations that were played to value states."),
+    Metric("rollout/branches_void", "episodes", "Those without a score: another state than their turn's, or other "
+           "trouble outside the policy."),
+    Metric("rollout/branch_tokens", "tokens", "Tokens of `rollout/tokens` that continuations sampled."),
+    Metric("rollout/branch_score", "score", "Mean score of the continuations."),
+    Metric("rollout/branch_seconds", "seconds", "Time that episodes took to keep their states, summed over episodes."),
+    Metric("rollout/unforkable", "turns", "Turns before which an episode could not be forked: they have no value."),
+    Metric("rollout/branch_cause", "text", "Why the first continuation was void, or the first turn had none."),
     Metric("rollout/players", "players", "With a cluster: players that are ready when the step ends."),
     Metric("rollout/players_lost", "players", "Players that died, fell silent or became unfit, so far."),
     Metric("rollout/episodes_lost", "episodes", "Episodes that were lost with their player or its node, so far."),
@@ -275,7 +283,10 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
     lengths = [t.sampled_tokens for t in graded]
     compared = [group.scores for group in groups if len(group.scores) > 1]
     ages = [version - t.oldest_version for group in round_.kept for t in group.trajectories if t.oldest_version >= 0]
-    seconds = {name: sum(t.timings.get(name, 0.0) for t in episodes) for name in ("engine", "tools", "verifier")}
+    branches = [branch for t in episodes for branch in t.branches]
+    played = [*episodes, *branches]
+    seconds = {name: sum(t.timings.get(name, 0.0) for t in played) for name in ("engine", "tools", "verifier")}
+    unforkable = [why for t in episodes for why in t.ledger.get("unforkable", {}).values()]
     return {
         "rollout/score": _mean([t.outcome.score for t in graded if t.outcome.score is not None]),
         "rollout/score_std": _mean([float(np.std(scores)) for scores in compared]),
@@ -293,8 +304,8 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
         "rollout/alarm_cause": _cause(*alarmed[0]) if alarmed else "",
         "rollout/truncated": _mean([t.outcome.cut_off for t in graded]),
         "rollout/agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
-        "rollout/tokens": sum(t.sampled_tokens for t in episodes),
-        "rollout/tokens_dropped": sum(t.sampled_tokens for group in round_.dropped for t in group.trajectories),
+        "rollout/tokens": sum(t.sampled_tokens for t in played),
+        "rollout/tokens_dropped": sum(t.spent_tokens for group in round_.dropped for t in group.trajectories),
         "rollout/tokens_mean": _mean(lengths),
         "rollout/tokens_max": max(lengths, default=0),
         "rollout/staleness_mean": _mean(ages),
@@ -304,7 +315,22 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
         "rollout/verifier_seconds": seconds["verifier"],
         "rollout/round_seconds": round_.timings.get("rollout", 0.0),
         "rollout/pause_seconds": round_.timings.get("learner", 0.0),
+        **(_branch_row(episodes, branches, unforkable) if branches or unforkable else {}),
         **learn,
+    }
+
+
+def _branch_row(episodes: Sequence[Trajectory], branches: Sequence[Trajectory], unforkable: Sequence[str]) -> Row:
+    """Return the figures of the continuations that value states."""
+    void = [b.outcome.fault.cause for b in branches if b.outcome.score is None and b.outcome.fault is not None]
+    return {
+        "rollout/branches": len(branches),
+        "rollout/branches_void": len(void),
+        "rollout/branch_tokens": sum(b.sampled_tokens for b in branches),
+        "rollout/branch_score": _mean([b.outcome.score for b in branches if b.outcome.score is not None]),
+        "rollout/branch_seconds": sum(t.timings.get("branching", 0.0) for t in episodes),
+        "rollout/unforkable": len(unforkable),
+        "rollout/branch_cause": next(iter([*void, *unforkable]), ""),
     }
 
 

@@ -61,7 +61,7 @@ class GroupFilter:
         """
         comparable = [group for group in groups if len(group.scores) >= self._least]
         if not self._algorithm.group_relative:
-            everything = {self._told_apart(t) for group in comparable for t in group.trajectories if _graded(t)}
+            everything = {self._told_apart(t) for group in comparable for t in self._compared(group)}
             if len(everything) < 2:
                 return [False] * len(comparable)
         return [self._signal(group) for group in comparable]
@@ -81,7 +81,11 @@ class GroupFilter:
         graded = [t for t in group.trajectories if _graded(t)]
         if all(self._masked(t) for t in graded):
             return False
-        return not self._algorithm.group_relative or len(set(map(self._told_apart, graded))) > 1
+        return not self._algorithm.group_relative or len(set(map(self._told_apart, self._compared(group)))) > 1
+
+    def _compared(self, group: Group) -> list[Trajectory]:
+        """Return what is graded of a group, the continuations that value its states among it."""
+        return [t for trajectory in group.trajectories for t in trajectory.all if _graded(t)]
 
     def _told_apart(self, trajectory: Trajectory) -> tuple[float | None, tuple[float, ...]]:
         """Return what the algorithm tells an episode from others by."""
@@ -158,7 +162,7 @@ class GroupFilter:
     def scores(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Return shaped scores where they differ from the outcome's; the outcome itself never changes."""
         shaped_scores: dict[Key, float] = {}
-        for trajectory in (t for group in groups for t in group.trajectories):
+        for trajectory in (t for group in groups for episode in group.trajectories for t in episode.all):
             score, shaped = trajectory.outcome.score, self._shaped(trajectory)
             if shaped is not None and shaped != score:
                 shaped_scores[trajectory.group, trajectory.index] = shaped
@@ -169,7 +173,8 @@ class GroupFilter:
         graded = {
             (t.group, t.index): shaped.get((t.group, t.index), t.outcome.score)
             for group in groups
-            for t in group.trajectories
+            for episode in group.trajectories
+            for t in episode.all
             if t.outcome.score is not None
         }
         scores = list(graded.values())
@@ -180,7 +185,9 @@ class GroupFilter:
         score = self.counted(trajectory)
         if self._recipe.overlong != "shape" or score is None:
             return score
-        return score + overlong_penalty(trajectory.sampled_tokens, self._max_tokens, self._recipe.overlong_buffer)
+        return score + overlong_penalty(
+            trajectory.prefix_tokens + trajectory.sampled_tokens, self._max_tokens, self._recipe.overlong_buffer
+        )
 
     def weights(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Return how much each trajectory counts in the loss, where that is not 1."""
@@ -188,7 +195,7 @@ class GroupFilter:
         for group in groups:
             scores = [score for score in map(self.counted, group.trajectories) if score is not None]
             group_weight = closeness(sum(scores) / len(scores), self._recipe.closeness) if scores else 1.0
-            for trajectory in group.trajectories:
+            for trajectory in (t for episode in group.trajectories for t in episode.all):
                 weight = 0.0 if self._masked(trajectory) else group_weight
                 if weight != 1.0:
                     weights[trajectory.group, trajectory.index] = weight
