@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from agentrl.learn.pack import Batch
     from agentrl.learn.sharded import ShardedLearner
     from agentrl.learn.step_report import StepReport
+    from agentrl.learn.teacher import Teacher
     from agentrl.learn.weights import Publisher
 
 Say = Callable[[str], None]
@@ -72,6 +73,8 @@ class Run:
     """What the run is resumed from."""
     trained: set[str]
     """Hashes of the tasks that were trained on, to be compared with the held-out ones."""
+    teacher: Teacher | None
+    """Whose judgement of every token is learnt from."""
     judge: Judge | None
     """What verifiers ask, where any of them does; started and measured."""
     watch: Watch | None
@@ -91,13 +94,17 @@ class Run:
         return self.judge.step_row()
 
     async def credit(self, samples: list[TrainingSample]) -> list[TrainingSample]:
-        """Have the critic make the advantages, where the algorithm has one."""
+        """Have the critic make the advantages, where the algorithm has one; a teacher adds its part."""
         from agentrl.learn.learner import Learner
 
-        if not self.recipe.algorithm.has_critic:
-            return samples
-        assert isinstance(self.learner, Learner), "the recipe refuses a critic with learner.ranks"
-        return await asyncio.to_thread(self.learner.credit, samples)
+        if self.recipe.algorithm.has_critic:
+            assert isinstance(self.learner, Learner), "the recipe refuses a critic with learner.ranks"
+            samples = await asyncio.to_thread(self.learner.credit, samples)
+        return samples if self.teacher is None else await self.teacher.credit(samples)
+
+    def taught(self) -> dict[str, float]:
+        """Return what the teacher said in the last step."""
+        return {} if self.teacher is None else self.teacher.figures
 
     async def learn(self, batch: Batch) -> StepReport:
         """Make one step of the learner. A server that shares its GPU gives its key-value memory back meanwhile."""
@@ -142,8 +149,11 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
     from agentrl.learn import checkpoint, memory
     from agentrl.learn.sharded import open_learner
+    from agentrl.learn.teacher import folder_of, open_teacher
     from agentrl.learn.weights import Publisher
 
+    if recipe.teacher is not None:
+        folder_of(recipe.teacher)
     check_trainable(recipe)  # what is wrong with environments or trackers shows before a folder is made
     check_judge(recipe)
     tracking.check(recipe.trackers)
@@ -165,6 +175,9 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         saved = checkpoint.latest(folder.checkpoints)
         _tell(saved, folder, recipe.learner.ranks, progress.say)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
+        teacher = await open_teacher(recipe, policy.tokenizer, policy.context)
+        if teacher is not None:
+            stack.push_async_callback(teacher.close)
         learner = open_learner(policy.model, policy.tokenizer, recipe, stack, _rank_pool(recipe, stack, progress.say))
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
@@ -192,7 +205,9 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
         play = partial(_play, recipe.run.seed, folder.key, branching_of(recipe), player, store, progress)
-        group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm)
+        group_filter = GroupFilter(
+            recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm, taught=recipe.teacher is not None
+        )
         yield Run(
             recipe=recipe,
             folder=folder,
@@ -215,6 +230,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             store=store,
             checkpoint=saved,
             trained=set(),
+            teacher=teacher,
             judge=judge,
             watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
         )

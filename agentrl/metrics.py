@@ -136,6 +136,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("learn/correction", "", "Mean factor of the off-policy correction; 1 without one."),
     Metric("learn/explained_variance", "share", "Variance of the critic's targets that its values explain; 1 at best."),
     Metric("learn/value_error", "", "Root of the critic's mean squared error."),
+    Metric("learn/teacher_kl", "nats/token", "Mean of log π − log π_teacher over the policy's tokens: the reverse KL."),
+    Metric("learn/teacher_seconds", "seconds", "Wall time of the teacher's scoring; part of `learn/seconds`."),
     Metric("learn/positive_nll", "nats/token", "Mean negative logprob on solved episodes, with `positive_nll`."),
     Metric("learn/mismatch_mean", "nats/token", "Mean difference between the learner's and the engine's logprobs, over "
            "tokens of the learner's own version where there are any."),

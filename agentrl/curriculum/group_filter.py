@@ -36,10 +36,20 @@ class Decision:
 class GroupFilter:
     """All decisions between rollouts and learner."""
 
-    def __init__(self, recipe: GroupFilterSection, max_tokens: int, algorithm: AlgorithmSection | None = None) -> None:
-        self._recipe = recipe
+    def __init__(
+        self,
+        recipe: GroupFilterSection,
+        max_tokens: int,
+        algorithm: AlgorithmSection | None = None,
+        *,
+        taught: bool = False,
+    ) -> None:
+        """`taught`: a teacher judges every token, so that every group carries a signal."""
+        self._recipe, self._taught = recipe, taught
         self._algorithm = algorithm or AlgorithmSection()
         """What learns from the groups: it decides what a signal is."""
+        self._relative = self._algorithm.group_relative and not taught
+        """Whether nothing can be learnt from a group whose episodes are all alike."""
         self._max_tokens = max_tokens
         """The budget of sampled tokens per episode."""
 
@@ -60,7 +70,7 @@ class GroupFilter:
         Where episodes are compared with the whole batch, no group tells anything unless some episodes differ in it.
         """
         comparable = [group for group in groups if len(group.scores) >= self._least]
-        if not self._algorithm.group_relative:
+        if not self._relative and not self._taught:
             everything = {self._told_apart(t) for group in comparable for t in self._compared(group)}
             if len(everything) < 2:
                 return [False] * len(comparable)
@@ -69,7 +79,7 @@ class GroupFilter:
     @property
     def _least(self) -> int:
         """How many scores a group must have to be learnt from."""
-        return 2 if self._algorithm.group_relative else 1
+        return 2 if self._relative else 1
 
     def _signal(self, group: Group) -> bool:
         """Return whether the algorithm can learn from the group.
@@ -81,7 +91,7 @@ class GroupFilter:
         graded = [t for t in group.trajectories if _graded(t)]
         if all(self._masked(t) for t in graded):
             return False
-        return not self._algorithm.group_relative or len(set(map(self._told_apart, self._compared(group)))) > 1
+        return not self._relative or len(set(map(self._told_apart, self._compared(group)))) > 1
 
     def _compared(self, group: Group) -> list[Trajectory]:
         """Return what is graded of a group, the continuations that value its states among it."""
@@ -129,7 +139,7 @@ class GroupFilter:
         probe = self._recipe.probe
         if not probe or not self._recipe.dynamic_sampling or belief is None or size < 4:
             return size
-        if not self._algorithm.group_relative:
+        if not self._relative:
             return size
         no_signal = sum(all_agree(score, 0, size, belief) for score in (0.0, 1.0))
         return (size + 1) // 2 if no_signal >= probe else size
@@ -139,7 +149,7 @@ class GroupFilter:
 
         Everything that started has finished, so the scores are a fair sample, only smaller.
         """
-        if not self._algorithm.group_relative:
+        if not self._relative:
             return False
         return _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= SPARED
 
@@ -155,7 +165,7 @@ class GroupFilter:
             return False
         if len(scores) + remaining < self._least:
             return True
-        if not self._algorithm.group_relative:
+        if not self._relative:
             return False
         return bool(remaining) and _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= threshold
 
