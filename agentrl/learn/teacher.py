@@ -153,9 +153,9 @@ async def open_teacher(recipe: Recipe, tokenizer: Any, context: int) -> Teacher 
             f"teacher.urls: servers score at temperature 1, but rollout.temperature is {recipe.rollout.temperature:g}; "
             "set it to 1, or leave the urls out"
         )
-    served = ServedTeacher(section)
+    served = ServedTeacher(section, len(tokenizer.get_vocab()))
     try:
-        await served.probe(len(tokenizer.get_vocab()))
+        await served.probe()
     except BaseException:
         await served.close()
         raise
@@ -210,8 +210,8 @@ class LocalTeacher:
 class ServedTeacher:
     """SGLang servers; made inside a running event loop."""
 
-    def __init__(self, section: TeacherSection) -> None:
-        self._section = section
+    def __init__(self, section: TeacherSection, vocabulary: int) -> None:
+        self._section, self._last = section, vocabulary - 1
         self._clients = [Client(url) for url in section.urls]
         self._places = asyncio.Semaphore(CONCURRENCY)
 
@@ -219,9 +219,9 @@ class ServedTeacher:
         """Close the connections."""
         await asyncio.gather(*(client.close() for client in self._clients))
 
-    async def probe(self, vocabulary: int) -> None:
+    async def probe(self) -> None:
         """Ask every server to score a few tokens, the last of the vocabulary among them."""
-        ids = [0, vocabulary // 2, vocabulary - 1]
+        ids = [0, self._last // 2, self._last]
         for client in self._clients:
             try:
                 await self._ask(client, ids, 1)
@@ -261,7 +261,12 @@ class ServedTeacher:
         reply = await client.call("/generate", body, self._section.timeout_s)
         pairs = (reply.get("meta_info") or {}).get("input_token_logprobs") or []
         wanted = pairs[len(pairs) - (len(ids) - first) :]
-        if [int(pair[1]) for pair in wanted] != ids[first:] or any(pair[0] is None for pair in wanted):
+        # SGLang names the last token of its vocabulary 0, since it takes it for a piece of an image.
+        echoed = [
+            own if own >= self._last and not pair[1] else pair[1]
+            for pair, own in zip(wanted, ids[first:], strict=False)
+        ]
+        if echoed != ids[first:] or any(pair[0] is None for pair in wanted):
             raise EngineError(f"{client.url} gave no logprobs of the tokens that it was sent")
         logprobs = np.array([pair[0] for pair in wanted], dtype=np.float32)
         if not np.isfinite(logprobs).all():

@@ -52,9 +52,9 @@ def test_a_server_scores_tokens_as_a_teacher(opened: Any, kept: Any, forward: Fo
     async def main() -> list[Any]:
         async with opened("sglang"):
             url = (await kept.started("plain")).url
-            served = ServedTeacher(TeacherSection(path=model_folder, urls=[url]))
+            served = ServedTeacher(TeacherSection(path=model_folder, urls=[url]), 310)
             try:
-                await served.probe(310)
+                await served.probe()
                 return [*await served.score([sample, sample]), *await served.score([sample])]
             finally:
                 await served.close()

@@ -169,10 +169,10 @@ def test_a_dead_teacher_stops_the_run_with_a_message(monkeypatch: pytest.MonkeyP
         await site.start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         gone = "http://127.0.0.1:9"
-        served = ServedTeacher(TeacherSection(path=Path("x"), urls=[gone, url], retries=2))
+        served = ServedTeacher(TeacherSection(path=Path("x"), urls=[gone, url], retries=2), 10)
         try:
             with pytest.raises(EngineError, match=r"teacher.urls: http://127.0.0.1:9 cannot score tokens"):
-                await served.probe(10)
+                await served.probe()
             assert [scored.tolist() for scored in await served.score([one_sample()])] == [[-0.125, -0.25, -0.5]]
             await runner.cleanup()
             with pytest.raises(EngineError, match=r"5 tokens in 3 attempts.*resume with --resume"):
