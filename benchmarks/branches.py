@@ -73,7 +73,11 @@ async def played(pool: Pool, kind: type[Folder], turns: int, line: str) -> Episo
 
 async def measure(pool: Pool, files: int, turns: int, line: str) -> dict[str, float]:
     """Return the median milliseconds of a border, a fork and a replay."""
-    kind = type("Folder", (Folder,), {"files": files})
+
+    class Sized(Folder):
+        pass
+
+    kind, Sized.files = Sized, files
     seconds: dict[str, list[float]] = {"border": [], "fork": [], "replay": []}
     for _ in range(REPEATS):
         episode = await played(pool, kind, 0, line)

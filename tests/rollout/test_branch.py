@@ -16,7 +16,7 @@ from agentrl import codec, sandboxes
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.errors import AuthoringError
-from agentrl.rollout.branch import UNFORKABLE, Border, Branching
+from agentrl.rollout.branch import UNFORKABLE, Branching
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.sandboxes.base import Sandbox, SandboxSpec
@@ -250,7 +250,10 @@ def test_large_files_are_not_kept(chat: Renderer, desk: EnvRuntime) -> None:
 
 def test_borders_are_spread_evenly_over_an_episode() -> None:
     borders: list[Any] = [f"border {turn}" for turn in range(1, 8)]
-    chosen: Callable[[int | None], list[Border]] = lambda most: Branching(count=1, borders=most).chosen(borders)  # noqa: E731
+
+    def chosen(most: int | None) -> list[Any]:
+        return list(Branching(count=1, borders=most).chosen(borders))
+
     assert chosen(1) == ["border 4"]
     assert chosen(3) == ["border 2", "border 4", "border 6"]
     assert chosen(None) == chosen(9) == borders
