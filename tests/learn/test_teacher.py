@@ -23,7 +23,8 @@ from agentrl.learn.teacher import ServedTeacher, distilled, folder_of, open_teac
 from agentrl.recipe import AlgorithmSection, GroupFilterSection, Recipe, TeacherSection
 from agentrl.types import Group, Segment, TrainingSample
 
-MakeRecipe, MakeSamples = Callable[..., Recipe], Callable[..., list[TrainingSample]]
+MakeRecipe = Callable[..., Recipe]
+MakeSamples = Callable[..., list[TrainingSample]]
 
 
 def one_sample() -> TrainingSample:
@@ -51,12 +52,13 @@ def test_its_gradient_is_that_of_trls_reverse_kl() -> None:
     """GKD with β = 1 minimises KL(student ‖ teacher) over the whole vocabulary. The expectation of our loss over the
     student's own tokens, each with its advantage, has the same gradient."""
     pytest.importorskip("trl")
-    from trl.experimental.gkd import GKDTrainer
+    from trl.experimental import gkd
 
     torch.manual_seed(0)
     logits = torch.randn(1, 1, 11, dtype=torch.float64, requires_grad=True)
     teacher = torch.randn(1, 1, 11, dtype=torch.float64)
-    theirs = GKDTrainer.generalized_jsd_loss(logits, teacher, beta=1.0, reduction="batchmean")
+    trainer: Any = gkd.GKDTrainer
+    theirs = trainer.generalized_jsd_loss(logits, teacher, beta=1.0, reduction="batchmean")
     (expected,) = torch.autograd.grad(theirs, logits)
 
     every = logits[0, 0].log_softmax(-1)  # each token of the vocabulary, sampled as often as it is likely
