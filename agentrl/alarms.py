@@ -41,6 +41,14 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
             f"step {last['step']}: {last['rollout/ungraded']} of {last['rollout/episodes']} episodes failed for "
             "reasons outside the policy; see `fault` in trajectories/ and the server's log"
         )
+    if last.get("rollout/branches_void", 0) > 0.2 * max(1, last.get("rollout/branches", 0)) or (
+        last.get("rollout/unforkable", 0) > last.get("rollout/branches", 0)
+    ):
+        raised["branches"] = (
+            f"step {last['step']}: {last['rollout/branches_void']} of {last['rollout/branches']} continuations were "
+            f"void, and {last['rollout/unforkable']} turns could not be forked, so that their states have no value of "
+            f"their own; the first: {last['rollout/branch_cause']}"
+        )
     if last.get("rollout/grading_alarms", 0):
         raised["grading"] = (
             f"step {last['step']}: {last['rollout/grading_alarms']} submission(s) broke grading twice on fresh "

@@ -23,6 +23,7 @@ from agentrl.metrics import Metrics, Row
 from agentrl.recipe import Recipe
 from agentrl.report import tracking
 from agentrl.report.terminal import Progress, Show
+from agentrl.rollout.branch import Branching
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import Gate, Player
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from agentrl.learn.pack import Batch
     from agentrl.learn.sharded import ShardedLearner
     from agentrl.learn.step_report import StepReport
+    from agentrl.learn.teacher import Teacher
     from agentrl.learn.weights import Publisher
 
 Say = Callable[[str], None]
@@ -71,6 +73,8 @@ class Run:
     """What the run is resumed from."""
     trained: set[str]
     """Hashes of the tasks that were trained on, to be compared with the held-out ones."""
+    teacher: Teacher | None
+    """Whose judgement of every token is learnt from."""
     judge: Judge | None
     """What verifiers ask, where any of them does; started and measured."""
     watch: Watch | None
@@ -90,13 +94,17 @@ class Run:
         return self.judge.step_row()
 
     async def credit(self, samples: list[TrainingSample]) -> list[TrainingSample]:
-        """Have the critic make the advantages, where the algorithm has one."""
+        """Have the critic make the advantages, where the algorithm has one; a teacher adds its part."""
         from agentrl.learn.learner import Learner
 
-        if not self.recipe.algorithm.has_critic:
-            return samples
-        assert isinstance(self.learner, Learner), "the recipe refuses a critic with learner.ranks"
-        return await asyncio.to_thread(self.learner.credit, samples)
+        if self.recipe.algorithm.has_critic:
+            assert isinstance(self.learner, Learner), "the recipe refuses a critic with learner.ranks"
+            samples = await asyncio.to_thread(self.learner.credit, samples)
+        return samples if self.teacher is None else await self.teacher.credit(samples)
+
+    def taught(self) -> dict[str, float]:
+        """Return what the teacher said in the last step."""
+        return {} if self.teacher is None else self.teacher.figures
 
     async def learn(self, batch: Batch) -> StepReport:
         """Make one step of the learner. A server that shares its GPU gives its key-value memory back meanwhile."""
@@ -141,8 +149,11 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
     from agentrl.learn import checkpoint, memory
     from agentrl.learn.sharded import open_learner
+    from agentrl.learn.teacher import folder_of, open_teacher
     from agentrl.learn.weights import Publisher
 
+    if recipe.teacher is not None:
+        folder_of(recipe.teacher)
     check_trainable(recipe)  # what is wrong with environments or trackers shows before a folder is made
     check_judge(recipe)
     tracking.check(recipe.trackers)
@@ -164,6 +175,9 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         saved = checkpoint.latest(folder.checkpoints)
         _tell(saved, folder, recipe.learner.ranks, progress.say)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
+        teacher = await open_teacher(recipe, policy.tokenizer, policy.context)
+        if teacher is not None:
+            stack.push_async_callback(teacher.close)
         learner = open_learner(policy.model, policy.tokenizer, recipe, stack, _rank_pool(recipe, stack, progress.say))
         metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
         stack.callback(metrics.close)
@@ -190,8 +204,10 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, deliver=learner.deliver, shared=shared)
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
-        play = partial(_play, recipe.run.seed, folder.key, player, store, progress)
-        group_filter = GroupFilter(recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm)
+        play = partial(_play, recipe.run.seed, folder.key, branching_of(recipe), player, store, progress)
+        group_filter = GroupFilter(
+            recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm, taught=recipe.teacher is not None
+        )
         yield Run(
             recipe=recipe,
             folder=folder,
@@ -214,6 +230,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             store=store,
             checkpoint=saved,
             trained=set(),
+            teacher=teacher,
             judge=judge,
             watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
         )
@@ -232,7 +249,14 @@ def _rank_pool(recipe: Recipe, stack: AsyncExitStack, say: Say) -> Any:
 
 
 async def _play(
-    seed: int, key: bytes, player: Player, store: Store, progress: Progress, draw: Draw, index: int
+    seed: int,
+    key: bytes,
+    branching: Branching | None,
+    player: Player,
+    store: Store,
+    progress: Progress,
+    draw: Draw,
+    index: int,
 ) -> Trajectory:
     """Play one rollout of a drawn task and store it."""
     rollout_id = RolloutId(
@@ -241,9 +265,12 @@ async def _play(
         index=index,
         secret=seeds.secret(key, draw.task.id, draw.group),
         task_index=draw.task_index,
+        branching=branching,
     )
     trajectory = await player.play(draw.env, draw.task, rollout_id)
     await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
+    for continuation in trajectory.branches:
+        await store.add(continuation, draw.env, Note(kind="branch", predicted=draw.predicted))
     progress.advance()
     return trajectory
 
@@ -292,6 +319,14 @@ def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Sour
         )
         for section in recipe.envs
     ]
+
+
+def branching_of(recipe: Recipe) -> Branching | None:
+    """Return which continuations the algorithm wants of each episode."""
+    from agentrl.learn.algorithms import resolve
+
+    row = resolve(recipe.algorithm)
+    return Branching(count=row.branches, borders=row.branch_turns) if row.credit == "branch" else None
 
 
 def plan_of(recipe: Recipe) -> Plan:

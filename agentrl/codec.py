@@ -24,7 +24,8 @@ FORMAT = 2
 class Note:
     """What the run knew about a trajectory when it stored it. Rows of earlier versions have none of it."""
 
-    kind: Literal["train", "eval"] = "train"
+    kind: Literal["train", "eval", "branch"] = "train"
+    """branch: a continuation that values a state of an episode of its group; see `branch_turn`."""
     stage: str = ""
     """Of an evaluation: start, sft, rl or end."""
     step: int | None = None
@@ -101,6 +102,8 @@ def to_row(trajectory: Trajectory, env: str, note: Note | None = None) -> dict[s
         "root": trajectory.root,
         "usage": None if trajectory.usage is None else _dump(trajectory.usage),
         "states": _dump(trajectory.states) if trajectory.states else None,
+        "branch_turn": trajectory.branch_turn,
+        "prefix_tokens": trajectory.prefix_tokens,
         **asdict(note),
     }
 
@@ -144,6 +147,8 @@ def from_row(row: Mapping[str, Any]) -> Stored:
         root=row["root"],
         usage=json.loads(row["usage"]) if row.get("usage") else None,
         states=tuple(json.loads(row["states"])) if row.get("states") else (),
+        branch_turn=row.get("branch_turn"),
+        prefix_tokens=row.get("prefix_tokens", 0),
     )
     return Stored(row["env"], trajectory, Note(**{name: row[name] for name in NOTED if name in row}))
 

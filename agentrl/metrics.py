@@ -86,6 +86,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
     Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
     Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("rollout/branches", "episodes", "With `credit: branch`: continuations that were played to value states."),
+    Metric("rollout/branches_void", "episodes", "Those without a score: another state than their turn's, or other "
+           "trouble outside the policy."),
+    Metric("rollout/branch_tokens", "tokens", "Tokens of `rollout/tokens` that continuations sampled."),
+    Metric("rollout/branch_score", "score", "Mean score of the continuations."),
+    Metric("rollout/branch_seconds", "seconds", "Time that episodes took to keep their states, summed over episodes."),
+    Metric("rollout/unforkable", "turns", "Turns before which an episode could not be forked: they have no value."),
+    Metric("rollout/branch_cause", "text", "Why the first continuation was void, or the first turn had none."),
     Metric("rollout/players", "players", "With a cluster: players that are ready when the step ends."),
     Metric("rollout/players_lost", "players", "Players that died, fell silent or became unfit, so far."),
     Metric("rollout/episodes_lost", "episodes", "Episodes that were lost with their player or its node, so far."),
@@ -128,6 +136,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("learn/correction", "", "Mean factor of the off-policy correction; 1 without one."),
     Metric("learn/explained_variance", "share", "Variance of the critic's targets that its values explain; 1 at best."),
     Metric("learn/value_error", "", "Root of the critic's mean squared error."),
+    Metric("learn/teacher_kl", "nats/token", "Mean of log π − log π_teacher over the policy's tokens: the reverse KL."),
+    Metric("learn/teacher_seconds", "seconds", "Wall time of the teacher's scoring; part of `learn/seconds`."),
     Metric("learn/positive_nll", "nats/token", "Mean negative logprob on solved episodes, with `positive_nll`."),
     Metric("learn/mismatch_mean", "nats/token", "Mean difference between the learner's and the engine's logprobs, over "
            "tokens of the learner's own version where there are any."),
@@ -280,7 +290,10 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
     lengths = [t.sampled_tokens for t in graded]
     compared = [group.scores for group in groups if len(group.scores) > 1]
     ages = [version - t.oldest_version for group in round_.kept for t in group.trajectories if t.oldest_version >= 0]
-    seconds = {name: sum(t.timings.get(name, 0.0) for t in episodes) for name in ("engine", "tools", "verifier")}
+    branches = [branch for t in episodes for branch in t.branches]
+    played = [*episodes, *branches]
+    seconds = {name: sum(t.timings.get(name, 0.0) for t in played) for name in ("engine", "tools", "verifier")}
+    unforkable = [why for t in episodes for why in t.ledger.get("unforkable", {}).values()]
     return {
         "rollout/score": _mean([t.outcome.score for t in graded if t.outcome.score is not None]),
         "rollout/score_std": _mean([float(np.std(scores)) for scores in compared]),
@@ -298,8 +311,8 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
         "rollout/alarm_cause": _cause(*alarmed[0]) if alarmed else "",
         "rollout/truncated": _mean([t.outcome.cut_off for t in graded]),
         "rollout/agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
-        "rollout/tokens": sum(t.sampled_tokens for t in episodes),
-        "rollout/tokens_dropped": sum(t.sampled_tokens for group in round_.dropped for t in group.trajectories),
+        "rollout/tokens": sum(t.sampled_tokens for t in played),
+        "rollout/tokens_dropped": sum(t.spent_tokens for group in round_.dropped for t in group.trajectories),
         "rollout/tokens_mean": _mean(lengths),
         "rollout/tokens_max": max(lengths, default=0),
         "rollout/staleness_mean": _mean(ages),
@@ -309,7 +322,22 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
         "rollout/verifier_seconds": seconds["verifier"],
         "rollout/round_seconds": round_.timings.get("rollout", 0.0),
         "rollout/pause_seconds": round_.timings.get("learner", 0.0),
+        **(_branch_row(episodes, branches, unforkable) if branches or unforkable else {}),
         **learn,
+    }
+
+
+def _branch_row(episodes: Sequence[Trajectory], branches: Sequence[Trajectory], unforkable: Sequence[str]) -> Row:
+    """Return the figures of the continuations that value states."""
+    void = [b.outcome.fault.cause for b in branches if b.outcome.score is None and b.outcome.fault is not None]
+    return {
+        "rollout/branches": len(branches),
+        "rollout/branches_void": len(void),
+        "rollout/branch_tokens": sum(b.sampled_tokens for b in branches),
+        "rollout/branch_score": _mean([b.outcome.score for b in branches if b.outcome.score is not None]),
+        "rollout/branch_seconds": sum(t.timings.get("branching", 0.0) for t in episodes),
+        "rollout/unforkable": len(unforkable),
+        "rollout/branch_cause": next(iter([*void, *unforkable]), ""),
     }
 
 

@@ -95,7 +95,7 @@ class Rounds:
 
     def decision(self, entry: Mapping[str, Any]) -> Decision | None:
         """Return what became of a trajectory; None where nothing has (yet), and for evaluations."""
-        decided = self.groups.get(entry["grp"]) if entry["kind"] == "train" else None
+        decided = self.groups.get(entry["grp"]) if entry["kind"] != "eval" else None
         # A group that was trained on before a resume keeps its rows and its decision; both are of one attempt.
         if decided is None or decided[0] != (entry["attempt"] or 0):
             return None

@@ -9,7 +9,7 @@ Nothing here knows torch. Token arrays are numpy: a trajectory of 100,000 tokens
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Literal
@@ -27,6 +27,8 @@ Grade = Literal["graded", "infra_error", "verifier_error"]
 Finish = Literal["stop", "length", "abort"]
 Trust = Literal["sealed", "proxied", "shared", "judged", "reported"]
 
+BRANCH = 10_000
+"""More than the episodes of any group: what tells the index of a continuation from that of an episode."""
 SPLITS: tuple[Split, ...] = ("train", "heldout", "test")
 
 
@@ -114,7 +116,10 @@ class Done:
 
 
 class Source(IntEnum):
-    """Where a token of a trajectory came from. Only sampled tokens are ever trained on."""
+    """Where a token of a trajectory came from. Only sampled tokens are ever trained on.
+
+    What an episode sampled before a continuation branched off is an observation of the continuation.
+    """
 
     TEMPLATE = 0
     OBSERVATION = 1
@@ -204,6 +209,11 @@ class Segment:
         return np.where(mask, np.cumsum(starts) - 1, -1).astype(np.int32)
 
 
+def turns_in(segments: Sequence[Segment]) -> int:
+    """Return the number of turns in the segments of an episode."""
+    return sum(int(segment.turns.max(initial=-1)) + 1 for segment in segments)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A verifier's judgement of one submission."""
@@ -269,7 +279,7 @@ class Trajectory:
     group: int
     """Number of the group it belongs to, counted over the run."""
     index: int
-    """Its place in the group."""
+    """Its place in the group; that of a continuation is `BRANCH` × (1 + its number) + that of its episode."""
     seed: int
     """The group's reset seed."""
     segments: tuple[Segment, ...]
@@ -292,6 +302,12 @@ class Trajectory:
     states: tuple[str, ...] = ()
     """A hash of the state before each turn, where the algorithm compares turns of equal states (`Episode.state`); ""
     for one that equals no other."""
+    branches: tuple[Trajectory, ...] = ()
+    """Continuations that were played from its turns, where the algorithm values states by them."""
+    branch_turn: int | None = None
+    """Of a continuation: how many turns its episode had before it. They are in its messages, not among its turns."""
+    prefix_tokens: int = 0
+    """Of a continuation: how many tokens its episode had sampled before it."""
 
     def __post_init__(self) -> None:
         if self.usage is not None and self.segments:
@@ -311,6 +327,21 @@ class Trajectory:
         if self.usage is not None:
             return self.usage["completion"]
         return int(sum(s.loss_mask.sum() for s in self.segments))
+
+    @property
+    def spent_tokens(self) -> int:
+        """The number of tokens that were sampled for it, those of its continuations included."""
+        return sum(t.sampled_tokens for t in self.all)
+
+    @property
+    def turns(self) -> int:
+        """The number of turns that it sampled."""
+        return turns_in(self.segments)
+
+    @property
+    def all(self) -> tuple[Trajectory, ...]:
+        """The episode itself, then its continuations."""
+        return (self, *self.branches)
 
     @property
     def tokens(self) -> int:

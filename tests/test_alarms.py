@@ -46,6 +46,10 @@ def test_a_healthy_run_is_left_alone() -> None:
         ({"learn/skipped": 1}, "not finite"),
         ({"rollout/ungraded": 40}, "infrastructure"),
         ({"rollout/grading_alarms": 2}, "grading"),
+        (
+            {"rollout/branches": 9, "rollout/branches_void": 2, "rollout/unforkable": 0, "rollout/branch_cause": "x"},
+            "branches",
+        ),
         ({"rollout/episode_alarms": {"files": 2}, "rollout/alarm_cause": "files: TypeError: x at a.py:1"}, "episode"),
     ],
 )

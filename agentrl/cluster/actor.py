@@ -108,7 +108,8 @@ class PlayerActor:
         trajectory = await player.play(env, task, rollout_id)
         if trajectory.outcome.grade != "graded" or trajectory.outcome.alarm:
             await self._fit()  # is it this node? Then another one plays it
-        return replace(trajectory, task=replace(trajectory.task, setup={}))
+        bare = replace(trajectory.task, setup={})
+        return replace(trajectory, task=bare, branches=tuple(replace(b, task=bare) for b in trajectory.branches))
 
     async def check(self) -> None:
         """Raise PlayerUnfit unless this player's disk and sandboxes are well."""

@@ -83,7 +83,8 @@ class RayPlayers:
         self.recipe, self.section = recipe, recipe.cluster
         rollout = recipe.rollout
         one = rollout.episode_seconds + 2 * rollout.verify_seconds + MARGIN_S
-        self.deadline_s = retries_s or one * (rollout.retries + 2)
+        branched = 1 + (recipe.algorithm.credited == "branch")  # continuations are played once their episode has ended
+        self.deadline_s = retries_s or one * (rollout.retries + 2) * branched
         self.counts = dict.fromkeys(("players_lost", "rollouts_lost", "rollouts_repeated", "rollouts_late"), 0)
         self.finished = 0
         """Rollouts that were played to their end."""
@@ -267,7 +268,9 @@ class RayPlayers:
             del self._table[key]
             self._forget(running)
             self.waits.forget(key)
-        return owned(replace(trajectory, task=task.public()))
+        public = task.public()
+        branches = tuple(owned(replace(branch, task=public)) for branch in trajectory.branches)
+        return owned(replace(trajectory, task=public, branches=branches))
 
     async def _first(
         self, env: str, task: Task, rollout_id: RolloutId, temperature: float | None, running: list[Call]

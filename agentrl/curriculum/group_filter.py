@@ -36,10 +36,20 @@ class Decision:
 class GroupFilter:
     """All decisions between rollouts and learner."""
 
-    def __init__(self, recipe: GroupFilterSection, max_tokens: int, algorithm: AlgorithmSection | None = None) -> None:
-        self._recipe = recipe
+    def __init__(
+        self,
+        recipe: GroupFilterSection,
+        max_tokens: int,
+        algorithm: AlgorithmSection | None = None,
+        *,
+        taught: bool = False,
+    ) -> None:
+        """`taught`: a teacher judges every token, so that every group carries a signal."""
+        self._recipe, self._taught = recipe, taught
         self._algorithm = algorithm or AlgorithmSection()
         """What learns from the groups: it decides what a signal is."""
+        self._relative = self._algorithm.group_relative and not taught
+        """Whether nothing can be learnt from a group whose episodes are all alike."""
         self._max_tokens = max_tokens
         """The budget of sampled tokens per episode."""
 
@@ -60,8 +70,8 @@ class GroupFilter:
         Where episodes are compared with the whole batch, no group tells anything unless some episodes differ in it.
         """
         comparable = [group for group in groups if len(group.scores) >= self._least]
-        if not self._algorithm.group_relative:
-            everything = {self._told_apart(t) for group in comparable for t in group.trajectories if _graded(t)}
+        if not self._relative and not self._taught:
+            everything = {self._told_apart(t) for group in comparable for t in self._compared(group)}
             if len(everything) < 2:
                 return [False] * len(comparable)
         return [self._signal(group) for group in comparable]
@@ -69,7 +79,7 @@ class GroupFilter:
     @property
     def _least(self) -> int:
         """How many scores a group must have to be learnt from."""
-        return 2 if self._algorithm.group_relative else 1
+        return 2 if self._relative else 1
 
     def _signal(self, group: Group) -> bool:
         """Return whether the algorithm can learn from the group.
@@ -81,7 +91,11 @@ class GroupFilter:
         graded = [t for t in group.trajectories if _graded(t)]
         if all(self._masked(t) for t in graded):
             return False
-        return not self._algorithm.group_relative or len(set(map(self._told_apart, graded))) > 1
+        return not self._relative or len(set(map(self._told_apart, self._compared(group)))) > 1
+
+    def _compared(self, group: Group) -> list[Trajectory]:
+        """Return what is graded of a group, the continuations that value its states among it."""
+        return [t for trajectory in group.trajectories for t in trajectory.all if _graded(t)]
 
     def _told_apart(self, trajectory: Trajectory) -> tuple[float | None, tuple[float, ...]]:
         """Return what the algorithm tells an episode from others by."""
@@ -125,7 +139,7 @@ class GroupFilter:
         probe = self._recipe.probe
         if not probe or not self._recipe.dynamic_sampling or belief is None or size < 4:
             return size
-        if not self._algorithm.group_relative:
+        if not self._relative:
             return size
         no_signal = sum(all_agree(score, 0, size, belief) for score in (0.0, 1.0))
         return (size + 1) // 2 if no_signal >= probe else size
@@ -135,7 +149,7 @@ class GroupFilter:
 
         Everything that started has finished, so the scores are a fair sample, only smaller.
         """
-        if not self._algorithm.group_relative:
+        if not self._relative:
             return False
         return _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= SPARED
 
@@ -151,14 +165,14 @@ class GroupFilter:
             return False
         if len(scores) + remaining < self._least:
             return True
-        if not self._algorithm.group_relative:
+        if not self._relative:
             return False
         return bool(remaining) and _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= threshold
 
     def scores(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Return shaped scores where they differ from the outcome's; the outcome itself never changes."""
         shaped_scores: dict[Key, float] = {}
-        for trajectory in (t for group in groups for t in group.trajectories):
+        for trajectory in (t for group in groups for episode in group.trajectories for t in episode.all):
             score, shaped = trajectory.outcome.score, self._shaped(trajectory)
             if shaped is not None and shaped != score:
                 shaped_scores[trajectory.group, trajectory.index] = shaped
@@ -169,7 +183,8 @@ class GroupFilter:
         graded = {
             (t.group, t.index): shaped.get((t.group, t.index), t.outcome.score)
             for group in groups
-            for t in group.trajectories
+            for episode in group.trajectories
+            for t in episode.all
             if t.outcome.score is not None
         }
         scores = list(graded.values())
@@ -180,7 +195,9 @@ class GroupFilter:
         score = self.counted(trajectory)
         if self._recipe.overlong != "shape" or score is None:
             return score
-        return score + overlong_penalty(trajectory.sampled_tokens, self._max_tokens, self._recipe.overlong_buffer)
+        return score + overlong_penalty(
+            trajectory.prefix_tokens + trajectory.sampled_tokens, self._max_tokens, self._recipe.overlong_buffer
+        )
 
     def weights(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Return how much each trajectory counts in the loss, where that is not 1."""
@@ -188,7 +205,7 @@ class GroupFilter:
         for group in groups:
             scores = [score for score in map(self.counted, group.trajectories) if score is not None]
             group_weight = closeness(sum(scores) / len(scores), self._recipe.closeness) if scores else 1.0
-            for trajectory in group.trajectories:
+            for trajectory in (t for episode in group.trajectories for t in episode.all):
                 weight = 0.0 if self._masked(trajectory) else group_weight
                 if weight != 1.0:
                     weights[trajectory.group, trajectory.index] = weight

@@ -87,8 +87,9 @@ class Episode:
         """Seconds and name of the slowest tool call so far."""
         self.auditing = False
         """Whether the audit verifier's artifacts are collected as well."""
-        self._boxes = boxes
-        self._box: TimedBox | None = None
+        self.boxes = boxes
+        self.box: TimedBox | None = None
+        """The sandbox, once it has started and where it has one."""
         self._started = self._whole = False
         self._stack = AsyncExitStack()
         self._counts = dict.fromkeys(("calls", "bad_calls", "tool_errors", "tool_timeouts", "bytes_seen"), 0)
@@ -125,12 +126,12 @@ class Episode:
             )
         env.given = self.task.public()
         env.rng = seeds.generator(self.seed, "episode", self.task.id)
-        spec = await _run(env.prepare, env.given, seeds.generator(self.seed, "prepare", self.task.id))
+        spec = await run(env.prepare, env.given, seeds.generator(self.seed, "prepare", self.task.id))
         if spec is not None:
-            box = await self._stack.enter_async_context(self._boxes.box(spec))
-            self._box = TimedBox(box)
+            box = await self._stack.enter_async_context(self.boxes.box(spec))
+            self.box = TimedBox(box)
             self.root = box.root
-            env._box = cast(Sandbox, self._box)
+            env._box = cast(Sandbox, self.box)
         self._started = True
         opening = await _to_its_end(env.start)
         self._whole = True
@@ -154,7 +155,7 @@ class Episode:
                     break
                 observations.append(result)
             if not message.tool_calls:
-                reply = await _run(self.environment.on_message, message.content)
+                reply = await run(self.environment.on_message, message.content)
                 if isinstance(reply, Done):
                     self.answer, self.over = well_formed(reply.answer), True
                 else:
@@ -209,11 +210,11 @@ class Episode:
         method = getattr(self.environment, tool.name)
         clock = asyncio.get_running_loop().time
         began = clock()
-        if self._box is not None:
-            self._box.until(tool.timeout_s)
+        if self.box is not None:
+            self.box.until(tool.timeout_s)
         try:
             async with asyncio.timeout(tool.timeout_s + GRACE_S) as limit:
-                return await _run(method, **arguments)
+                return await run(method, **arguments)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -221,8 +222,8 @@ class Episode:
             raise AgentError(f"tool {tool.name} ran longer than its {tool.timeout_s:g} s") from error
         finally:
             self.slowest = max(self.slowest, (clock() - began, tool.name))
-            if self._box is not None:
-                self._box.until(None)
+            if self.box is not None:
+                self.box.until(None)
 
     async def finish(self, ending: Ending = "done") -> Submission:
         """Kill the agent's processes and collect the artifacts that the verifier declared."""
@@ -230,10 +231,10 @@ class Episode:
         self.over = True
         artifacts = {}
         ledger = self.ledger
-        if self._box is not None:
-            box = self._box.aio
+        if self.box is not None:
+            box = self.box.aio
             await box.kill_all()
-            ledger = {**await off_loop(self._box.ledger), **ledger}
+            ledger = {**await off_loop(self.box.ledger), **ledger}
             for artifact in env.verifier.artifacts:
                 try:
                     files = await box.collect(artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files)
@@ -257,7 +258,7 @@ class Episode:
             transcript=tuple(self.transcript),
             ledger=ledger,
             ending=ending,
-            state=await _run(env.state),
+            state=await run(env.state),
         )
 
     async def digest(self, *, times: bool = True) -> str:
@@ -265,7 +266,7 @@ class Episode:
 
         What an episode writes carries the time of day; `times=False` leaves it out.
         """
-        return "" if self._box is None else await self._box.aio.digest(times=times)
+        return "" if self.box is None else await self.box.aio.digest(times=times)
 
     async def state(self) -> str:
         """Hash where the episode stands: the sandbox's content, the environment's own state, what was seen last.
@@ -275,7 +276,7 @@ class Episode:
         """
         seen = [(o.role, o.name, o.content) for o in self.step.observations] if self.step else []
         try:
-            return hashing.digest([await self.digest(times=False), await _run(self.environment.state), seen])
+            return hashing.digest([await self.digest(times=False), await run(self.environment.state), seen])
         except (AgentError, OSError):
             return ""
 
@@ -287,7 +288,7 @@ class Episode:
                 self._started = False
                 # After half a start, stop may miss what it would let go of; that must not hide why the start failed.
                 with nullcontext() if self._whole else suppress(Exception):
-                    await _run(self.environment.stop)
+                    await run(self.environment.stop)
         finally:
             await self._stack.aclose()
 
@@ -295,7 +296,7 @@ class Episode:
 async def _to_its_end(start: Callable[[], Any]) -> Any:
     """Run `start` and return what it returns. When cancelled, wait for its end first: a thread cannot be stopped."""
     if inspect.iscoroutinefunction(start) or _untouched(start):
-        return await _run(start)
+        return await run(start)
     work = asyncio.ensure_future(off_loop(Call(start)))
     try:
         return await asyncio.shield(work)
@@ -306,7 +307,7 @@ async def _to_its_end(start: Callable[[], Any]) -> Any:
         raise
 
 
-async def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+async def run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call an author's method: awaited when it is a coroutine, off the event loop when it is not."""
     if inspect.iscoroutinefunction(method):
         with Call(method):

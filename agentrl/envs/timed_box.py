@@ -21,6 +21,11 @@ class TimedBox:
         self._box = box
         self._deadline: float | None = None
 
+    @property
+    def inner(self) -> Sandbox:
+        """The sandbox itself."""
+        return self._box
+
     def until(self, seconds: float | None) -> None:
         """Limit the total time of all commands from now on; None removes the limit."""
         self._deadline = None if seconds is None else time.monotonic() + seconds

@@ -8,6 +8,7 @@ Weights act in the loss alone: a trajectory of weight 0 still counts in its grou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -46,6 +47,8 @@ def advantages(
         estimated = [[np.zeros(max(1, len(_turn_lengths(t)))) for t in group] for group in graded]
     else:
         estimated = estimate(row.advantage, returns, lengths, ended)
+    if row.credit == "branch":
+        return _branch_samples(row, graded, scores, weights)
     if row.credit == "state":
         estimated = [_with_states(row, *g) for g in zip(graded, estimated, ended, strict=True)]
     by_turn = row.credit != "trajectory"
@@ -75,6 +78,21 @@ def state_advantages(estimator: Estimator, returns: Sequence[Floats], states: Se
         values = GROUP_ESTIMATORS[estimator](np.array([returns[number][turn] for number, turn in visits]))
         for (number, turn), value in zip(visits, values, strict=True):
             result[number][turn] = value
+    return result
+
+
+def branch_advantages(rewards: Floats, values: Mapping[int, float], discount: float = 1.0) -> Floats:
+    """Return the advantages of an episode's turns: r + γ·V(state after) − V(state before) (VinePPO).
+
+    `rewards` holds one number per turn, the last with the final score; `values` those of the states before some turns,
+    the first among them. Turns between two states with values share what was gained from one to the other.
+    """
+    result = np.zeros(len(rewards))
+    known = sorted(turn for turn in values if turn < len(rewards))
+    for first, end in itertools.pairwise([*known, len(rewards)]):
+        gained = sum(discount**place * reward for place, reward in enumerate(rewards[first:end]))
+        after = discount ** (end - first) * values[end] if end < len(rewards) else 0.0
+        result[first:end] = gained + after - values[first]
     return result
 
 
@@ -187,11 +205,12 @@ def _turn_returns(trajectory: Trajectory, algorithm: Algorithm, score: float) ->
 
 def _turn_rewards(trajectory: Trajectory, score: float) -> Floats:
     """Return each turn's reward: the verifier's score for it. The last turn gets the final score as well, and process
-    rewards beyond the last turn."""
+    rewards beyond the last turn. A continuation begins with the first turn of its own."""
     rewards = np.zeros(len(_turn_lengths(trajectory)))
     if not len(rewards):
         return rewards
-    for turn, reward in enumerate(trajectory.verdict.turn_scores if trajectory.verdict else ()):
+    process = trajectory.verdict.turn_scores if trajectory.verdict else ()
+    for turn, reward in enumerate(process[trajectory.branch_turn or 0 :]):
         rewards[min(turn, len(rewards) - 1)] += reward
     rewards[-1] += score
     return rewards
@@ -210,6 +229,48 @@ def _with_states(
             )
     steps = state_advantages(row.advantage, returns, [t.states for t in trajectories])
     return [episode[0] + row.state_weight * step for episode, step in zip(episodes, steps, strict=True)]
+
+
+def _branch_samples(
+    row: Algorithm, groups: Sequence[Sequence[Trajectory]], scores: Mapping[Key, float], weights: Mapping[Key, float]
+) -> list[TrainingSample]:
+    """Return the samples of episodes whose turns are valued by continuations, and of those if they are trained on."""
+    episodes: list[Trajectory] = []
+    values: list[Floats] = []
+    for group in groups:
+        starts = [_first_return(t, row, _score(t, scores)) for t in group]
+        for place, trajectory in enumerate(group):
+            others = starts[:place] + starts[place + 1 :]
+            played: dict[int, list[tuple[Trajectory, float]]] = {}
+            for branch in trajectory.branches:
+                if branch.outcome.score is not None and branch.branch_turn is not None:
+                    value = _first_return(branch, row, _score(branch, scores))
+                    played.setdefault(branch.branch_turn, []).append((branch, value))
+            # The first state is that of the whole group: the other episodes are continuations from it.
+            states = {0: sum(others) / len(others) if others else starts[place]}
+            states |= {turn: sum(value for _, value in each) / len(each) for turn, each in played.items()}
+            rewards = _turn_rewards(trajectory, _score(trajectory, scores))
+            episodes.append(trajectory)
+            values.append(branch_advantages(rewards, states, row.discount))
+            if row.train_branches:
+                returns = _turn_returns(trajectory, row, _score(trajectory, scores))
+                for turn, each in played.items():
+                    total = sum(value for _, value in each) + returns[turn]
+                    episodes += [branch for branch, _ in each]
+                    values += [np.full(branch.turns, value - (total - value) / len(each)) for branch, value in each]
+    if row.advantage == "batch":
+        (values,) = _whiten([values], [[_turn_lengths(t) for t in episodes]])
+    samples: list[TrainingSample] = []
+    for trajectory, advantage in zip(episodes, values, strict=True):
+        weight = weights.get((trajectory.group, trajectory.index), 1.0)
+        samples += _samples(trajectory, advantage, True, weight, positive=_score(trajectory, scores) == 1.0)
+    return samples
+
+
+def _first_return(trajectory: Trajectory, row: Algorithm, score: float) -> float:
+    """Return the discounted sum of all rewards of an episode, or of a continuation from its border on."""
+    returns = _turn_returns(trajectory, row, score)
+    return float(returns[0]) if len(returns) else score
 
 
 def _turn_lengths(trajectory: Trajectory) -> list[int]:

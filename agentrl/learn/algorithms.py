@@ -21,7 +21,7 @@ PolicyLoss = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
 Aggregation = Literal["token", "sequence", "constant", "prompt"]
 Correction = Literal["none", "tis", "mis", "icepop"]
 Divergence = Literal["none", "k1", "k2", "k3"]
-Credit = Literal["trajectory", "turn", "state", "token"]
+Credit = Literal["trajectory", "turn", "state", "branch", "token"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,17 @@ class Algorithm:
     reference_reset: int | None = None
     entropy_bonus: float = 0.0
     credit: Credit = "trajectory"
-    """What gets an advantage of its own. state: a trajectory, and each turn among those that begin in its state."""
+    """What gets an advantage of its own. state: a trajectory, and each turn among those that begin in its state.
+    branch: each turn, by continuations from the states before and after it."""
     discount: float = 1.0
     state_weight: float = 1.0
     """state: the weight of the turns' advantages."""
+    branches: int = 4
+    """branch: continuations per border between two turns."""
+    branch_turns: int | None = None
+    """branch: borders per episode that are branched from; None for all."""
+    train_branches: bool = False
+    """branch: whether the continuations are trained on too."""
     gae_lambda: float = 0.95
     value_lambda: float | None = None
     """λ of the critic's targets; None: the policy's."""
@@ -113,6 +120,7 @@ ROWS: Mapping[str, Algorithm] = {
     "reinforce_pp": Algorithm(advantage="batch"),
     "reinforce_pp_baseline": Algorithm(advantage="batch_baseline"),
     "gigpo": Algorithm(credit="state", discount=0.95),
+    "vineppo": Algorithm(advantage="mean", credit="branch"),
     "ppo": Algorithm(advantage="gae", credit="token"),
     "vapo": Algorithm(
         advantage="gae",
@@ -127,6 +135,9 @@ ROWS: Mapping[str, Algorithm] = {
 
 CRITIC = ("gae_lambda", "value_lambda", "lambda_length", "value_coefficient", "value_lr", "value_warmup")
 """The settings that only a critic reads."""
+
+BRANCH = ("branches", "branch_turns", "train_branches")
+"""The settings that only `credit: branch` reads."""
 
 CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
     "none": (0.0, 0.0),
@@ -146,6 +157,9 @@ def resolve(section: AlgorithmSection) -> Algorithm:
     unread = [name for name in CRITIC if name in values and not algorithm.has_critic]
     if unread:
         raise RecipeError(f"algorithm.{unread[0]} is for a critic; use type: ppo or vapo, or remove it")
+    unread = [name for name in BRANCH if name in values and algorithm.credit != "branch"]
+    if unread:
+        raise RecipeError(f"algorithm.{unread[0]} is for credit: branch; use type: vineppo, or remove it")
     return algorithm
 
 
@@ -161,8 +175,9 @@ def _check(algorithm: Algorithm) -> None:
     if algorithm.kl == "k1" and not algorithm.kl_unbiased:
         raise RecipeError(NO_GRADIENT)
     if algorithm.discount != 1.0 and algorithm.credit == "trajectory":
-        raise RecipeError("algorithm.discount needs algorithm.credit: turn, state or token")
-    if algorithm.credit not in (("token", "turn") if algorithm.has_critic else ("trajectory", "turn", "state")):
+        raise RecipeError("algorithm.discount needs algorithm.credit: turn, state, branch or token")
+    without = ("trajectory", "turn", "state", "branch")
+    if algorithm.credit not in (("token", "turn") if algorithm.has_critic else without):
         raise RecipeError(
             f"algorithm.advantage: {algorithm.advantage} does not go with algorithm.credit: {algorithm.credit}; a "
             "critic (advantage: gae) gives credit to every token or turn, and credit: token needs a critic"
@@ -173,6 +188,11 @@ def _check(algorithm: Algorithm) -> None:
         raise RecipeError(
             f"algorithm.credit: state compares turns within a group; advantage: {algorithm.advantage} does not. "
             "Use advantage: group, mean or leave_one_out"
+        )
+    if algorithm.credit == "branch" and algorithm.advantage not in ("mean", "batch"):
+        raise RecipeError(
+            f"algorithm.credit: branch takes advantages as they are (advantage: mean) or whitened over the batch "
+            f"(batch); advantage: {algorithm.advantage} does not fit"
         )
     if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):
         raise RecipeError("algorithm.correction_low and correction_high need a correction: tis, mis or icepop")

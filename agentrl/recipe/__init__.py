@@ -39,6 +39,7 @@ from agentrl.recipe.sections import (
     SglangJudge,
     TransformersEngine,
 )
+from agentrl.recipe.teacher import TeacherSection
 
 __all__ = [
     "AgentSection",
@@ -71,6 +72,7 @@ __all__ = [
     "SglangEngine",
     "SglangJudge",
     "StagedCurriculum",
+    "TeacherSection",
     "TransformersEngine",
     "UniformCurriculum",
     "WarmStartSection",

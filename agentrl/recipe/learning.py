@@ -134,8 +134,9 @@ class GroupFilterSection(Section):
     """Decides between rollouts and learner: which groups are trained on, and how much each of their episodes counts."""
 
     dynamic_sampling: bool = True
-    """Drop groups whose scores (with `credit: turn` or `state` also their scores per turn) are all equal, and draw
-    others in their place. Turn it off to train on every group. `reinforce_pp`, `ppo` and `vapo` keep every group."""
+    """Drop groups whose scores (with `credit: turn` or `state` also their scores per turn, with `branch` also
+    those of continuations) are all equal, and draw others in their place. Turn it off to train on every group.
+    `reinforce_pp`, `ppo` and `vapo` keep every group."""
     max_extra: Annotated[float, Field(ge=0.0, le=100.0)] = 3.0
     """Draw at most this many times the round's groups as replacements. A round may then hold fewer groups."""
     probe: Fraction = 0.2
@@ -161,7 +162,7 @@ NO_GRADIENT = (
 )
 
 
-ROW_CREDIT = {"gigpo": "state", "ppo": "token", "vapo": "token"}
+ROW_CREDIT = {"gigpo": "state", "vineppo": "branch", "ppo": "token", "vapo": "token"}
 """The `credit` of the rows that do not give one advantage to a whole episode."""
 
 
@@ -174,7 +175,7 @@ class AlgorithmSection(Section):
 
     type: Literal[
         "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
-        "reinforce_pp", "reinforce_pp_baseline", "gigpo", "ppo", "vapo",
+        "reinforce_pp", "reinforce_pp_baseline", "gigpo", "vineppo", "ppo", "vapo",
     ] = "dapo"  # fmt: skip
     """The row of the table."""
     advantage: (
@@ -212,17 +213,28 @@ class AlgorithmSection(Section):
     """Take the current policy as the new reference every this many steps. By default never."""
     entropy_bonus: NonNegative = 0.0
     """Weight of the entropy (nats per token) that the loss rewards. Raise it where entropy collapses."""
-    credit: Literal["trajectory", "turn", "state", "token"] | None = None
+    credit: Literal["trajectory", "turn", "state", "branch", "token"] | None = None
     """`trajectory`: one advantage for all tokens of an episode. `turn`: one per turn, from the verifier's scores per
     turn; each turn is compared with the same turn of the group's other episodes, or with the final score of those that
     have ended before. `state`: the episode's advantage, plus one per turn that compares it with all turns of the group
-    that began in the same state (GiGPO). `token`: one per token, by a critic; with a critic, `turn` is one per turn by
-    the same. By default `state` for `gigpo`, `token` for `ppo` and `vapo`, otherwise `trajectory`."""
+    that began in the same state (GiGPO). `branch`: one per turn, what it added to the mean score of continuations that
+    are played from the states before and after it (VinePPO). `token`: one per token, by a critic; with a critic, `turn`
+    is one per turn by the same. By default `state` for `gigpo`, `branch` for `vineppo`, `token` for `ppo` and `vapo`,
+    otherwise `trajectory`."""
     discount: Fraction | None = None
     """Discount of later scores per turn, or per token with `credit: token`. By default 0.95 for `gigpo`, otherwise
     1."""
     state_weight: NonNegative | None = None
     """`credit: state`: weight of the turns' advantages beside the episode's. By default 1."""
+    branches: Annotated[int, Field(ge=1, le=64)] | None = None
+    """`credit: branch`: continuations per border between two turns. They cost tokens: with n borders, about
+    1 + branches · n / 2 times those of the episode. By default 4."""
+    branch_turns: Count | None = None
+    """`credit: branch`: turns per episode before which continuations are played, spread evenly over it; the turns
+    between two of them share an advantage. By default all but the first, whose value the group gives."""
+    train_branches: bool | None = None
+    """`credit: branch`: train on the continuations too (tree rollouts), each compared with what else was played from
+    its border. By default they only value states, as in VinePPO."""
     gae_lambda: Fraction | None = None
     """`gae`: how far ahead advantages look before they trust the critic; 1 is to the end. By default 0.95."""
     value_lambda: Fraction | None = None
@@ -276,10 +288,10 @@ class AlgorithmSection(Section):
 
 def refuse_unfit(algorithm: AlgorithmSection, ranks: int, agents: Sequence[str]) -> None:
     """Refuse an algorithm that cannot be trained on so many ranks, or with the agents of these environments."""
-    if algorithm.credited == "state" and agents:
+    if algorithm.credited in ("state", "branch") and agents:
         raise ValueError(
-            f"algorithm.credit: state needs the state before each turn, which the agent of {agents[0]} does not show; "
-            "use credit: trajectory, for example type: dapo"
+            f"algorithm.credit: {algorithm.credited} needs the state before each turn, which the agent of {agents[0]} "
+            "does not show; use credit: trajectory, for example type: dapo"
         )
     if algorithm.has_critic and ranks > 1:
         raise ValueError(

@@ -26,6 +26,7 @@ from agentrl.recipe.learning import (
     WarmStartSection,
     refuse_unfit,
 )
+from agentrl.recipe.teacher import TeacherSection
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 OTHER_NAMES = {"gates": "group_filter"}
@@ -416,6 +417,8 @@ class Recipe(Section):
     judge: JudgeSection | None = None
     """The model that judges where a verifier asks one, or that plays a part of an environment, such as its customer. By
     default there is none."""
+    teacher: TeacherSection | None = None
+    """A model whose judgement of every token is learnt from: on-policy distillation. By default there is none."""
     cluster: ClusterSection | None = None
     """Rollouts in many processes, on many machines. By default all of them are played in this process."""
 

@@ -185,14 +185,14 @@ class InFlightGroups:
                 task.cancel()
             ended: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
             late = [t for t in ended[len(group.finished) :] if isinstance(t, Trajectory)]
-            self.counts["thrown_tokens"] += sum(t.sampled_tokens for t in late)
+            self.counts["thrown_tokens"] += sum(t.spent_tokens for t in late)
             self.count("thrown", late)
         return group.group(censored=censored)
 
     def count(self, fate: str, trajectories: Sequence[Trajectory]) -> None:
         """Count the tokens of finished rollouts by their length: under "512", those of 257 to 512 tokens."""
         by_length = self.tokens[fate]
-        for tokens in (t.sampled_tokens for t in trajectories):
+        for tokens in (t.sampled_tokens for trajectory in trajectories for t in trajectory.all):
             if tokens:
                 length = str(1 << (tokens - 1).bit_length())
                 by_length[length] = by_length.get(length, 0) + tokens
@@ -206,5 +206,5 @@ class InFlightGroups:
             group.version = min(group.version, trajectory.oldest_version)
         self.counts["rollouts"] += 1
         self.counts["ungraded"] += trajectory.outcome.score is None
-        self.counts["tokens"] += trajectory.sampled_tokens
+        self.counts["tokens"] += trajectory.spent_tokens
         return trajectory

@@ -11,6 +11,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -18,15 +19,18 @@ from agentrl import seeds
 from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
+from agentrl.envs.fork import ForkedEpisode
 from agentrl.envs.play import Action, Played, Stop, drive, system_works
 from agentrl.errors import EngineError, Halted, InfraError, InvariantError, UserError, fault_of
 from agentrl.rollout import sampling as turn_sampling
+from agentrl.rollout.branch import UNFORKABLE, Border, Borders, Branching
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
 from agentrl.rollout.token_log import TokenLog
-from agentrl.types import Completion, Outcome, Task, Trajectory, Verdict
+from agentrl.types import BRANCH, Completion, Outcome, Task, Trajectory, Verdict, turns_in
 from agentrl.verifiers.base import Boxes, Context, Judge, Verifier
+from agentrl.verifiers.busy import off_the_clock
 from agentrl.verifiers.grade import grade
 
 Call = tuple[tuple[int, ...], Completion]
@@ -94,6 +98,8 @@ class RolloutId:
     rollout may be played on another machine."""
     task_index: int = -1
     """The task's index within its split and level: another process builds the task from it."""
+    branching: Branching | None = None
+    """What is played from the borders between its turns, where the algorithm values states."""
 
     def reset(self, task: Task) -> int:
         """Return the reset seed: shared by the group, kept by a retry."""
@@ -116,13 +122,48 @@ async def rollout(
     sampling: SamplingParams | None = None,
 ) -> Trajectory:
     """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix."""
+    borders: Borders | None = None
 
-    def attempt(earlier: Sequence[Call]) -> _Turns:
+    def attempt(earlier: Sequence[Call], origin: Border | None = None, own: RolloutId = rollout_id) -> _Turns:
+        nonlocal borders
         chosen = sampling or SamplingParams()
         source = _Replay(engine, earlier) if earlier else engine
-        return _Turns(source, renderer, task, rollout_id, budget, chosen, states=runtime.states)
+        turns = _Turns(source, renderer, task, own, budget, chosen, states=runtime.states, origin=origin)
+        borders = turns.borders if origin is None else borders
+        return turns
 
-    return await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=budget)
+    async def continuation(origin: Border, number: int) -> Trajectory:
+        own = replace(rollout_id, index=BRANCH * (1 + number) + rollout_id.index, branching=None)
+        bare = replace(runtime, audits=None, states=False)
+
+        def opened(environment: Environment) -> Episode:
+            return ForkedEpisode(environment, task, origin.fork, seed=own.reset(task), boxes=runtime.boxes)
+
+        again = partial(attempt, origin=origin, own=own)
+        played = await play_out(again, bare, task, rollout_id=own, budget=budget, opened=opened)
+        return origin.continued(played)
+
+    trajectory = await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=budget)
+    branching = rollout_id.branching
+    if branching is None or borders is None:
+        return trajectory
+    if borders.unforkable:
+        trajectory = replace(trajectory, ledger={**trajectory.ledger, UNFORKABLE: borders.unforkable})
+    if trajectory.outcome.score is None:
+        return trajectory
+    # The last border may have no turn after it: a budget was used up.
+    followed = [border for border in borders.kept if border.turn < trajectory.turns]
+    tasks = [
+        asyncio.create_task(continuation(border, (border.turn - 1) * branching.count + number))
+        for border in branching.chosen(followed)
+        for number in range(branching.count)
+    ]
+    try:
+        return replace(trajectory, branches=tuple(await asyncio.gather(*tasks)))
+    finally:
+        for running in tasks:
+            running.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Attempt(Protocol):
@@ -153,8 +194,10 @@ async def play_out(
     *,
     rollout_id: RolloutId,
     budget: Budget,
+    opened: Callable[[Environment], Episode] | None = None,
 ) -> Trajectory:
     """Play one task in as many attempts as it takes; `attempt` makes the policy of one, with the calls to repeat.
+    `opened` makes the episode, where that does not begin with the task's first turn.
 
     An exception after the policy has acted is replayed once with the same tokens. If it recurs while the system works,
     the policy caused it: graded 0, with an alarm. So a policy can never make its own episode vanish.
@@ -163,7 +206,12 @@ async def play_out(
     recorded: list[Any] = []
     while True:
         turns = attempt(recorded)
-        episode = Episode(runtime.make(), task, seed=rollout_id.reset(task), boxes=runtime.boxes)
+        environment = runtime.make()
+        episode = (
+            opened(environment)
+            if opened
+            else Episode(environment, task, seed=rollout_id.reset(task), boxes=runtime.boxes)
+        )
         context = _context(runtime, rollout_id, budget)
         began = perf_counter()
         auditor = episode.environment.audit_verifier if runtime.audits else None
@@ -230,16 +278,21 @@ class _Turns:
         sampling: SamplingParams,
         *,
         states: bool = False,
+        origin: Border | None = None,
     ) -> None:
+        """`origin` is the border from which another episode is continued."""
         self.engine, self.renderer, self.task = engine, renderer, task
         self.rollout_id, self.budget, self.sampling = rollout_id, budget, sampling
         self._states: list[str] | None = [] if states else None
         """The hash of the state before each turn, where it is wanted."""
-        self.log = TokenLog()
-        self._turn = 0
-        self._completion: Completion | None = None
+        self.borders = Borders() if rollout_id.branching else None
+        """Where the episode stood between its turns, where it is branched from."""
+        self._origin = origin
+        self.log = origin.log.continuation() if origin else TokenLog()
+        self._turn = origin.turn if origin else 0
+        self._completion: Completion | None = origin.completion if origin else None
         """The last turn's."""
-        self._aside = False
+        self._aside = origin.aside if origin else False
         """Whether any turn so far was one that the template treats apart."""
         self._calls: list[tuple[int, int, Completion]] = []
         """Each answer of the engine, with the segment and the length of its prompt; the log holds the tokens."""
@@ -261,24 +314,31 @@ class _Turns:
         if self._states is None:
             return {"segments": segments}
         # The time may have run out while the last turn was being sampled: then it has a state, and no tokens.
-        turns = sum(int(segment.turns.max(initial=-1)) + 1 for segment in segments)
+        turns = turns_in(segments)
         return {"segments": segments, "states": tuple(self._states[:turns])}
 
     async def play(self, episode: Episode, context: Context) -> Played:
         """Play the episode within the budget."""
+        turns, wall_seconds = self.budget.turns or episode.environment.max_turns, self.budget.wall_seconds
+        if self._origin is not None:
+            turns, wall_seconds = turns - self._origin.turn, max(0.0, wall_seconds - self._origin.elapsed)
         return await drive(
             episode,
             self,
             context,
-            turns=self.budget.turns or episode.environment.max_turns,
+            turns=turns,
             tool_seconds=self.budget.tool_seconds,
-            wall_seconds=self.budget.wall_seconds,
+            wall_seconds=wall_seconds,
         )
 
     async def __call__(self, episode: Episode) -> Action | Stop:
         """Show the policy what came of its last turn, sample the next one, and parse it."""
         episode.stage = "environment"
         budget = self.budget
+        if self.borders is not None:
+            with off_the_clock():  # the policy has not asked for it
+                reached = self.borders.reach(episode, self._turn, self.log, self._completion, aside=self._aside)
+                await episode.timed("branching", reached)
         span = self._span(episode)
         room = min(budget.tokens - self.log.sampled_tokens, budget.turn_tokens or budget.tokens)
         room = min(room, budget.context - len(self.log) - len(span.token_ids))

@@ -54,6 +54,11 @@ def _pool(section: EnvSection, recipe: Recipe, elsewhere: bool) -> Pool:
             f"envs: the sandbox {section.sandbox!r} of {section.name} isolates nothing; choose `namespace` or "
             "`docker`, or say `unsafe: true` if what the policy does to this machine is no matter"
         )
+    if not backend.safe and recipe.algorithm.credited == "branch":
+        raise RecipeError(
+            f"envs: the sandbox {section.sandbox!r} of {section.name} does not tell what runs in it, so that no "
+            "episode can be forked (algorithm.credit: branch); choose `namespace` or `docker`"
+        )
     state = None if elsewhere else backend.available()
     if state is not None and not state.works:
         fix = f"; {state.fix}" if state.fix else ""

@@ -337,7 +337,7 @@ class Scheduler:
 
 
 def _tokens(group: Group) -> int:
-    return sum(t.sampled_tokens for t in group.trajectories)
+    return sum(t.spent_tokens for t in group.trajectories)
 
 
 def _oldest(group: Group) -> int:

@@ -90,6 +90,19 @@ class TokenLog:
         other.sampled_tokens = sampled + other._sources.count(Source.SAMPLED)
         return other
 
+    def continuation(self) -> TokenLog:
+        """Return a log that goes on from here with the tokens of this one as context: nothing in it is sampled yet,
+        though what was sampled before counts against the episode's budget."""
+        other = TokenLog()
+        other._ids = self._ids[:]
+        sampled = Source.SAMPLED.to_bytes()
+        other._sources = self._sources.replace(sampled, Source.OBSERVATION.to_bytes())
+        other._logprobs.frombytes(bytes(4 * len(self._ids)))
+        other._versions.frombytes(b"\xff" * (4 * len(self._ids)))
+        other._engine_saw = self._engine_saw
+        other.sampled_tokens = self.sampled_tokens
+        return other
+
     def end_segment(self) -> None:
         """End the current segment; what is appended next begins another."""
         if self._ids:

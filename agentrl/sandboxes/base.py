@@ -287,7 +287,15 @@ class Sandbox(ABC):
 
     @abstractmethod
     def fork(self, snapshot: str) -> Sandbox:
-        """Return a second sandbox that starts from a snapshot of this one."""
+        """Return a second sandbox that starts from a snapshot of this one, also after this one was closed."""
+
+    def snapshot_bytes(self, snapshot: str) -> int:
+        """Return about how much of this process's memory a snapshot takes."""
+        return 0
+
+    def forget(self, snapshot: str) -> None:
+        """Release the memory of a snapshot; it cannot be forked any more."""
+        return None
 
     @abstractmethod
     def digest(self, *, times: bool = True) -> str:

@@ -16,10 +16,17 @@ NAMES = 1000
 class Ledger:
     """Counts what runs in one sandbox. Safe to use from several threads."""
 
-    def __init__(self, spec: SandboxSpec) -> None:
+    def __init__(self, spec: SandboxSpec, earlier: Mapping[str, int] | None = None) -> None:
+        """`earlier`: what had run already in the sandbox that this one was forked from."""
         self._spec = spec
         self._lock = threading.Lock()
         self._counts = {"execs": 0, "failures": 0, "timeouts": 0, "truncated": 0, "bytes_out": 0, "out_of_memory": 0}
+        self._counts.update(earlier or {})
+
+    def counts(self) -> dict[str, int]:
+        """Return how much ran, and how it ended."""
+        with self._lock:
+            return dict(self._counts)
 
     def ran(self, result: ExecResult) -> None:
         with self._lock:

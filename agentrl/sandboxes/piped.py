@@ -32,6 +32,7 @@ from agentrl.sandboxes.base import (
 )
 from agentrl.sandboxes.ledger import Ledger
 from agentrl.sandboxes.shell import ARGV, PipeShell
+from agentrl.sandboxes.snapshot import Saved
 from agentrl.sandboxes.streams import Output, pump
 
 STATUS = struct.Struct("<iidd")
@@ -299,16 +300,35 @@ class PipedSandbox(Sandbox):
 
     def snapshot(self) -> str:
         saved, name = self._save(), str(next(_snapshot_numbers))
-        self._snapshots[name] = saved
+        self._snapshots[name] = saved, self._ledger.counts()
         return name
+
+    def snapshot_bytes(self, snapshot: str) -> int:
+        return _bytes_in(self._snapshots[snapshot][0])
+
+    def forget(self, snapshot: str) -> None:
+        self._snapshots.pop(snapshot, None)
 
     def fork(self, snapshot: str) -> PipedSandbox:
         if snapshot not in self._snapshots:
             known = ", ".join(self._snapshots) or "none"
             raise ValueError(f"this sandbox has no snapshot {snapshot!r} (it has: {known})")
         with closed_on_error(self._prepare(self.spec)) as box:
+            saved, counts = self._snapshots[snapshot]
+            box._ledger = Ledger(self.spec, counts)
             try:
-                box._restore(self._snapshots[snapshot])
+                box._restore(saved)
             except OSError as error:
                 raise SandboxError(f"a snapshot could not be restored: {error}") from error
         return box
+
+
+def _bytes_in(saved: Any) -> int:
+    """Return how many bytes of content there are in a backend's own form of a snapshot."""
+    if isinstance(saved, bytes):
+        return len(saved)
+    if isinstance(saved, Saved):
+        return 200 + len(saved.path) + sum(len(chunk) for _, chunk in saved.chunks)
+    if isinstance(saved, Mapping):
+        return sum(map(_bytes_in, saved.values()))
+    return sum(map(_bytes_in, saved)) if isinstance(saved, list | tuple) else 0

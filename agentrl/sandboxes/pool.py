@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 
 from agentrl.errors import AgentRLError, SandboxError, UserError
 from agentrl.sandboxes.base import Backend, Kind, Sandbox, SandboxSpec, closed_on_error, off_loop
@@ -71,9 +71,16 @@ class Pool:
         finally:
             self._give_back(spec, box)
 
-    @asynccontextmanager
-    async def box(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    def box(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Hold a new sandbox for the length of the block; waiting for a place holds no thread."""
+        return self._lend(spec, self._hand_out)
+
+    def fork(self, origin: Sandbox, snapshot: str) -> AbstractAsyncContextManager[Sandbox]:
+        """Do the same with a sandbox that starts from a snapshot of another one of this pool."""
+        return self._lend(origin.spec, lambda spec: self._fork(origin, snapshot))
+
+    @asynccontextmanager
+    async def _lend(self, spec: SandboxSpec, make: Callable[[SandboxSpec], Sandbox]) -> AsyncIterator[Sandbox]:
         place = self._line_up(spec)
         try:
             if not place.done():
@@ -82,7 +89,7 @@ class Pool:
         except BaseException:
             self._leave(place, spec)
             raise
-        making = asyncio.ensure_future(off_loop(self._hand_out, spec))
+        making = asyncio.ensure_future(off_loop(make, spec))
         try:
             box = await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -175,6 +182,17 @@ class Pool:
         else:
             with closed_on_error(box):
                 box.lay_out(spec)
+        with self._lock:
+            self._held.add(box)
+        return box
+
+    def _fork(self, origin: Sandbox, snapshot: str) -> Sandbox:
+        """Return a new sandbox with the files of a snapshot."""
+        with self._lock:
+            removed = self._make_room()
+        for prepared in removed:
+            prepared.close()
+        box = origin.fork(snapshot)
         with self._lock:
             self._held.add(box)
         return box

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,9 @@ from agentrl.engines.sglang.routing import Router
 from agentrl.engines.sglang.server import Server
 from agentrl.engines.sglang.weight_check import Expected
 from agentrl.errors import EngineError, UserError
-from agentrl.types import Completion
+from agentrl.learn.teacher import ServedTeacher
+from agentrl.recipe import TeacherSection
+from agentrl.types import Completion, Segment, TrainingSample
 
 PROMPT = [5, 17, 99, 201, 7, 42]
 TOLERANCE = 0.15 if os.environ.get("AGENTRL_DEVICE") == "cuda" else 1e-4
@@ -37,6 +40,29 @@ def close(one: Any, other: Any) -> bool:
 
 def scaled(model: Any, factor: float) -> dict[str, torch.Tensor]:
     return {name: p.detach() * factor for name, p in model.named_parameters()}
+
+
+def test_a_server_scores_tokens_as_a_teacher(opened: Any, kept: Any, forward: Forward, model_folder: Path) -> None:
+    """One prefill gives the logprobs of given tokens; those of the sampled ones are picked, and equal a plain forward
+    pass. Two requests with the same prefix, the second from the cache, say the same."""
+    sources = np.array([0, 0, 2, 2, 1, 2], dtype=np.uint8)
+    sampled = sources == 2
+    segment = Segment(np.array(PROMPT), np.where(sampled, -1.0, 0), np.where(sampled, 0, -1), sources)
+    sample = TrainingSample(segment=segment, advantages=np.zeros(6, np.float32), weight=1.0, group=0, trajectory=0)
+
+    async def main() -> list[Any]:
+        async with opened("sglang"):
+            url = (await kept.started("plain")).url
+            served = ServedTeacher(TeacherSection(path=model_folder, urls=[url]), 310)
+            try:
+                await served.probe()
+                return [*await served.score([sample, sample]), *await served.score([sample])]
+            finally:
+                await served.close()
+
+    scores = asyncio.run(main())
+    expected = np.array(forward(PROMPT[:2], tuple(PROMPT[2:])))[[0, 1, 3]]
+    assert [close(score, expected) for score in scores] == [True, True, True]
 
 
 def test_weights_by_tensor_process_group_and_file(

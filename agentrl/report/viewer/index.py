@@ -172,7 +172,7 @@ class Index:
 
     def _decide(self) -> None:
         """Write down what became of groups whose rows came before."""
-        undecided = self.db.execute("select grp, idx, attempt from t where kind='train' and kept is null").fetchall()
+        undecided = self.db.execute("select grp, idx, attempt from t where kind<>'eval' and kept is null").fetchall()
         values = []
         for group, index, attempt in undecided:
             decided = self.rounds.groups.get(group)
@@ -183,7 +183,7 @@ class Index:
 
     def _take_back(self, resume: Resume) -> None:
         pending = json.dumps(sorted(resume.pending))
-        train = "kind='train' and (grp >= ? or grp in (select value from json_each(?)))"
+        train = "kind<>'eval' and (grp >= ? or grp in (select value from json_each(?)))"
         both = f"attempt < ? and (({train}) or (kind='eval' and step > ? and stage <> 'start'))"
         self.db.execute(f"delete from t where {both}", (resume.attempt, resume.next, pending, resume.step))
 
