@@ -9,6 +9,7 @@ configuration nor credentials are used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -176,10 +177,8 @@ def _run(
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End git and everything that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
 
 
