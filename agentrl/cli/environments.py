@@ -40,8 +40,12 @@ def env_from_repo(
     ],
     out: Annotated[Path, typer.Option(help="The environment's folder, e.g. envs/mypkg.")],
     kind: Annotated[
-        Literal["faults", "history"],
-        typer.Option("--tasks", help="faults: fix what was broken. history: what commits of a git repository did."),
+        Literal["faults", "history", "tests"],
+        typer.Option(
+            "--tasks",
+            help="faults: fix what was broken. history: do what a commit of a git repository did. "
+            "tests: write tests that notice faults.",
+        ),
     ] = "faults",
     needs: Annotated[
         list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="What the tests need besides; repeatable.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from agentrl.repos import build, collected, history_build, suite
+from agentrl.repos import build, collected, history_build, suite, written_tests_build
 
 
 def from_repo(what: str, out: Path, kind: str, options: build.Options, *, as_json: bool) -> int:
@@ -21,6 +21,8 @@ def from_repo(what: str, out: Path, kind: str, options: build.Options, *, as_jso
     known: suite.Suite | collected.Collected
     if kind == "history":
         known = history_build.build(what, out, options, say)
+    elif kind == "tests":
+        known = written_tests_build.build(what, out, options, say)
     else:
         known = build.build(what, out, options, say)
     figures = known.figures

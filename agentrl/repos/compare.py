@@ -15,7 +15,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -34,18 +34,23 @@ MAX_TRANSCRIPT = 4 << 20
 SECONDS = 30.0
 """Wall time of one run of the tests."""
 TESTS = "agentrl.verifiers.hidden_tests"
-OPERATIONS = frozenset(
+_OPERATIONS = (
     "import instance get call set delete len iter next str bool int float abs eq ne lt le gt ge contains add sub mul "
-    "truediv floordiv mod pow matmul and_ or_ xor neg getitem setitem delitem answer".split()
+    "truediv floordiv mod pow matmul and_ or_ xor neg getitem setitem delitem answer"
 )
+OPERATIONS = frozenset(_OPERATIONS.split())
 SPECIAL = frozenset({"__name__", "__qualname__", "__version__", "__enter__", "__exit__"})
-FRAMES = re.compile(r"(co|gi|cr|ag|tb)_\w+|f_(back|builtins|code|globals|lasti|lineno|locals|trace\w*)|func_code")
-MODULES = frozenset(
-    "inspect sys os builtins importlib dis linecache tokenize ast types io pathlib subprocess pickle marshal gc ctypes "
-    "traceback pkgutil runpy code codeop operator shutil posixpath zipimport symtable trace tempfile glob".split()
+FRAMES = r"(co|gi|cr|ag|tb)_\w+|f_(back|builtins|code|globals|lasti|lineno|locals|trace\w*)|func_code"
+LOOKING = re.compile(
+    rf"__(code|globals|closure|dict|builtins|loader|spec|file|traceback|getattribute|reduce\w*)__|{FRAMES}"
 )
-"""Modules that an attribute of the package may not lead to: they can tell what its code looks like."""
-PLAIN = frozenset("bool int float complex str bytes list tuple dict set frozenset".split())
+"""Texts that would have the package's own functions, such as an attrgetter that it imports, look into its code."""
+PLAIN = frozenset({"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set", "frozenset"})
+_NAMES = (
+    "abs all any ascii bin bool bytes callable chr dict divmod enumerate filter float format frozenset hash hex id int "
+    "iter len list map max min next oct ord pow print range repr reversed round set slice sorted str sum tuple type zip"
+)
+NAMES = _NAMES.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +67,40 @@ class Conversation:
     """What was asked and is not allowed."""
 
 
-def refusal(request: Mapping[str, Any], packages: Sequence[str]) -> str:
-    """Return why a request may not be carried out, or "": it may use the package, and not look into it."""
-    if request.get("op") not in OPERATIONS:
-        return f"the operation {str(request.get('op'))[:40]!r}"
-    if request["op"] == "import" and str(request.get("name")).split(".")[0] not in packages:
-        return f"the module {str(request.get('name'))[:40]!r}"
-    names = [str(request["name"])] if request["op"] in ("get", "set", "delete") else []
-    pending: list[Any] = [value for key, value in request.items() if key not in ("op", "name", "text")]
+def _inside(value: Any) -> list[Any]:
+    """Return a value of JSON and everything in it."""
+    pending, every = [value], []
     while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, dict):
-            for key in ("m", "module"):
-                if key in value and str(value[key]).split(".")[0] not in packages:
-                    return f"the module {str(value[key])[:40]!r}"
-            if "m" in value or "module" in value:
-                names += f"{value.get('n', '')}.{value.get('m', value.get('module'))}".split(".")[:-1]
-            if "builtin" in value and value["builtin"] not in PLAIN:
-                return f"the built-in {str(value['builtin'])[:40]!r}"
-            pending += value.values()
-    for name in names:
-        for part in name.split("."):
-            hidden = part.startswith("__") and part not in SPECIAL
-            if hidden or FRAMES.fullmatch(part) or part in MODULES:
-                return f"the attribute {part[:40]!r}"
+        one = pending.pop()
+        every.append(one)
+        pending += one if isinstance(one, list) else one.values() if isinstance(one, dict) else []
+    return every
+
+
+def refusal(request: Mapping[str, Any], packages: Sequence[str], issued: Set[tuple[str, str]]) -> str:
+    """Return why a request may not be carried out, or "": it may use the package, and not look into it.
+
+    `issued`: the names inside modules that replies have given so far; no others can be used.
+    """
+    op, name = str(request.get("op"))[:40], str(request.get("name"))[:200]
+    if op not in OPERATIONS:
+        return f"the operation {op!r}"
+    if op == "import" and name.split(".")[0] not in packages:
+        return f"the module {name[:40]!r}"
+    hidden = name.startswith("__") and name not in SPECIAL
+    if op in ("get", "set", "delete") and (hidden or "." in name or re.fullmatch(FRAMES, name)):
+        return f"the attribute {name[:40]!r}"
+    for value in _inside({key: value for key, value in request.items() if key not in ("op", "name")}):
+        if isinstance(value, str) and LOOKING.search(value):
+            return f"{value[:40]!r}, as a text for the package"
+        if not isinstance(value, dict):
+            continue
+        if "module" in value and str(value["module"]).split(".")[0] not in packages:
+            return f"the module {str(value['module'])[:40]!r}"
+        if "m" in value and (str(value["m"]), str(value.get("n"))) not in issued:
+            return f"the name {str(value.get('n'))[:40]!r}, which it was not given"
+        if "builtin" in value and value["builtin"] not in PLAIN:
+            return f"the built-in {str(value['builtin'])[:40]!r}"
     return ""
 
 
@@ -130,6 +143,7 @@ async def _relayed(
     """Carry requests and replies until the tests report."""
     message: dict[str, Any] = {"op": "start"}
     deadline, size, gone = monotonic() + SECONDS, 0, False
+    issued: set[tuple[str, str]] = set()
     while True:
         try:
             request = await tests.ask(message, max(deadline - monotonic(), 0.1))
@@ -147,7 +161,7 @@ async def _relayed(
         if request.get("op") == "reset":
             message = {"return": None}
         else:
-            why = refusal(request, packages)
+            why = refusal(request, packages, issued)
             if why or len(turns) >= MAX_REQUESTS or size > MAX_TRANSCRIPT or monotonic() > deadline:
                 return Conversation(False, False, tuple(turns), why or "more requests than may be")
             message = {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
@@ -156,6 +170,7 @@ async def _relayed(
                     message = await package.ask(request, max(deadline - monotonic(), 0.1))
                 except Gone:
                     gone = True
+            issued |= {(str(v["m"]), str(v.get("n"))) for v in _inside(message) if isinstance(v, dict) and "m" in v}
         turn = (json.dumps(request, sort_keys=True), json.dumps(message, sort_keys=True))
         size += len(turn[0]) + len(turn[1])
         turns.append(turn)
@@ -205,7 +220,8 @@ def _noise(rng: random.Random) -> list[bytes]:
     lines.append(f"{name} = {rng.randrange(1_000, 10**6)}\n")
     for _ in range(rng.randrange(1, 5)):
         operator = rng.choice(["+", "-", "*", "//", "%", "&", "|", "<", "<=", ">", ">=", "==", "!=", "and", "or"])
-        lines.append(f"{name} = {name} {operator} {rng.randrange(1, 1_000)}\n")
+        lines.append(f"{name} = {name} {operator} {rng.choice([rng.randrange(1, 13), rng.randrange(1, 1_000)])}\n")
+    lines.append(f"{name} = {', '.join(rng.sample(NAMES, 3))}\n")
     return [line.encode() for line in lines]
 
 

@@ -63,8 +63,11 @@ class RepositoryEnvironment(Environment):
             family=recipe.family,
             prompt=recipe.report,
             setup={"recipe": recipe.id},
-            secret={"fails": list(recipe.fails), "covers": list(recipe.covers)},
+            secret=self._secret(recipe),
         )
+
+    def _secret(self, recipe: Any) -> dict[str, Any]:
+        return {"fails": list(recipe.fails), "covers": list(recipe.covers)}
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
         built = root.ready(self.suite.lock)

@@ -31,7 +31,7 @@ def twice(number):
     """Return the number, doubled."""
     return 2 * number
 '''
-TESTS = '''from words import total, twice
+TESTS = """from words import total, twice
 
 
 def test_total():
@@ -40,11 +40,11 @@ def test_total():
 
 def test_twice():
     assert twice(3) == 6
-'''
+"""
 FIXED = START.replace("result + number", "result + (0 if number is None else number)")
 FIXED_TESTS = (
     TESTS
-    + '''
+    + """
 
 def test_total_with_none():
     assert total([1, None, 3]) == 4
@@ -52,7 +52,7 @@ def test_total_with_none():
 
 def test_total_of_none():
     assert total([None]) == 0
-'''
+"""
 )
 NEW = (
     FIXED
@@ -65,7 +65,7 @@ def thrice(number):
 )
 NEW_TESTS = (
     FIXED_TESTS.replace("import total, twice", "import thrice, total, twice")
-    + '''
+    + """
 
 def test_thrice():
     assert thrice(5) == 15
@@ -73,7 +73,7 @@ def test_thrice():
 
 def test_thrice_nothing():
     assert thrice(0) == 0
-'''
+"""
 )
 PROJECT = {"pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n', "setup.py": tiny.SETUP}
 TREES = [
