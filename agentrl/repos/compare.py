@@ -198,7 +198,11 @@ def _disguised(data: bytes, rng: random.Random) -> bytes:
         return data
     lines = data.splitlines(keepends=True)
     inserted: dict[int, bytes] = {}
-    for _, node in _functions("", parse(data)):
+    tree = parse(data)
+    for top in tree.body[:1]:  # comments above the first statement shift every line
+        first = min([top.lineno, *(d.lineno for d in getattr(top, "decorator_list", []))])
+        inserted[first] = b"#\n" * rng.randrange(1, 40) if first > 2 or not lines[0].startswith(b"#") else b""
+    for _, node in _functions("", tree):
         body = _body(node)
         if not body or body[0].lineno == node.lineno:
             continue
@@ -207,7 +211,7 @@ def _disguised(data: bytes, rng: random.Random) -> bytes:
         indent = lines[at - 1][: len(lines[at - 1]) - len(lines[at - 1].lstrip())]
         plain = not lines[at - 1][len(indent) : body[0].col_offset].strip() and len(indent) == body[0].col_offset
         if plain and not re.search(rb"\b(locals|vars|dir|eval|exec|_getframe|currentframe|__class__)\b", text):
-            inserted[at] = b"".join(indent + line for line in _noise(rng))
+            inserted[at] = inserted.get(at, b"") + b"".join(indent + line for line in _noise(rng))
     out = [inserted.get(number, b"") + line for number, line in enumerate(lines, 1)]
     noisy = b"".join(out) + b"\n" + b"#" * rng.randrange(1, 200) + b"\n"
     return noisy if parses(noisy) else data
