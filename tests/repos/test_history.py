@@ -1,6 +1,7 @@
 """Commits become tasks if they verify: the commit scores 1, its parent 0, and nothing of the commit is told."""
 
 import asyncio
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentrl.sandboxes.pool import Pool
 from agentrl.types import ToolCall
 from tests.repos import gits, tiny
 
+FULL = bool(os.environ.get("AGENTRL_FULL"))
 OPTIONS = build.Options(per_function=4, max_tasks=30)
 START = '''"""Sums."""
 
@@ -75,6 +77,7 @@ def test_thrice_nothing():
     assert thrice(0) == 0
 """
 )
+NEW_NAMES = ("thrice", "thrice_nothing", "total", "total_of_none", "total_with_none", "twice")
 PROJECT = {"pyproject.toml": '[project]\nname = "words"\nversion = "1.0"\n', "setup.py": tiny.SETUP}
 TREES = [
     {**PROJECT, "words/__init__.py": START, "tests/test_words.py": TESTS},
@@ -89,7 +92,7 @@ TREES = [
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
     """The environment's folder, built once, and the commits of its repository."""
     folder = tmp_path_factory.mktemp("history")
-    commits = gits.repository(folder / "repo", TREES)
+    commits = gits.repository(folder / "repo", TREES if FULL else TREES[:-1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTRL_CACHE", str(folder / "cache"))
         history_build.build(str(folder / "repo"), folder / "words_history", OPTIONS, lambda text: None)
@@ -105,6 +108,14 @@ def test_commits_are_tasks_or_left_out_with_the_reason(words: tuple[Path, list[s
     }
     name = "tests/test_words.py::test_"
     told = {commits.index(r.commit): (r.split, sorted(r.fails), sorted(r.covers), r.functions) for r in known.recipes}
+    added = {
+        4: (
+            "test",
+            [f"{name}{test}" for test in NEW_NAMES],
+            [],
+            ("words/__init__.py::thrice",),
+        )
+    }
     assert told == {
         1: (
             "train",
@@ -112,15 +123,7 @@ def test_commits_are_tasks_or_left_out_with_the_reason(words: tuple[Path, list[s
             [f"{name}total", f"{name}twice"],
             ("words/__init__.py::total",),
         ),
-        4: (
-            "test",
-            [
-                f"{name}{test}"
-                for test in ("thrice", "thrice_nothing", "total", "total_of_none", "total_with_none", "twice")
-            ],
-            [],
-            ("words/__init__.py::thrice",),
-        ),
+        **(added if FULL else {}),
     }
 
 
@@ -153,6 +156,7 @@ def test_the_commit_scores_one_its_parent_and_cheats_zero(words: tuple[Path, lis
         "conftest": "echo 'def pytest_collection_modifyitems(items): items.clear()' > conftest.py",
         "gone": "rm -r words",
     }
+    cheats = cheats if FULL else {name: cheats[name] for name in ("nothing", "special case")}
 
     async def scores() -> dict[str, float | None]:
         with Pool(sandboxes.load("namespace")(), limit=8) as pool:
@@ -161,11 +165,12 @@ def test_the_commit_scores_one_its_parent_and_cheats_zero(words: tuple[Path, lis
             for name, command in cheats.items():
                 call = ToolCall(name="run", arguments={"command": command})
                 results[name] = (await play(kind(), task, [call, "done"], where)).score
-            added = kind().task("test", 1, 0)
-            results["a new function"] = (await play(kind(), added, kind().expert(added), where)).score
+            for split in kind.splits[1:]:
+                other = kind().task(split, 1, 0)
+                results[split] = (await play(kind(), other, kind().expert(other), where)).score
             return results
 
-    assert asyncio.run(scores()) == {"expert": 1.0, "a new function": 1.0, **dict.fromkeys(cheats, 0.0)}
+    assert asyncio.run(scores()) == {"expert": 1.0, **dict.fromkeys(cheats, 0.0), **({"test": 1.0} if FULL else {})}
 
 
 def test_a_source_without_a_history_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

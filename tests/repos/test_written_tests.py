@@ -1,6 +1,7 @@
 """Tests that an agent writes count if they notice faults by what the package does, and by nothing else."""
 
 import asyncio
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentrl.types import ToolCall
 from agentrl.verifiers.base import Context
 from tests.repos import tiny
 
+FULL = bool(os.environ.get("AGENTRL_FULL"))
 CODE = '''"""Small sums."""
 import inspect
 from operator import attrgetter, methodcaller
@@ -112,16 +114,19 @@ def test_only_tests_that_notice_what_the_package_does_count(sums: root.Root) -> 
     """Chance, time, the source, bytecode, files and forged messages gain nothing; the reason is said."""
     recipe = WritingRecipe("x", "train", 1, "sums/__init__.py::clamp", "tests/test_added.py", (), (), (), "", ())
 
+    some = ("chance", "source", "names of the code, counted inside", "forged request")
+    tricks = TRICKS if FULL else {name: TRICKS[name] for name in some}
+
     async def results() -> dict[str, bool]:
         with Pool(sandboxes.load("namespace")(), limit=8) as pool:
             told = {}
-            for name, text in {"honest": HONEST, **TRICKS}.items():
+            for name, text in {"honest": HONEST, **tricks}.items():
                 context = Context(secret=name.encode(), boxes=pool)
                 wrong, noticed = await written_tests.judged(sums, recipe, text.encode(), faults(), context)
                 told[name] = not wrong and all(noticed)
             return told
 
-    assert asyncio.run(results()) == {"honest": True, **dict.fromkeys(TRICKS, False)}
+    assert asyncio.run(results()) == {"honest": True, **dict.fromkeys(tricks, False)}
 
 
 def test_a_rewritten_package_does_the_same_and_looks_different() -> None:
@@ -135,6 +140,7 @@ def test_a_rewritten_package_does_the_same_and_looks_different() -> None:
         assert len({str(getattr(f.__code__, field)) for f in clamps}) > 1, field  # type: ignore[attr-defined]
 
 
+@pytest.mark.skipif(not FULL, reason="builds an environment: AGENTRL_FULL=1")
 def test_a_package_gives_tasks_to_write_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workspace lacks every test of the function, the package's own tests score 1, and an empty file 0."""
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
