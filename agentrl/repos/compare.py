@@ -24,15 +24,18 @@ from typing import Any
 from agentrl.repos.mutate import _body, _functions, parse, parses
 from agentrl.sandboxes.base import Entry, Limits, SandboxSpec
 from agentrl.verifiers.base import Context
+from agentrl.verifiers.busy import again_if_starved
 from agentrl.verifiers.hidden_tests.bundle import pytest_zip
-from agentrl.verifiers.hidden_tests.channel import FOLDER, Channel, Gone
+from agentrl.verifiers.hidden_tests.channel import FOLDER, NO_ANSWER, Channel, Gone
 from agentrl.verifiers.hidden_tests.repository import place_for
 from agentrl.verifiers.inner import source_of
 
 MAX_REQUESTS = 5_000
 MAX_TRANSCRIPT = 4 << 20
-SECONDS = 30.0
+SECONDS = 20.0
 """Wall time of one run of the tests."""
+REPLY_S = 5.0
+"""Wall time of one reply: a version with a fault may never end."""
 TESTS = "agentrl.verifiers.hidden_tests"
 _OPERATIONS = (
     "import instance get call set delete len iter next str bool int float abs eq ne lt le gt ge contains add sub mul "
@@ -41,9 +44,10 @@ _OPERATIONS = (
 OPERATIONS = frozenset(_OPERATIONS.split())
 SPECIAL = frozenset({"__name__", "__qualname__", "__version__", "__enter__", "__exit__"})
 FRAMES = r"(co|gi|cr|ag|tb)_\w+|f_(back|builtins|code|globals|lasti|lineno|locals|trace\w*)|func_code"
-LOOKING = re.compile(
-    rf"__(code|globals|closure|dict|builtins|loader|spec|file|traceback|getattribute|reduce\w*)__|{FRAMES}"
+_LOOKING = (
+    "code|globals|closure|dict|builtins|loader|spec|file|traceback|getattribute|import|class|mro|subclasses|bases"
 )
+LOOKING = re.compile(rf"__({_LOOKING}|reduce\w*)__|getsource|{FRAMES}")
 """Texts that would have the package's own functions, such as an attrgetter that it imports, look into its code."""
 PLAIN = frozenset({"bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set", "frozenset"})
 _NAMES = (
@@ -65,6 +69,8 @@ class Conversation:
     """Requests and replies, as canonical JSON."""
     refused: str = ""
     """What was asked and is not allowed."""
+    late: bool = False
+    """Whether somebody took longer than may be."""
 
 
 def _inside(value: Any) -> list[Any]:
@@ -114,6 +120,20 @@ async def converse(
     context: Context,
 ) -> Conversation:
     """Run the tests of one file against one version of the package, in two fresh sandboxes."""
+    return await again_if_starved(
+        lambda: _once(tests, path, version, packages, image, env, context), lambda told: told.late, SECONDS
+    )
+
+
+async def _once(
+    tests: Mapping[str, bytes],
+    path: str,
+    version: Mapping[str, bytes],
+    packages: Sequence[str],
+    image: str,
+    env: Mapping[str, str],
+    context: Context,
+) -> Conversation:
     limits = Limits(memory_mb=1024, seconds=SECONDS, processes=64)
     order = {"packages": list(packages), "believe": [], "ids": [path], "times": 1, "again": []}
     inside: dict[str, bytes | str] = {
@@ -142,13 +162,13 @@ async def _relayed(
 ) -> Conversation:
     """Carry requests and replies until the tests report."""
     message: dict[str, Any] = {"op": "start"}
-    deadline, size, gone = monotonic() + SECONDS, 0, False
+    deadline, size, gone, late = monotonic() + SECONDS, 0, False, False
     issued: set[tuple[str, str]] = set()
     while True:
         try:
             request = await tests.ask(message, max(deadline - monotonic(), 0.1))
-        except Gone:
-            return Conversation(False, False, tuple(turns))
+        except Gone as why:
+            return Conversation(False, False, tuple(turns), late=late or NO_ANSWER in str(why))
         if request.get("op") == "done":
             ran, passed = request.get("ran"), request.get("passed")
             good = (
@@ -157,19 +177,19 @@ async def _relayed(
                 and type(passed) is list
                 and set(map(str, ran)) == set(map(str, passed))
             )
-            return Conversation(good and request.get("errors") == 0, True, tuple(turns))
+            return Conversation(good and request.get("errors") == 0, True, tuple(turns), late=late)
         if request.get("op") == "reset":
             message = {"return": None}
         else:
             why = refusal(request, packages, issued)
-            if why or len(turns) >= MAX_REQUESTS or size > MAX_TRANSCRIPT or monotonic() > deadline:
+            if why or len(turns) >= MAX_REQUESTS or size > MAX_TRANSCRIPT:
                 return Conversation(False, False, tuple(turns), why or "more requests than may be")
             message = {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
             if not gone:
                 try:
-                    message = await package.ask(request, max(deadline - monotonic(), 0.1))
-                except Gone:
-                    gone = True
+                    message = await package.ask(request, REPLY_S)
+                except Gone as why_gone:
+                    gone, late = True, NO_ANSWER in str(why_gone)
             issued |= {(str(v["m"]), str(v.get("n"))) for v in _inside(message) if isinstance(v, dict) and "m" in v}
         turn = (json.dumps(request, sort_keys=True), json.dumps(message, sort_keys=True))
         size += len(turn[0]) + len(turn[1])

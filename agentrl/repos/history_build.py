@@ -107,8 +107,17 @@ def fit(before: source.Source, after: source.Source, changed: Sequence[str]) -> 
         raise Unfit("it changes no tests")
     if len(code) > MAX_FILES or changed_lines(before, after, code) > MAX_LINES:
         raise Unfit(f"it changes more than {MAX_FILES} files or {MAX_LINES} lines of code")
+    if not all(_is_text(side.files.get(path, b"")) for path in code for side in sides):
+        raise Unfit("it changes a file of the package that is no text")
     if any(path not in before.code and len(after.code[path]) > MAX_NEW_FILE for path in code if path in after.code):
         raise Unfit(f"it adds a file of more than {MAX_NEW_FILE} bytes")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return "\0" not in data.decode()
+    except UnicodeDecodeError:
+        return False
 
 
 def changed_lines(before: source.Source, after: source.Source, paths: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl import sandboxes
 from agentrl.envs.play import Stage, play
+from agentrl.envs.repair import edits
 from agentrl.errors import UserError
 from agentrl.repos import build, history, history_build
 from agentrl.sandboxes.pool import Pool
@@ -171,6 +172,16 @@ def test_the_commit_scores_one_its_parent_and_cheats_zero(words: tuple[Path, lis
             return results
 
     assert asyncio.run(scores()) == {"expert": 1.0, **dict.fromkeys(cheats, 0.0), **({"test": 1.0} if FULL else {})}
+
+
+def test_edits_at_the_top_of_a_file_end() -> None:
+    """A commit that adds an import above everything has nothing above it that would make the place unique."""
+    for old, new in (("a\na\n", "b\na\na\n"), ("x\n", "y\nx\n"), ("a\nb\n", "a\nc\n"), ("a\n", "")):
+        text = old
+        for part, other in edits(old, new):
+            assert text.count(part) == 1
+            text = text.replace(part, other)
+        assert text == new
 
 
 def test_a_source_without_a_history_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
