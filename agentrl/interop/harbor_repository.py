@@ -132,7 +132,7 @@ def parts(kind: type[Environment], task: Task, secret: bytes) -> tuple[dict[str,
     brought = {f"tests/grader/{path}": content for path, content in grader().items()}
     brought |= {"environment/site.tar": site, "tests/site.tar": site, "tests/pytest.zip": pytest_zip()}
     brought |= {"tests/source.tar": _packed(files), "tests/grade.py": GRADE.encode()}
-    about = {"package": source.name, "version": source.version, "root": source.root, "ids": ids}
+    about: dict[str, Any] = {"package": source.name, "version": source.version, "root": source.root, "ids": ids}
     about |= {"packages": list(source.packages), "seconds": grade.TEST_SECONDS}
     code = f"/app/{source.root}".rstrip("/")
     lines = f"ADD site.tar {SITE}/\nENV PYTHONPATH={code}:{SITE} PYTHONDONTWRITEBYTECODE=1\n"

@@ -97,7 +97,7 @@ def _steps(messages: Iterable[Message]) -> Iterable[dict[str, Any]]:
         step = {"source": source_of.get(message.role, "user"), "message": message.content}
         waiting = []
         if message.role == "assistant":
-            calls = [
+            calls: list[dict[str, Any]] = [
                 {
                     "tool_call_id": call.id or f"call-{place}-{number}",
                     "function_name": call.name or "unreadable",

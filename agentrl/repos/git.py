@@ -168,7 +168,8 @@ def _run(
         finally:
             _end(process)
         if code:
-            raise UserError(_why(url, code, said.read() if not said.seek(0) else b""))
+            said.seek(0)
+            raise UserError(_why(url, code, said.read()))
         if out.seek(0, os.SEEK_END) > limit:
             raise UserError(f"{url} holds more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB; it is refused")
         out.seek(0)

@@ -113,6 +113,7 @@ class HistoryCode(Verifier):
 class HistoryEnvironment(RepositoryEnvironment):
     """Make a package do what a later commit made it do."""
 
+    suite: ClassVar[Any]
     recipes: ClassVar[Mapping[str, Any]]
     verifier: ClassVar[Any]
     system = (

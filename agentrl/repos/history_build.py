@@ -259,7 +259,7 @@ def divided(rows: Sequence[Mapping[str, Any]]) -> list[HistoryRecipe]:
     groups.sort(key=min)
     split_of: dict[int, Split] = {}
     wanted = max(1, round(len(rows) * tasks.SHARES["test"]))
-    held: list[Split] = [split for split in reversed(SPLITS) if split != "train"][: max(len(groups) - 1, 0)]
+    held = [split for split in reversed(SPLITS) if split != "train"][: max(len(groups) - 1, 0)]
     for group in groups:
         while held and sum(split == held[0] for split in split_of.values()) >= wanted:
             held.pop(0)

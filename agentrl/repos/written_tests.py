@@ -167,6 +167,7 @@ class NoticedFaults(Verifier):
 class TestsEnvironment(RepositoryEnvironment):
     """Write tests that notice faults in a function of a Python package."""
 
+    suite: ClassVar[Any]
     recipes: ClassVar[Mapping[str, Any]]
     verifier: ClassVar[Any]
     system = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -70,10 +71,9 @@ def test_every_episode_of_a_run_is_written(tmp_path: Path) -> None:
     if place:
         sys.path.insert(0, place)
     if importlib.util.find_spec("harbor") is not None:
-        from harbor.models.trajectories.trajectory import Trajectory
-
+        models = importlib.import_module("harbor.models.trajectories.trajectory")
         for one in data:
-            Trajectory.model_validate(one)
+            models.Trajectory.model_validate(one)
     texts = trajectory_export.export(tmp_path / "small", tmp_path / "text", to="text", limit=1, say=lambda text: None)
     assert len(texts) == 1 and texts[0].read_text().count("--- ") == len(data[-1]["steps"]) + 1 + sum(
         len(step.get("observation", {"results": []})["results"]) for step in data[-1]["steps"]

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -16,7 +16,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def repository(folder: Path, trees: list[Mapping[str, str]]) -> list[str]:
+def repository(folder: Path, trees: Sequence[Mapping[str, str]]) -> list[str]:
     """Commit trees one after another; return the commits, oldest first."""
     folder.mkdir(parents=True)
     git(folder, "init", "--quiet", "--initial-branch=main")

@@ -93,7 +93,7 @@ TRICKS = {
 
 def faults() -> list[tuple[object, ...]]:
     """Faults of clamp, as coordinates."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for old, new in (("value < low", "value > low"), ("value > high", "value < high"), ("return low", "return 0")):
         start = CODE.index(old)
         rows.append(("sums/__init__.py", start, start + len(old), new, "operator", "clamp"))
@@ -166,7 +166,7 @@ def test_a_package_gives_tasks_to_write_tests(tmp_path: Path, monkeypatch: pytes
             where = Stage(boxes=pool, key=b"k" * 32)
             empty = ToolCall(name="run", arguments={"command": f"echo 'def test_x(): pass' > {recipe.path}"})
             link = ToolCall(name="run", arguments={"command": f"ln -s test_sums.py {recipe.path}"})
-            plays = [kind().expert(task), ["done"], [empty, "done"], [link, "done"]]
+            plays: list[list[ToolCall | str]] = [kind().expert(task), ["done"], [empty, "done"], [link, "done"]]
             return [(await play(kind(), task, actions, where)).score for actions in plays]
 
     assert asyncio.run(scores()) == [1.0, 0.0, 0.0, 0.0]
