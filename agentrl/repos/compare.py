@@ -12,6 +12,7 @@ original replies differently then, the tests look at the code and not at what it
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import random
 import re
@@ -83,6 +84,12 @@ def _inside(value: Any) -> list[Any]:
     return every
 
 
+def _plain(name: str) -> bool:
+    """Return whether a built-in type may be handed to the package: of plain data, or an exception."""
+    kind = getattr(builtins, name, None)
+    return name in PLAIN or (isinstance(kind, type) and issubclass(kind, BaseException))
+
+
 def refusal(request: Mapping[str, Any], packages: Sequence[str], issued: Set[tuple[str, str]]) -> str:
     """Return why a request may not be carried out, or "": it may use the package, and not look into it.
 
@@ -105,7 +112,7 @@ def refusal(request: Mapping[str, Any], packages: Sequence[str], issued: Set[tup
             return f"the module {str(value['module'])[:40]!r}"
         if "m" in value and (str(value["m"]), str(value.get("n"))) not in issued:
             return f"the name {str(value.get('n'))[:40]!r}, which it was not given"
-        if "builtin" in value and value["builtin"] not in PLAIN:
+        if "builtin" in value and not _plain(str(value["builtin"])):
             return f"the built-in {str(value['builtin'])[:40]!r}"
     return ""
 

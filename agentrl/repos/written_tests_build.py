@@ -69,7 +69,9 @@ class TestsBuilder(Builder):
         drafts = [self._draft(key, rows, every[key]) for key, rows in sorted(caught.items())]
         left_out = {key: f"its tests catch fewer than {MIN_FAULTS} faults" for key in covers}
         drafts = [draft for draft in drafts if len(draft.given) + len(draft.hidden) >= MIN_FAULTS]
-        drafts = sorted(drafts, key=lambda draft: content_hash(draft.id))[: self.options.max_tasks]
+        drafts = sorted(drafts, key=lambda draft: content_hash(draft.id))
+        left_out |= {draft.function: "there are more functions than --max-tasks" for draft in drafts}
+        drafts = drafts[: self.options.max_tasks]
         self.say(f"{len(drafts)} functions have enough faults")
         rows = self._checked(drafts)
         good: list[WritingRecipe] = []

@@ -58,7 +58,7 @@ def test_answers_stand_with_the_calls_that_asked() -> None:
 
 def test_every_episode_of_a_run_is_written(tmp_path: Path) -> None:
     """Harbor's own models read the files where they can be found (AGENTRL_HARBOR names the folder)."""
-    make_run(tmp_path / "small", steps=2, groups=2, size=2)
+    make_run(tmp_path / "small", steps=1, groups=1, size=2)
     with pytest.raises(SystemExit) as end:
         main(["export", str(tmp_path / "small"), "--to", "atif", "--out", str(tmp_path / "atif")])
     assert end.value.code == 0

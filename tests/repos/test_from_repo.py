@@ -137,7 +137,8 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0, reason="the exported grader gives submitted code users of its own: it needs root"
+    not os.environ.get("AGENTRL_FULL") or os.geteuid() != 0 or not Path("/usr/bin/python3").exists(),
+    reason="AGENTRL_FULL=1, as root, with a Python that every user can run: submitted code gets users of its own",
 )
 def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_path: Path) -> None:
     """The expert's script scores 1 and an untouched workspace 0, with the folder's own sources and a bare Python; the

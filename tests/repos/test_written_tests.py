@@ -114,7 +114,7 @@ def test_only_tests_that_notice_what_the_package_does_count(sums: root.Root) -> 
     """Chance, time, the source, bytecode, files and forged messages gain nothing; the reason is said."""
     recipe = WritingRecipe("x", "train", 1, "sums/__init__.py::clamp", "tests/test_added.py", (), (), (), "", ())
 
-    some = ("chance", "source", "names of the code, counted inside", "forged request")
+    some = ("chance", "source")
     tricks = TRICKS if FULL else {name: TRICKS[name] for name in some}
 
     async def results() -> dict[str, bool]:
@@ -127,6 +127,27 @@ def test_only_tests_that_notice_what_the_package_does_count(sums: root.Root) -> 
             return told
 
     assert asyncio.run(results()) == {"honest": True, **dict.fromkeys(tricks, False)}
+
+
+def test_requests_may_use_the_package_and_not_look_into_it() -> None:
+    """Plain types and exceptions are handed over; names that no reply gave, other modules and code are not."""
+    at = {"m": "sums", "n": "clamp"}
+    call = {"op": "call", "at": at, "args": [1, {"builtin": "TypeError"}, {"builtin": "int"}], "kwargs": {}}
+    issued = {("sums", "clamp")}
+    assert compare.refusal(call, ["sums"], issued) == ""
+    told = {
+        "not given": compare.refusal(call, ["sums"], set()),
+        "eval": compare.refusal({**call, "args": [{"builtin": "eval"}]}, ["sums"], issued),
+        "code": compare.refusal({"op": "get", "at": at, "name": "__code__"}, ["sums"], issued),
+        "frame": compare.refusal({"op": "get", "at": {"o": 1}, "name": "gi_frame"}, ["sums"], issued),
+        "dotted": compare.refusal({"op": "get", "at": at, "name": "a.b"}, ["sums"], issued),
+        "module": compare.refusal({"op": "get", "at": {"module": "inspect"}, "name": "x"}, ["sums"], issued),
+        "import": compare.refusal({"op": "import", "name": "inspect"}, ["sums"], issued),
+        "operator": compare.refusal({"op": "attrgetter", "at": "x"}, ["sums"], issued),
+        "text": compare.refusal({**call, "args": ["__import__('os')"]}, ["sums"], issued),
+        "nested": compare.refusal({**call, "kwargs": {"x": [{"module": "os"}]}}, ["sums"], issued),
+    }
+    assert [name for name, why in told.items() if not why] == []
 
 
 def test_a_rewritten_package_does_the_same_and_looks_different() -> None:
