@@ -174,8 +174,8 @@ async def _relayed(
     while True:
         try:
             request = await tests.ask(message, max(deadline - monotonic(), 0.1))
-        except Gone as why:
-            return Conversation(False, False, tuple(turns), late=late or NO_ANSWER in str(why))
+        except Gone as ended:
+            return Conversation(False, False, tuple(turns), late=late or NO_ANSWER in str(ended))
         if request.get("op") == "done":
             ran, passed = request.get("ran"), request.get("passed")
             good = (
@@ -195,8 +195,8 @@ async def _relayed(
             if not gone:
                 try:
                     message = await package.ask(request, REPLY_S)
-                except Gone as why_gone:
-                    gone, late = True, NO_ANSWER in str(why_gone)
+                except Gone as ended:
+                    gone, late = True, NO_ANSWER in str(ended)
             issued |= {(str(v["m"]), str(v.get("n"))) for v in _inside(message) if isinstance(v, dict) and "m" in v}
         turn = (json.dumps(request, sort_keys=True), json.dumps(message, sort_keys=True))
         size += len(turn[0]) + len(turn[1])

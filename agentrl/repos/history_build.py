@@ -263,7 +263,8 @@ def divided(rows: Sequence[Mapping[str, Any]]) -> list[HistoryRecipe]:
     for group in groups:
         while held and sum(split == held[0] for split in split_of.values()) >= wanted:
             held.pop(0)
-        split_of |= dict.fromkeys(group, held[0] if held and groups.index(group) < len(groups) - 1 else "train")
+        split: Split = held[0] if held and groups.index(group) < len(groups) - 1 else "train"
+        split_of |= dict.fromkeys(group, split)
     fields = ("fails", "covers", "hidden", "functions", "trees")
     return [
         HistoryRecipe(**{**row, **{name: tuple(row[name]) for name in fields}, "split": split_of[number]})

@@ -75,9 +75,9 @@ def test_every_episode_of_a_run_is_written(tmp_path: Path) -> None:
         for one in data:
             models.Trajectory.model_validate(one)
     texts = trajectory_export.export(tmp_path / "small", tmp_path / "text", to="text", limit=1, say=lambda text: None)
-    assert len(texts) == 1 and texts[0].read_text().count("--- ") == len(data[-1]["steps"]) + 1 + sum(
-        len(step.get("observation", {"results": []})["results"]) for step in data[-1]["steps"]
-    )
+    newest = json.loads(max(files, key=lambda file: file.stem[-6:]).read_text())["steps"]
+    answers = sum(len(step.get("observation", {"results": []})["results"]) for step in newest)
+    assert len(texts) == 1 and texts[0].read_text().count("\n--- ") == len(newest) + answers + 1
 
 
 def test_nothing_to_export_and_a_full_folder_are_refused(tmp_path: Path) -> None:

@@ -174,6 +174,17 @@ def test_the_commit_scores_one_its_parent_and_cheats_zero(words: tuple[Path, lis
     assert asyncio.run(scores()) == {"expert": 1.0, **dict.fromkeys(cheats, 0.0), **({"test": 1.0} if FULL else {})}
 
 
+def test_the_newest_commits_are_held_out_and_a_function_is_in_one_split() -> None:
+    names = [("a",), ("b",), ("c",), ("d", "b"), ("e",)]  # newest first
+    empty = dict.fromkeys(("fails", "covers", "hidden", "trees"), ())
+    rest = {"level": 1, "commit": "", "parent": "", "shown": "", "report": "", "lines": 1, "score": 1.0, **empty}
+    rows = [{"id": str(number), "functions": functions, **rest} for number, functions in enumerate(names)]
+    divided = history_build.divided(rows)
+    assert [recipe.split for recipe in divided] == ["test", "heldout", "train", "heldout", "train"]
+    assert [recipe.split for recipe in history_build.divided(rows[:2])] == ["test", "train"]
+    assert [recipe.split for recipe in history_build.divided(rows[:1])] == ["train"]
+
+
 def test_edits_at_the_top_of_a_file_end() -> None:
     """A commit that adds an import above everything has nothing above it that would make the place unique."""
     for old, new in (("a\na\n", "b\na\na\n"), ("x\n", "y\nx\n"), ("a\nb\n", "a\nc\n"), ("a\n", "")):
