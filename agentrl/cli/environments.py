@@ -31,8 +31,22 @@ def env_new(
 
 @env_app.command("from-repo")
 def env_from_repo(
-    what: Annotated[str, typer.Argument(metavar="PATH|PACKAGE[==VERSION]", help="A folder, an archive, or a package.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="PACKAGE[==VERSION]|PATH|GIT[@REVISION]",
+            help="A package, a folder, an archive, or a git repository (https://..., git+file:///...).",
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The environment's folder, e.g. envs/mypkg.")],
+    kind: Annotated[
+        Literal["faults", "history", "tests"],
+        typer.Option(
+            "--tasks",
+            help="faults: fix what was broken. history: do what a commit of a git repository did. "
+            "tests: write tests that notice faults.",
+        ),
+    ] = "faults",
     needs: Annotated[
         list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="What the tests need besides; repeatable.")
     ] = None,
@@ -42,6 +56,7 @@ def env_from_repo(
     max_tasks: Annotated[int, typer.Option(min=30, help="The most tasks with one fault.")] = 1_000,
     per_function: Annotated[int, typer.Option(min=2, help="Mutants of one function that are tried.")] = 24,
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes that run tests at once.")] = 2,
+    commits: Annotated[int, typer.Option(min=1, max=1_000, help="history: commits to try, newest first.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Turn a Python package with tests into an environment: faults to be fixed, graded by hidden tests.
@@ -51,9 +66,14 @@ def env_from_repo(
     from agentrl.repos import build, command
 
     options = build.Options(
-        added=tuple(needs or ()), split_by=split_by, max_tasks=max_tasks, per_function=per_function, workers=workers
+        added=tuple(needs or ()),
+        split_by=split_by,
+        max_tasks=max_tasks,
+        per_function=per_function,
+        workers=workers,
+        commits=commits,
     )
-    raise typer.Exit(command.from_repo(what, out, options, as_json=as_json))
+    raise typer.Exit(command.from_repo(what, out, kind, options, as_json=as_json))
 
 
 @env_app.command("list")

@@ -65,12 +65,19 @@ def audit(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="The run's folder.", autocompletion=complete.runs)],
-    to: Annotated[Literal["inspect"], typer.Option(help="The format: Inspect's .eval logs.")] = "inspect",
-    out: Annotated[Path | None, typer.Option(help="The folder to write; by default ./NAME-inspect.")] = None,
+    to: Annotated[
+        Literal["inspect", "atif", "text"],
+        typer.Option(help="Inspect's .eval logs, Harbor's agent trajectories (ATIF), or plain text."),
+    ] = "inspect",
+    out: Annotated[Path | None, typer.Option(help="The folder to write; by default ./NAME-FORMAT.")] = None,
     kind: Annotated[Literal["all", "train", "eval"], typer.Option(help="Which episodes.")] = "all",
-    limit: Annotated[int, typer.Option(min=1, help="The newest episodes of each log, at most.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="The newest episodes (inspect: of each log), at most.")] = 1000,
 ) -> None:
-    """Write a run's trajectories as logs that `inspect view` opens."""
-    from agentrl.report import inspect_export
+    """Write a run's trajectories for others to read: Inspect logs, ATIF or text, one file per episode."""
+    from agentrl.report import inspect_export, trajectory_export
 
-    inspect_export.export(run, out or Path(f"{run.resolve().name}-inspect"), kind=kind, limit=limit, say=typer.echo)
+    target = out or Path(f"{run.resolve().name}-{to}")
+    if to == "inspect":
+        inspect_export.export(run, target, kind=kind, limit=limit, say=typer.echo)
+    else:
+        trajectory_export.export(run, target, to=to, kind=kind, limit=limit, say=typer.echo)

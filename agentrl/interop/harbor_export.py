@@ -30,6 +30,7 @@ from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.play import Stage, message_of, stage
 from agentrl.errors import AgentRLError, AuthoringError, UserError
+from agentrl.interop import harbor_repository
 from agentrl.interop.harbor_grader import GRADE, TEST, bundle
 from agentrl.sandboxes.base import MTIME, Entry
 from agentrl.types import Split, Task
@@ -142,7 +143,7 @@ async def _written(
             task = kind(**options).task(split, place, index)
             try:
                 ends = await played(kind, options, task, where)
-                grader = grader or bundle(kind)
+                grader = grader or ({} if harbor_repository.fits(kind) else bundle(kind))
                 files = task_files(kind, options, task, index, ends, image, grader)
             except Refused as error:
                 refused[error.why] = refused.get(error.why, 0) + 1
@@ -181,6 +182,8 @@ async def _finished(
     """Play an episode; return its submission, its workspace at the end and at the beginning."""
     episode = Episode(environment, task, seed=0, boxes=where.boxes)
     try:
+        if harbor_repository.refusal(type(environment)):
+            raise Refused(harbor_repository.refusal(type(environment)))
         await episode.start()
         try:
             box = environment.box
@@ -188,7 +191,7 @@ async def _finished(
             raise Refused(
                 "it has no sandbox: its tools are Python of this machine, which Harbor does not run"
             ) from None
-        if box.spec.image not in ("host", "python"):
+        if box.spec.image not in ("host", "python") and not harbor_repository.fits(type(environment)):
             raise Refused(f"its sandboxes have the image {box.spec.image!r}; Harbor's containers start from another")
         try:
             for action in environment.expert(task) if expert else ():
@@ -230,21 +233,31 @@ def task_files(
         "split": task.split,
     }
     # one for each task, random: hidden cases that could be drawn again would be a published answer sheet
-    place |= {"level": task.level, "index": index, "workdir": WORKDIR, "secret": os.urandom(32).hex()}
+    secret = os.urandom(32)
+    place |= {"level": task.level, "index": index, "workdir": WORKDIR, "secret": secret.hex()}
+    brought = {f"tests/grader/{path}": content for path, content in grader.items()}
+    lines = ""
+    if harbor_repository.fits(kind):
+        image = harbor_repository.image_for(kind) if image == IMAGE else image
+        try:
+            brought, more, lines = harbor_repository.parts(kind, task, secret)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        place |= more
     tops = sorted({path.split("/")[0] for path in ends.before})
     names = ", ".join([*tops[:8], *(["..."] if tops[8:] else [])]) or "none yet"
     prompt = INSTRUCTION.format(prompt=task.prompt, names=names, workdir=WORKDIR, system=kind.system)
     files = {
         "task.toml": CONFIG.format(**about).encode(),
         "instruction.md": prompt.encode(),
-        "environment/Dockerfile": f"FROM {image}\nWORKDIR {WORKDIR}\nADD workspace.tar {WORKDIR}/\n".encode(),
+        "environment/Dockerfile": f"FROM {image}\nWORKDIR {WORKDIR}\n{lines}ADD workspace.tar {WORKDIR}/\n".encode(),
         "environment/workspace.tar": packed(ends.before),
         "solution/solve.sh": solution(ends),
         "tests/test.sh": TEST.encode(),
         "tests/grade.py": GRADE.encode(),
         "tests/task.json": (json.dumps(place, indent=1) + "\n").encode(),
     }
-    return files | {f"tests/grader/{path}": content for path, content in grader.items()}
+    return files | brought
 
 
 def packed(entries: Mapping[str, Entry]) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from agentrl.envs.base import Environment
@@ -52,7 +52,7 @@ chmod 700 /tests /logs/verifier
 cd /
 exec python3 -I -B /tests/grade.py > /logs/verifier/grade.txt 2>&1
 """
-GRADE = '''"""Grades the working folder of an agentrl task and writes /logs/verifier/reward.json. Run it as root."""
+HEAD = '''"""Grades the working folder of an agentrl task and writes /logs/verifier/reward.json. Run it as root."""
 
 import asyncio
 import importlib
@@ -74,6 +74,7 @@ from agentrl.verifiers.base import Context, Submission  # noqa: E402
 from agentrl.verifiers.grade import grade  # noqa: E402
 
 USERS = itertools.count(50_000)
+PLACES = 1
 
 
 class OtherUser(backend.ProcessSandbox):
@@ -107,10 +108,12 @@ class OtherUser(backend.ProcessSandbox):
 
 
 class Boxes:
-    """Hands out one such sandbox at a time: a pipe that another one inherited would stay open."""
+    """Hands out so many sandboxes at once: one, unless the verifier needs two."""
+
+    limit = max(PLACES, 2)
 
     def __init__(self):
-        self.lock = asyncio.Lock()
+        self.lock = asyncio.Semaphore(PLACES)
 
     @asynccontextmanager
     async def box(self, spec):
@@ -130,6 +133,16 @@ def collected(folder, artifact):
         return {}  # nothing was left there, which is for the verifier to judge
 
 
+def write(score):
+    if score is None:
+        sys.exit("it could not be graded: no reward is written")
+    with open(os.path.join(*(sys.argv[1:] or ["/logs/verifier"]), "reward.json"), "w") as file:
+        json.dump({"reward": score}, file)
+'''
+GRADE = (
+    HEAD
+    + """
+
 async def main():
     with open(os.path.join(HERE, "task.json")) as file:
         about = json.load(file)
@@ -147,23 +160,26 @@ async def main():
     return outcome.score
 
 
-score = asyncio.run(main())
-if score is None:
-    sys.exit("it could not be graded: no reward is written")
-with open("/logs/verifier/reward.json", "w") as file:
-    json.dump({"reward": score}, file)
-'''
+write(asyncio.run(main()))
+"""
+)
 
 
 def bundle(kind: type[Environment]) -> dict[str, bytes]:
     """Return the files that grading needs, by their paths below a folder that is put on `sys.path`."""
+    return sources((kind.__module__, type(kind.verifier).__module__, *GRADING), kind.name or kind.__name__)
+
+
+def sources(starts: Sequence[str], name: str, there: Set[str] = frozenset()) -> dict[str, bytes]:
+    """Return these modules and all that they import, as files; the packages `there` need not be brought."""
     modules: dict[str, Path] = {}
     foreign: set[str] = set()
-    for start in (kind.__module__, *(type(part).__module__ for part in (kind.verifier,)), *GRADING):
+    for start in starts:
         _add(start, modules, foreign)
+    foreign -= there
     if foreign:
         raise UserError(
-            f"{kind.name or kind.__name__} cannot be written as Harbor tasks: its code needs "
+            f"{name} cannot be written as Harbor tasks: its code needs "
             f"{', '.join(sorted(foreign))}, which the container of a Harbor verifier does not have"
         )
     for path in {file.parent for file in modules.values() if file.name == "__init__.py"}:

@@ -55,14 +55,13 @@ class Options:
     """Mutants of one function that are tried."""
     workers: int = 2
     """Sandboxes that run tests at once."""
+    commits: int = 200
+    """How many commits of a history are tried, newest first."""
 
 
 def build(what: str, out: Path, options: Options, say: Say) -> suite.Suite:
     """Build an environment and write its folder."""
-    if out.exists() and any(out.iterdir()) and not (out / "lock.json").is_file():
-        raise UserError(f"{out} exists and is not the environment of a repository; name another folder")
-    if not out.name.isidentifier():
-        raise UserError(f"{out}: the folder's name must be a Python word, such as my_package")
+    member.check(out)
     started = time.monotonic()
     lock = lock_of(what, options.added, say)
     built = root.ready(lock)

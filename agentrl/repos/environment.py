@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import random
 import re
+import shlex
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agentrl.envs import Environment, tool
 from agentrl.envs.repair import edits
@@ -61,13 +63,29 @@ class RepositoryEnvironment(Environment):
             family=recipe.family,
             prompt=recipe.report,
             setup={"recipe": recipe.id},
-            secret={"fails": list(recipe.fails), "covers": list(recipe.covers)},
+            secret=self._secret(recipe),
         )
+
+    def _secret(self, recipe: Any) -> dict[str, Any]:
+        return {"fails": list(recipe.fails), "covers": list(recipe.covers)}
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
         built = root.ready(self.suite.lock)
-        files = workspace(built, self._recipe(task))
+        files = self._workspace(built, self._recipe(task))
         return SandboxSpec(image=built.image, files=files, env=built.env, limits=LIMITS)
+
+    def _workspace(self, built: root.Root, recipe: Any) -> dict[str, bytes]:
+        """Return the files that an agent starts with."""
+        return workspace(built, recipe)
+
+    def _versions(self, built: root.Root, recipe: Any) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
+        """Return the files that the expert changes, before and after."""
+        broken = faulty(built.source.files, recipe)
+        return broken, {path: built.source.files[path] for path in broken}
+
+    def _nearest(self, built: root.Root, recipe: Any) -> list[str]:
+        """Return the test files that run where none is named."""
+        return sorted({name.split("::")[0] for name in recipe.covers})
 
     @tool
     def view(self, path: str = "", first: int = 1) -> str:
@@ -136,7 +154,7 @@ class RepositoryEnvironment(Environment):
         Args:
             path: a test file, or the id of a test; empty for the files nearest to the report
         """
-        nearest = sorted({name.split("::")[0] for name in self._recipe(self.given).covers})
+        nearest = self._nearest(root.ready(self.suite.lock), self._recipe(self.given))
         chosen = [_inside(path)] if path else nearest
         options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/box"]
         done = self.box.exec(["python3", "-B", "-m", "pytest", *options, "--", *chosen], timeout=60.0)
@@ -144,14 +162,21 @@ class RepositoryEnvironment(Environment):
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         """Take the faults back."""
-        recipe = self._recipe(task)
-        original = root.ready(self.suite.lock).source.files
+        before, after = self._versions(root.ready(self.suite.lock), self._recipe(task))
         calls: list[ToolCall] = []
-        for path, broken in faulty(original, recipe).items():
-            calls.append(ToolCall(name="search", arguments={"text": "def ", "path": path}))
-            before, after = (data.decode("utf-8", "surrogateescape") for data in (broken, original[path]))
-            for old, new in edits(before, after):
-                calls.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
+        for path in sorted(before.keys() | after.keys()):
+            old, new = (side.get(path, b"").decode("utf-8", "surrogateescape") for side in (before, after))
+            quoted = shlex.quote(path)
+            if path not in after:
+                calls.append(ToolCall(name="run", arguments={"command": f"rm {quoted}"}))
+            elif not old:
+                folder = shlex.quote(posixpath.dirname(path) or ".")
+                command = f"mkdir -p {folder} && printf %s {shlex.quote(new)} > {quoted}"
+                calls.append(ToolCall(name="run", arguments={"command": command}))
+            else:
+                calls.append(ToolCall(name="search", arguments={"text": "def ", "path": path}))
+                for part, text in edits(old, new):
+                    calls.append(ToolCall(name="edit", arguments={"path": path, "old": part, "new": text}))
         return [*calls, ToolCall(name="run_tests"), "done"]
 
 

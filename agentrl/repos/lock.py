@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from agentrl import sandboxes
 from agentrl.catalogue import cache_folder
 from agentrl.errors import UserError
-from agentrl.repos import index, root, source
+from agentrl.repos import git, index, root, source
 from agentrl.sandboxes.base import SandboxSpec
 
 
@@ -24,11 +26,27 @@ def sandbox_python() -> str:
     return done.stdout.decode().strip()
 
 
-def lock_of(what: str, added: Sequence[str], say: Callable[[str], None]) -> root.Lock:
-    """Return the lock of a folder, an archive on disk, or a package of the index."""
+def git_names(files: Mapping[str, bytes], pinned: git.Pinned) -> tuple[str, str]:
+    """Return the name and version of a repository that says none without running code: from its address and commit."""
+    metadata, project = source.declared(files)
+    name = metadata.get("Name") or project.get("name")
+    version = metadata.get("Version") or project.get("version")
+    last = pinned.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
+    return str(name or last), str(version or f"0+g{pinned.commit[:7]}")
+
+
+def lock_of(what: str, added: Sequence[str], say: Callable[[str], None], depth: int = 1) -> root.Lock:
+    """Return the lock of a git repository, a folder, an archive on disk, or a package of the index."""
     path = Path(what).expanduser()
     looks_like_path = os.sep in what or what.startswith((".", "~"))
-    if path.is_dir():
+    if git.is_git(what):
+        say(f"fetching {what}")
+        pinned = git.pin(what, depth)
+        say(f"commit {pinned.commit}" + ("; what is not committed there is not used" if path.is_dir() else ""))
+        files, kind, where = git.files(pinned, pinned.commit), "git", pinned.where
+        digest = source.tree_hash(files)
+        name, version = git_names(files, pinned)
+    elif path.is_dir():
         files, kind, where = source.folder_files(path), "folder", str(path.resolve())
         digest, name, version = source.tree_hash(files), "", ""
     elif path.is_file():
@@ -56,6 +74,9 @@ def lock_of(what: str, added: Sequence[str], say: Callable[[str], None]) -> root
         downloads.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=downloads) as scratch:
             wheels = index.wheels(needs, ".".join(python.split(".")[:2]), Path(scratch))
+            wheels = [
+                wheel for wheel in wheels if wheel.name != canonicalize_name(original.name)
+            ]  # no second copy of it
             for wheel in wheels:
                 os.replace(Path(scratch) / wheel.file, downloads / wheel.file)
     return root.Lock(

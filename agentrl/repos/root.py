@@ -26,7 +26,7 @@ from typing import Any
 from agentrl.catalogue import cache_folder
 from agentrl.errors import UserError
 from agentrl.hashing import digest
-from agentrl.repos import index, source
+from agentrl.repos import git, index, source
 from agentrl.repos.index import Wheel
 from agentrl.repos.source import Source
 from agentrl.verifiers.hidden_tests.bundle import PARTS, pytest_zip
@@ -42,9 +42,9 @@ class Lock:
     package: str
     version: str
     kind: str
-    """`archive`: from the package index. `folder`: a source tree on this machine."""
+    """`archive`: from the package index. `folder`: a source tree on this machine. `git`: a commit of a repository."""
     where: str
-    """The archive's file name, or the folder's path."""
+    """The archive's file name, the folder's path, or `git+URL@COMMIT`."""
     sha256: str
     """Of the archive, or of the tree."""
     python: str
@@ -143,6 +143,11 @@ def source_of(lock: Lock) -> Source:
         files = source.folder_files(folder)
         if source.tree_hash(files) != lock.sha256:
             raise UserError(f"{folder} has changed since the environment was built from it: build it again")
+    elif lock.kind == "git":
+        pinned = git.pinned_of(lock.where)
+        files = git.files(pinned, pinned.commit)
+        if source.tree_hash(files) != lock.sha256:
+            raise UserError(f"{lock.where} is not the tree that was locked: its hash differs. Build it again")
     else:
         files = source.unpack(archive_bytes(lock), lock.where)
     return source.read(files, lock.package, lock.version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.message
 import email.parser
 import hashlib
 import io
@@ -186,8 +187,7 @@ def tree_hash(files: Mapping[str, bytes]) -> str:
 
 def read(files: Mapping[str, bytes], name: str = "", version: str = "") -> Source:
     """Return what a source tree is: its name, packages, tests and requirements. Raises where it cannot be used."""
-    project = _project(files)
-    metadata = email.parser.BytesParser().parsebytes(files.get("PKG-INFO", b""))
+    metadata, project = declared(files)
     name = name or str(metadata.get("Name") or project.get("name") or "")
     version = version or str(metadata.get("Version") or project.get("version") or "0")
     if not name:
@@ -211,8 +211,9 @@ def read(files: Mapping[str, bytes], name: str = "", version: str = "") -> Sourc
     return source
 
 
-def _project(files: Mapping[str, bytes]) -> dict[str, object]:
-    return _table(_toml(files), "project")
+def declared(files: Mapping[str, bytes]) -> tuple[email.message.Message, dict[str, object]]:
+    """Return what PKG-INFO and the table [project] of pyproject.toml say."""
+    return email.parser.BytesParser().parsebytes(files.get("PKG-INFO", b"")), _table(_toml(files), "project")
 
 
 def _toml(files: Mapping[str, bytes]) -> dict[str, object]:

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agentrl import seeds
 from agentrl.envs.splits import content_hash
@@ -93,6 +94,11 @@ def recipes(mutants: Sequence[Mutant], package: str, version: str, by: str) -> l
     """Return the tasks of these mutants, levels numbered from 1, each with tasks in every split."""
     chosen = splits([m for m in mutants if len(m.changes) == 1] or mutants, by)
     rows = [_recipe(mutant, chosen[unit_of(mutant.changes[0], by)], package, version) for mutant in mutants]
+    return numbered(rows)
+
+
+def numbered(rows: list[Any]) -> list[Any]:
+    """Return tasks in their order, levels numbered from 1; a level without tasks in every split joins the one below."""
     levels = sorted({row.level for row in rows})
     number = {level: level for level in levels}
     for at, level in reversed(list(enumerate(levels))):
@@ -126,10 +132,15 @@ def _recipe(mutant: Mutant, split: Split, package: str, version: str) -> Recipe:
     )
 
 
+def steady(message: str) -> str:
+    """Return a message without what differs from run to run."""
+    return _ADDRESS.sub("0x...", message).strip()
+
+
 def report(mutant: Mutant, shown: str, failing: str, package: str, version: str) -> str:
     """Say what somebody who uses the package sees: a failing test with its message, or in words what is wrong."""
     test = next(name for name in mutant.fails if base(name) == failing)
-    message = _ADDRESS.sub("0x...", mutant.messages.get(test, "")).strip()
+    message = steady(mutant.messages.get(test, ""))
     lines = [line[:300] for line in message.splitlines()[:8]]
     if any(change.kind == REMOVED for change in mutant.changes):
         change = next(change for change in mutant.changes if change.kind == REMOVED)

@@ -173,6 +173,8 @@ def edits(broken: str, fixed: str) -> list[tuple[str, str]]:
         codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
         _, start, end, first, last = next(code for code in codes if code[0] != "equal")
         while start == end or broken.count("".join(before[start:end])) != 1:
+            if not start:  # nothing above is left to make it unique
+                return [*replaced, (broken, fixed)]
             start, first = start - 1, first - 1  # the lines above are equal already: they only make the old text unique
         old, new = "".join(before[start:end]), "".join(after[first:last])
         broken = broken.replace(old, new)

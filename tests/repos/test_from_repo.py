@@ -3,7 +3,9 @@
 import asyncio
 import io
 import json
+import os
 import random
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from agentrl import sandboxes
 from agentrl.envs.play import Stage, play
 from agentrl.errors import UserError
+from agentrl.interop.harbor_export import harbor
 from agentrl.repos import build, grade, root, source, suite
 from agentrl.repos.environment import RepositoryEnvironment, repository, without
 from agentrl.sandboxes.pool import Pool
@@ -131,6 +134,36 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
         return {"expert": expert.score, **dict(zip(("nothing", *cheats), others, strict=True))}
 
     assert asyncio.run(scores()) == {"expert": 1.0, "nothing": 0.0, **dict.fromkeys(cheats, 0.0)}
+
+
+@pytest.mark.skipif(
+    not os.environ.get("AGENTRL_FULL") or os.geteuid() != 0 or not Path("/usr/bin/python3").exists(),
+    reason="AGENTRL_FULL=1, as root, with a Python that every user can run: submitted code gets users of its own",
+)
+def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_path: Path) -> None:
+    """The expert's script scores 1 and an untouched workspace 0, with the folder's own sources and a bare Python; the
+    agent's part holds no hidden test."""
+    (folder,) = harbor(str(tinysums), tmp_path / "tasks", {}, count=1)
+    about = json.loads((folder / "tests/task.json").read_text())
+    app, out = tmp_path / "app", tmp_path / "out"
+    for place in (app, out):
+        place.mkdir()
+    with tarfile.open(folder / "environment/workspace.tar") as tar:
+        text = b"".join(tar.extractfile(m).read() for m in tar if m.isreg() and "tests/" in m.name)  # type: ignore[union-attr]
+        tar.extractall(app, filter="data")
+    hidden = {name.rpartition("::")[2].split("[")[0] for name in about["ids"]}
+    assert [name for name in hidden if f"def {name}(".encode() not in text]
+    (folder / "tests/task.json").write_text(json.dumps({**about, "workdir": str(app)}))
+    scores = []
+    for script in ("true", (folder / "solution/solve.sh").read_text().replace("cd /app", f"cd {app}")):
+        subprocess.run(["bash", "-c", script], cwd=app, check=True)
+        command = ["/usr/bin/python3", "-I", "-S", "-B", str(folder / "tests/grade.py"), str(out)]
+        done = subprocess.run(
+            command, cwd="/", env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        scores.append(json.loads((out / "reward.json").read_text())["reward"])
+    assert scores == [0.0, 1.0]
 
 
 def test_hidden_tests_are_not_in_the_workspace(tinysums: Path) -> None:
