@@ -26,6 +26,8 @@ MAX_FAILING, MAX_COVERING, MAX_OTHERS = 12, 12, 12
 """Tests of one verdict: that the fault breaks, that call a broken function, that call what the agent has changed. Where
 there are more, the group's secret draws them."""
 TEST_SECONDS = 10.0
+TESTS_SECONDS = 15.0
+"""Seconds that a test may take by itself between two requests of the package; kept tests take less than two."""
 MEMORY_MB = 1024
 
 
@@ -98,6 +100,7 @@ def tests_for(built: root.Root, ids: list[str], twice: bool = True) -> Repositor
         image=built.image,
         env=built.env,
         twice=twice,
+        tests_seconds=TESTS_SECONDS,
     )
 
 

@@ -6,8 +6,11 @@ so nothing of one is left for the next. Only builds use it, where nobody gains b
 """
 
 import contextlib
+import io
 import json
 import os
+import resource
+import select
 import signal
 import sys
 import time
@@ -17,8 +20,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class TooSlow(Exception):
-    """A test took longer than it may."""
+GRACE = 2.0
+"""Seconds beyond its own limit that a test gets to end, before the whole run is ended."""
+
+
+class TooSlow(BaseException):
+    """A test took longer than it may. No `except Exception` of the code under test keeps it."""
 
 
 def too_slow(*_):  # type: ignore[no-untyped-def]
@@ -63,7 +70,7 @@ class Watch:
         if self.imported is None:
             self.imported = sorted(self.calls)
         self.calls, self.depth = {}, 0
-        signal.setitimer(signal.ITIMER_REAL, self.order["test_seconds"])
+        signal.setitimer(signal.ITIMER_REAL, self.order["test_seconds"], 0.5)  # again and again: it may be caught
         if self.order.get("trace"):
             sys.setprofile(self.profile)
 
@@ -102,11 +109,16 @@ def run(order: "dict[str, Any]", pipe: int) -> None:
     options += ["--tb=short", "--continue-on-collection-errors", "-p", "no:randomly"]
     if order.get("trace"):
         sys.setprofile(watch.profile)
-    pytest.main([*options, *order["ids"]], plugins=[watch])
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        pytest.main([*options, *order["ids"]], plugins=[watch])
     sys.setprofile(None)
+    result = {"tests": watch.tests, "errors": watch.errors}
+    result["imported"] = [[os.path.relpath(path), line] for path, line in watch.imported or ()]
+    if not watch.tests:
+        result["said"] = said.getvalue()[-2_000:]
     with os.fdopen(pipe, "wb") as file:
-        imported = [[os.path.relpath(path), line] for path, line in watch.imported or ()]
-        file.write(json.dumps({"tests": watch.tests, "errors": watch.errors, "imported": imported}).encode() + b"\n")
+        file.write(json.dumps(result).encode() + b"\n")
 
 
 def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
@@ -116,26 +128,28 @@ def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
     if child == 0:
         os.setpgid(0, 0)
         os.close(reader)
+        if "memory_bytes" in order:  # an error in the one test, instead of the end of all of them
+            resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], order["memory_bytes"]))
         try:
             run(order, writer)
         finally:
             os._exit(0)
     os.close(writer)
     deadline = time.monotonic() + order["seconds"]
-    data, late = b"", False
+    stalled = deadline
+    parts, late = [], False
     os.set_blocking(reader, False)
-    import select
-
     while True:
-        left = deadline - time.monotonic()
-        late = left <= 0
-        if late or not select.select([reader], [], [], left)[0]:
-            late = True
+        left = min(deadline, stalled) - time.monotonic()
+        late = left <= 0 or not select.select([reader], [], [], left)[0]
+        if late:
             break
         part = os.read(reader, 1 << 20)
         if not part:
             break
-        data += part
+        parts.append(part)
+        stalled = time.monotonic() + order["test_seconds"] + GRACE
+    data = b"".join(parts)
     with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -250,7 +250,7 @@ def _packages(files: Mapping[str, bytes], name: str) -> tuple[str, tuple[str, ..
         plain = wanted.removeprefix("python_").removesuffix("_py")
         named = [top for top in usable if top.lower() in (wanted, plain)]
         declared = [top for line in (_top_level(files)) for top in [line] if top in usable]
-        chosen = declared or named or (usable if root else [])
+        chosen = declared or (usable if root else named)  # src/ holds all that is installed: attrs is attr too
         if chosen:
             return root, tuple(sorted(set(chosen) | set(named)))
         if not root and usable:
