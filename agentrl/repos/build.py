@@ -36,7 +36,7 @@ MIN_SCORE = 0.9
 MIN_GRADING = 5
 MUTATED, VERIFIED = 2, 1
 """The versions of how mutants are chosen and tasks verified; what was done in another way is done again."""
-BATCH = 12
+BATCH = 24
 """Mutants per sandbox."""
 
 
@@ -261,8 +261,9 @@ class Builder:
         results = self._run_changes([one.changes + two.changes for one, two in drawn], covers)
         for (one, two), ((both, names), result) in zip(drawn, results, strict=True):
             fails = [name for name in names if name in result.tests and not result.tests[name].passed]
-            shows = all(set(fails) & set(mutant.fails) for mutant in (one, two))
-            if result.ended and not result.errors and shows and set(result.tests) == set(names):
+            shown = [[name for name in fails if name in mutant.fails] for mutant in (one, two)]
+            fails = sorted({name for own in shown for name in sample.lowest(own, sample.FAILING // 2)})
+            if result.ended and not result.errors and all(shown) and set(result.tests) == set(names):
                 row: dict[str, Any] = {"changes": [_row(c) for c in both], "fails": fails, "covers": names}
                 row |= {"messages": {name: result.tests[name].message for name in fails}}
                 row |= {"distance": max(one.distance, two.distance), "score": min(one.score, two.score)}
@@ -305,7 +306,11 @@ def _tried(
     fails = [name for name in names if name in result.tests and not result.tests[name].passed]
     caught = bool(fails) or not result.ended or bool(result.errors)
     usable = result.ended and not result.errors and set(result.tests) == set(names)
-    row: dict[str, Any] = {"changes": [_row(c) for c in changes], "caught": caught, "fails": fails if usable else []}
+    row: dict[str, Any] = {
+        "changes": [_row(c) for c in changes],
+        "caught": caught,
+        "fails": sample.lowest(fails, sample.FAILING) if usable else [],
+    }
     row["messages"] = {name: result.tests[name].message for name in row["fails"]}
     key = f"{changes[0].file}::{changes[0].function}"
     row["distance"] = min((depth[key, name] for name in row["fails"]), default=0)

@@ -175,19 +175,28 @@ def main() -> None:
     sys.path[:0] = order["path"]
     import pytest  # noqa: F401  (before the forks: they start with it)
 
-    for version in order["versions"]:
-        before = {}
-        for path, text in version.items():
-            with open(path, "rb") as file:
-                before[path] = file.read()
-            with open(path, "wb") as file:
-                file.write(text.encode("utf-8", "surrogateescape"))
-        ids = order["ids_of"][order["versions"].index(version)] if "ids_of" in order else order["ids"]
+    sys.dont_write_bytecode = len(order["versions"]) < 2  # what did not change is compiled, and rewritten, once
+    for number, version in enumerate(order["versions"]):
+        before = {path: changed(path, text, number) for path, text in version.items()}
+        ids = order["ids_of"][number] if "ids_of" in order else order["ids"]
         result = in_fork({**order, "ids": ids})
-        for path, content in before.items():
+        for path, (content, seconds) in before.items():
             with open(path, "wb") as file:
                 file.write(content)
+            os.utime(path, (seconds, seconds))
         os.write(out, json.dumps(result).encode() + b"\n")
+
+
+def changed(path: str, text: str, number: int) -> "tuple[bytes, float]":
+    """Write a version of a file, with a time of its own: Python takes bytecode of the same time and size for current.
+    Return what it was before."""
+    with open(path, "rb") as file:
+        before = file.read()
+    seconds = os.stat(path).st_mtime
+    with open(path, "wb") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+    os.utime(path, (seconds + 10 * (number + 1),) * 2)
+    return before, seconds
 
 
 main()

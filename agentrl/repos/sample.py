@@ -18,8 +18,10 @@ PART = 24
 """Functions whose mutants are tried before it is asked whether there are enough."""
 SHARE = 8
 """Tasks of one function that count towards what is enough, so that many functions give some."""
-NEAREST = 40
+NEAREST = 30
 """Tests that a function's mutants run against."""
+FAILING = 8
+"""Tests that a fault breaks and a task names."""
 
 
 def lowest(names: Sequence[str], count: int) -> list[str]:
