@@ -26,7 +26,6 @@ from agentrl.repos.mutate import Change
 from agentrl.repos.stages import Stages
 from agentrl.repos.tasks import Mutant
 from agentrl.repos.trials import RAN, Trials, all_of
-from agentrl.sandboxes.base import Entry
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 
@@ -276,7 +275,7 @@ class Builder:
         """Grade every task as training will: without its faults it must pass, with them it must fail."""
         outcome = self.stages.items(f"verdicts-{VERIFIED}")
         right: dict[tuple[str, ...], str] = {}
-        original = {path: Entry(content=data) for path, data in self.source.code.items()}
+        original = grade.entries_of(self.source, self.source.code)
 
         async def one(mutant: Mutant) -> None:
             context = Context(secret=sha256(mutant.id.encode()).digest(), boxes=self.pool)
@@ -284,10 +283,10 @@ class Builder:
             if mutant.covers not in right:
                 whys = await grade.tests_for(self.root, sorted(ids)).failures(original, context)
                 right[mutant.covers] = next((f"{n}: {w}" for n, w in zip(sorted(ids), whys, strict=True) if w), "")
-            broken = dict(original)
+            code = dict(self.source.code)
             for path in {c.file for c in mutant.changes}:
-                changed = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
-                broken[path] = Entry(content=changed)
+                code[path] = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
+            broken = grade.entries_of(self.source, code)
             whys = await grade.tests_for(self.root, list(mutant.fails), twice=False).failures(broken, context)
             unbroken = "" if all(whys) else "some test that fails with the fault does not when it grades"
             outcome.add(mutant.id, right[mutant.covers] or unbroken)

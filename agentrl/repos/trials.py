@@ -11,7 +11,6 @@ from typing import Any
 from agentrl import seeds
 from agentrl.errors import UserError
 from agentrl.repos import grade, root, run, sample
-from agentrl.sandboxes.base import Entry
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.hidden_tests.repository import UNFINISHED
@@ -22,6 +21,8 @@ SLOW = 2.0
 """Seconds: a slower test does not grade."""
 MAX_HUNG = 8
 """Tests of one file that may hang once the package is in another sandbox; then all of the file's are left out."""
+GROUP = 40
+"""Tests of one file that are tried together."""
 FILES = 8
 """Test files per sandbox."""
 NETWORK = ("gaierror", "ConnectionError", "URLError", "ConnectTimeout", "Name or service not known",
@@ -115,7 +116,8 @@ class Trials:
         by_file: dict[str, list[str]] = {}
         for name in kept:
             by_file.setdefault(name.split("::")[0], []).append(name)
-        code = {path: Entry(content=data) for path, data in self.source.code.items()}
+        groups = [names[at : at + GROUP] for names in by_file.values() for at in range(0, len(names), GROUP)]
+        code = grade.entries_of(self.source, self.source.code)
         outcome: dict[str, str] = {}
 
         async def one(names: list[str]) -> None:
@@ -125,7 +127,7 @@ class Trials:
                     names = [name for name in names if not outcome.get(name)]
                     if not names:
                         return
-                    whys = await grade.tests_for(self.root, names, twice).failures(code, context)
+                    whys = await grade.tests_for(self.root, names, twice, shared=not twice).failures(code, context)
                     hung = {name: why for name, why in zip(names, whys, strict=True) if why.startswith(UNFINISHED)}
                     outcome.update(hung or zip(names, whys, strict=True))
                     if not hung:
@@ -133,7 +135,7 @@ class Trials:
                 else:
                     outcome.update(dict.fromkeys(names, f"more than {MAX_HUNG} tests of its file never end"))
 
-        asyncio.run(all_of([lambda names=names: one(names) for names in by_file.values()], self.workers))  # type: ignore[misc]
+        asyncio.run(all_of([lambda names=names: one(names) for names in groups], self.workers))  # type: ignore[misc]
         return outcome
 
 
