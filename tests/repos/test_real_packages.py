@@ -61,6 +61,14 @@ def test_everything_in_src_belongs_to_the_package() -> None:
     assert (read.root, read.packages, read.places) == ("src", ("attr", "attrs"), ("src/attr", "src/attrs"))
 
 
+def test_plugins_that_check_types_are_no_requirements() -> None:
+    """pydash lists one that makes hundreds of tests of its own, each of which runs mypy."""
+    lines = ["pytest-mypy-testing", "sphinx-autodoc-typehints", "hypothesis>=6", "types-setuptools", "pytest-mock"]
+    metadata = "Name: x\n" + "".join(f'Requires-Dist: {line}; extra == "dev"\n' for line in lines)
+    files = {"PKG-INFO": metadata.encode(), "x/__init__.py": b"", "tests/test_x.py": b"def test_x(): pass\n"}
+    assert source.read(files).test_requires == ("hypothesis>=6", "pytest-mock")
+
+
 def test_a_test_that_swallows_every_exception_costs_seconds(tmp_path: Path, pool: Pool) -> None:
     """It is named at once, long before the limit of the whole run."""
     files = {"PKG-INFO": "Name: x\n", "x/__init__.py": "", "tests/test_x.py": NEVER_ENDING}
