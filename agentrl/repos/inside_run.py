@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 GRACE = 2.0
 """Seconds beyond its own limit that a test gets to end, before the whole run is ended."""
+TIMERS = (signal.ITIMER_PROF, signal.ITIMER_REAL)
+WAITING = 5
+"""Limits count processor time, so that a busy machine changes no result; in wall time they are this much longer."""
 
 
 class TooSlow(BaseException):
@@ -70,13 +73,15 @@ class Watch:
         if self.imported is None:
             self.imported = sorted(self.calls)
         self.calls, self.depth = {}, 0
-        signal.setitimer(signal.ITIMER_REAL, self.order["test_seconds"], 0.5)  # again and again: it may be caught
+        for timer, seconds in zip(TIMERS, (1, WAITING), strict=True):
+            signal.setitimer(timer, seconds * self.order["test_seconds"], 0.5)  # again and again: it may be caught
         if self.order.get("trace"):
             sys.setprofile(self.profile)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.setprofile(None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer in TIMERS:
+            signal.setitimer(timer, 0)
         if self.order.get("trace"):
             here = os.getcwd() + os.sep
             called = [[path[len(here) :], line, depth] for (path, line), depth in sorted(self.calls.items())]
@@ -104,7 +109,8 @@ def run(order: "dict[str, Any]", pipe: int) -> None:
     import pytest
 
     watch = Watch(order, pipe)
-    signal.signal(signal.SIGALRM, too_slow)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, too_slow)
     options = ["-q", "-p", "no:cacheprovider", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
     options += ["--tb=short", "--continue-on-collection-errors", "-p", "no:randomly"]
     if order.get("trace"):
@@ -130,12 +136,14 @@ def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
         os.close(reader)
         if "memory_bytes" in order:  # an error in the one test, instead of the end of all of them
             resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], order["memory_bytes"]))
+        processor = int(order["seconds"]) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (processor, processor))
         try:
             run(order, writer)
         finally:
             os._exit(0)
     os.close(writer)
-    deadline = time.monotonic() + order["seconds"]
+    deadline = time.monotonic() + WAITING * order["seconds"]
     stalled = deadline
     parts, late = [], False
     os.set_blocking(reader, False)
@@ -148,7 +156,7 @@ def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
         if not part:
             break
         parts.append(part)
-        stalled = time.monotonic() + order["test_seconds"] + GRACE
+        stalled = time.monotonic() + WAITING * order["test_seconds"] + GRACE
     data = b"".join(parts)
     with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)

@@ -96,7 +96,7 @@ def run_versions(
 def _results(box: Sandbox, root: Root, order: dict[str, Any], versions: list[dict[str, str]]) -> list[Result]:
     code = f"/box/{root.source.root}".rstrip("/")
     order |= {"versions": versions, "path": [code, "/box", str(root.site)], "memory_bytes": MEMORY_BYTES}
-    patience = (order["seconds"] + 2.0) * len(versions) + 30.0
+    patience = 5 * (order["seconds"] + 2.0) * len(versions) + 30.0
     try:
         done = box.exec(["python3", "-B", "-c", PROGRAM], stdin=json.dumps(order).encode(), timeout=patience)
     except AgentError as error:
