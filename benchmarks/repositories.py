@@ -145,11 +145,15 @@ class Evidence:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        rows = json.loads(path.read_text(encoding="utf-8"))["packages"] if path.is_file() else []
-        self.rows: dict[str, dict[str, Any]] = {row["package"]: row for row in rows}
+        self.rows = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        rows = json.loads(self.path.read_text(encoding="utf-8"))["packages"] if self.path.is_file() else []
+        return {row["package"]: row for row in rows}
 
     def add(self, row: dict[str, Any]) -> None:
-        self.rows[row["package"]] = row
+        """Add a row to those that are in the file by now: several runs may fill one file."""
+        self.rows = {**self._read(), row["package"]: row}
         machine = about_here()
         rows = [self.rows[p.name] for p in PACKAGES if p.name in self.rows]
         built = [row for row in rows if "tasks" in row]
@@ -182,6 +186,8 @@ def one(package: Package, folder: Path, evidence: Evidence, arguments: argparse.
         if before.get("tasks") == row["tasks"]:  # the same environment: what is known of it still holds
             row |= {key: before[key] for key in ("check", "verdict_seconds", "redteam") if key in before}
         evidence.add(row)
+        if arguments.only_build:
+            return True
         if "check" not in row:
             row["check"] = asyncio.run(checked(folder))
             row["verdict_seconds"] = asyncio.run(verdict_seconds(folder))
@@ -204,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("envs"), help="where the environments are written")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/repositories.json"))
     parser.add_argument("--attacks", type=int, default=WHOLE_CORPUS, help="attacks per package; all by default")
+    parser.add_argument("--only-build", action="store_true", help="neither check nor attack")
     arguments = parser.parse_args(argv)
     unknown = set(arguments.packages) - {package.name for package in PACKAGES}
     if unknown:
