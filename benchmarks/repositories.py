@@ -64,7 +64,6 @@ PACKAGES = (
     Package("humanize", "4.16.0", "numbers and times for people"),
     Package("tabulate", "0.10.0", "tables of text"),
     Package("sqlparse", "0.6.1", "SQL"),
-    Package("funcy", "2.1", "functional programming"),
     Package("w3lib", "2.5.0", "URLs and HTML"),
     Package("mistune", "3.4.0", "Markdown"),
     Package("pydash", "8.1.0", "collections"),

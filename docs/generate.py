@@ -278,8 +278,10 @@ def repositories_page() -> str:
     summary = evidence["summary"]
     sums = (
         f"{summary['packages']} packages, {summary['tasks']} verified tasks, {summary['verified_per_hour']} verified "
-        f"per hour, {summary['attacks_gained']} of {summary['attacks_tried']} attacks gained anything."
+        "per hour. "
     )
+    tried = f"{summary['attacks_gained']} of {summary['attacks_tried']} attacks gained anything."
+    sums += tried if summary["attacks_tried"] else "The red team has not been run to its end on any of them yet."
     refused = [
         (f"{row['package']} {row['version']}", row["refused"]) for row in evidence["packages"] if "refused" in row
     ]

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 MIN_SCORE = 0.9
 """Functions whose tests catch a smaller share of their mutants give no tasks."""
 MIN_GRADING = 5
-MUTATED, VERIFIED = 2, 1
+MUTATED, VERIFIED = 3, 1
 """The versions of how mutants are chosen and tasks verified; what was done in another way is done again."""
 BATCH = 24
 """Mutants per sandbox."""
@@ -114,7 +114,8 @@ class Builder:
         covers, depth = self._covers(ran, grading)
         imported = self._keys(ran["imported"])
         nearest = sample.nearest(covers, depth)
-        decides = [MUTATED, self.options.per_function, self.options.max_tasks, grading]
+        bounds = [sample.PART, sample.SHARE, sample.NEAREST, sample.FAILING]
+        decides = [MUTATED, bounds, self.options.per_function, self.options.max_tasks, grading]
         tried = self._timed(f"mutants-{short(decides)}", lambda: self._mutants(nearest, depth))
         singles, scores = self._singles(tried["rows"], nearest)
         self.say(
@@ -205,7 +206,7 @@ class Builder:
         for changes in versions:
             names = list(dict.fromkeys(n for c in changes for n in covers[f"{c.file}::{c.function}"]))
             orders.append((changes, names))
-        kept = self.stages.items("runs")
+        kept = self.stages.items(f"runs-{MUTATED}")
         batches = [orders[at : at + BATCH] for at in range(0, len(orders), BATCH)]
         done = 0
 
