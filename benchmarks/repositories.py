@@ -86,7 +86,9 @@ async def attacked(folder: Path, count: int) -> dict[str, Any]:
     began = time.monotonic()
     kind = load(str(folder))
     corpus = list(attacks().values())
-    tried, gained, controls = 0, {}, {}
+    tried = 0
+    gained: dict[str, Any] = {}
+    controls: dict[str, Any] = {}
     async with stage("namespace") as where:
         for level, chosen in dealt(corpus, read(folder), count).items():
             target = redteam.AttackTarget.of(kind.name, kind, levels=[level])
@@ -118,7 +120,7 @@ async def verdict_seconds(folder: Path) -> float:
     async with stage("namespace") as where:
         for number in range(VERDICTS):
             level = levels[number % len(levels)]
-            index = number // len(levels) % environment.size_of("train", level)
+            index = number // len(levels) % (environment.size_of("train", level) or 1)
             task = environment.task("train", level, index)
             played = await play(environment, task, environment.expert(task), where)
             if played.score != 1.0:
