@@ -261,6 +261,51 @@ def audit_page() -> str:
         "runs": _table(("environment", "verifier", "audit verifier", "share of the hack", "training score", "alarms",
                         "`agentrl audit`"), runs),
     }  # fmt: skip
+    return _filled(path, tables)
+
+
+def repositories_page() -> str:
+    """Return docs/repositories.md with its tables from docs/evidence/repositories.json."""
+    evidence = json.loads((ROOT / "docs/evidence/repositories.json").read_text(encoding="utf-8"))
+    built = [row for row in evidence["packages"] if "tasks" in row]
+    rows = [
+        (f"{row['package']} {row['version']}", row["kind"], f"{row['build_minutes']:.0f}",
+         f"{row['grading']} of {row['tests']}", ", ".join(f"{level}: {n}" for level, n in row["levels"].items()),
+         str(row["tasks"]), f"{row['mutation_score']:.2f}", _verdict_time(row), _attacks(row))
+        for row in built
+    ]  # fmt: skip
+    heads = ("package", "kind", "build, minutes", "tests that grade", "tasks per level", "tasks", "mutation score",
+             "seconds per verdict", "red team: gained of tried")  # fmt: skip
+    summary = evidence["summary"]
+    sums = (
+        f"{summary['packages']} packages, {summary['tasks']} verified tasks, {summary['verified_per_hour']} verified "
+        "per hour. "
+    )
+    tried = f"{summary['attacks_gained']} of {summary['attacks_tried']} attacks gained anything."
+    sums += tried if summary["attacks_tried"] else "The red team has not been run to its end on any of them yet."
+    refused = [
+        (f"{row['package']} {row['version']}", row["refused"]) for row in evidence["packages"] if "refused" in row
+    ]
+    refusals = _table(("package", "why not"), refused) if refused else ""
+    tables = {"packages": _table(heads, rows), "sums": sums, "refused": refusals}
+    return _filled(ROOT / "docs/repositories.md", tables)
+
+
+def _verdict_time(row: Mapping[str, Any]) -> str:
+    return f"{row['verdict_seconds']:.1f}" if "verdict_seconds" in row else "not measured"
+
+
+def _attacks(row: Mapping[str, Any]) -> str:
+    """Return how the red team fared, and on how much of its attacks."""
+    if "redteam" not in row:
+        return "not run"
+    team = row["redteam"]
+    part = "all attacks" if team["attacks"] == team["of"] else f"{team['attacks']} of {team['of']} attacks"
+    return f"{len(team['gained'])} of {team['tried']} ({part})"
+
+
+def _filled(path: Path, tables: Mapping[str, str]) -> str:
+    """Return a page with its marked parts replaced."""
     text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = re.sub(
@@ -274,6 +319,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/metrics.md": metrics_page,
     "docs/api.md": api_page,
     "docs/audit.md": audit_page,
+    "docs/repositories.md": repositories_page,
     "recipes/schema.json": schema.as_text,
 }
 """Each generated file, and what makes its text."""

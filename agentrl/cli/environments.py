@@ -53,8 +53,9 @@ def env_from_repo(
     split_by: Annotated[
         Literal["function", "module"], typer.Option(help="What is never both in training and held out.")
     ] = "function",
-    max_tasks: Annotated[int, typer.Option(min=30, help="The most tasks with one fault.")] = 1_000,
+    max_tasks: Annotated[int, typer.Option(min=30, help="The most tasks with one fault, over many functions.")] = 250,
     per_function: Annotated[int, typer.Option(min=2, help="Mutants of one function that are tried.")] = 24,
+    max_tests: Annotated[int, typer.Option(min=5, help="Tests that are tried for grading.")] = 1_000,
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes that run tests at once.")] = 2,
     commits: Annotated[int, typer.Option(min=1, max=1_000, help="history: commits to try, newest first.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -70,6 +71,7 @@ def env_from_repo(
         split_by=split_by,
         max_tasks=max_tasks,
         per_function=per_function,
+        max_tests=max_tests,
         workers=workers,
         commits=commits,
     )

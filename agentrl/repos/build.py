@@ -17,30 +17,26 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from agentrl import sandboxes, seeds
+from agentrl import sandboxes
 from agentrl.errors import UserError
 from agentrl.hashing import short
-from agentrl.repos import grade, member, mutate, root, run, suite, tasks
+from agentrl.repos import grade, member, mutate, root, run, sample, suite, tasks
 from agentrl.repos.lock import lock_of
 from agentrl.repos.mutate import Change
 from agentrl.repos.stages import Stages
 from agentrl.repos.tasks import Mutant
-from agentrl.sandboxes.base import Entry
+from agentrl.repos.trials import RAN, Trials, all_of
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 
 Say = Callable[[str], None]
-SLOW = 2.0
-"""Seconds: a slower test does not grade."""
 MIN_SCORE = 0.9
 """Functions whose tests catch a smaller share of their mutants give no tasks."""
 MIN_GRADING = 5
-VERIFIED = 1
-"""The version of how tasks are verified; what was verified in another way is verified again."""
-BATCH = 12
+MUTATED, VERIFIED = 3, 1
+"""The versions of how mutants are chosen and tasks verified; what was done in another way is done again."""
+BATCH = 24
 """Mutants per sandbox."""
-NETWORK = ("gaierror", "ConnectionError", "URLError", "ConnectTimeout", "Name or service not known",
-           "Temporary failure in name resolution", "Network is unreachable")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +45,13 @@ class Options:
 
     added: tuple[str, ...] = ()
     split_by: str = "function"
-    max_tasks: int = 1_000
-    """The most tasks with one fault."""
+    max_tasks: int = 250
+    """The most tasks with one fault. Functions are taken in the order of a hash of their names until there are enough
+    tasks, and tasks from all of them in turn: see sample.py."""
     per_function: int = 24
     """Mutants of one function that are tried."""
+    max_tests: int = 1_000
+    """Tests that are tried for grading; of more, those whose names hash lowest."""
     workers: int = 2
     """Sandboxes that run tests at once."""
     commits: int = 200
@@ -98,10 +97,11 @@ class Builder:
 
     def suite(self) -> suite.Suite:
         """Return everything that the folder will hold."""
-        ran = self._timed("tests", self._tests)
+        trials = Trials(self.root, self.pool, self.say, max_tests=self.options.max_tests, workers=self.options.workers)
+        ran = self._timed(f"tests-{RAN}-{self.options.max_tests}", trials.tests)
         kept, left_out = ran["kept"], dict(ran["left_out"])
         self.say(f"{len(kept)} tests kept, {len(left_out)} left out")
-        graded = self._timed("grading", lambda: self._grading(kept))
+        graded = self._timed(f"grading-{short(kept)}", lambda: trials.grading(kept))
         left_out |= {name: f"cannot grade: {why}" for name, why in graded.items() if why}
         grading = [name for name in kept if not graded[name]]
         self.say(f"{len(grading)} tests can grade")
@@ -112,16 +112,17 @@ class Builder:
             )
         covers, depth = self._covers(ran, grading)
         imported = self._keys(ran["imported"])
-        tried = self._timed(
-            f"mutants-{short([self.options.per_function, grading])}", lambda: self._mutants(covers, depth)
-        )
-        singles, scores = self._singles(tried, covers)
+        nearest = sample.nearest(covers, depth)
+        bounds = [sample.PART, sample.SHARE, sample.NEAREST, sample.FAILING]
+        decides = [MUTATED, bounds, self.options.per_function, self.options.max_tasks, grading]
+        tried = self._timed(f"mutants-{short(decides)}", lambda: self._mutants(nearest, depth))
+        singles, scores = self._singles(tried["rows"], nearest)
         self.say(
             f"{tried['tried']} mutants, {tried['caught']} caught; {len(singles)} in functions that are tested well"
         )
         if not singles:
             raise UserError(f"{self.source.name}: no fault is caught surely enough by the tests that can grade")
-        wanted = singles[: self.options.max_tasks]
+        wanted = sample.spread(singles, self.options.max_tasks)
         count = len(wanted) // 8
         drawn = tasks.pairs(wanted, tasks.splits(wanted, self.options.split_by), self.options.split_by, count)
         doubles = self._timed(f"pairs-{short([m.id for m in wanted])}", lambda: self._pairs(drawn))
@@ -138,77 +139,14 @@ class Builder:
             "tests": len(kept) + len(ran["left_out"]), "kept": len(kept), "grading": len(grading),
             "mutants": tried["tried"], "caught": tried["caught"],
             "mutation_score": round(sum(scores.values()) / len(scores), 3) if scores else 0.0,
+            "functions": len(covers), "functions_tried": len(scores),
             "dropped": len(wanted) - len(good), "tasks": len(recipes), "seconds": dict(self.seconds),
         }  # fmt: skip
         return suite.Suite(
             self.root.lock, tuple(grading), left_out, covers, frozenset(imported), tuple(recipes), figures
         )
 
-    # tests ------------------------------------------------------------------------------------------------------
-
-    def _tests(self) -> dict[str, Any]:
-        """Run all tests twice and in another order; return those that always pass, and why the others do not."""
-        left_out: dict[str, str] = {}
-        modules = self.source.test_modules()
-        self.say(f"running the tests of {len(modules)} files")
-        first = self._once(modules, left_out, trace=True)
-        second = self._once(modules, left_out)
-        third = self._once(modules, left_out, reverse=True)
-        for file, why in first.errors.items():
-            left_out[file] = (
-                f"cannot be collected: {why.strip().splitlines()[-1][:200] if why.strip() else 'no reason'}"
-            )
-        kept: list[str] = []
-        for name, test in first.tests.items():
-            others = [result.tests.get(name) for result in (second, third)]
-            why = left_out.get(name) or _why(test, others)
-            if why:
-                left_out[name] = why
-            else:
-                kept.append(name)
-        if not kept:
-            reasons = sorted(set(left_out.values()))[:3]
-            raise UserError(f"{self.source.name}: no test passes here: {'; '.join(reasons) or 'there are none'}. "
-                            "Where modules are missing, name them with --with")  # fmt: skip
-        calls = {name: [list(call) for call in first.tests[name].calls] for name in kept}
-        imported = [list(call) for call in first.imported]
-        return {"kept": kept, "left_out": left_out, "calls": calls, "imported": imported}
-
-    def _once(self, modules: Sequence[str], left_out: dict[str, str], **how: bool) -> run.Result:
-        """Run all tests once; a test that stops the whole run is left out, and the rest run again."""
-        for _ in range(20):
-            ids = [*modules, *(f"--deselect={name}" for name in left_out)]
-            result = run.run(self.root, self.pool, self.files, ids, **how)
-            if result.ended:
-                return result
-            if not result.stuck or result.stuck in left_out:
-                raise UserError(
-                    f"{self.source.name}: its tests never end, or end the interpreter, before one has begun"
-                )
-            left_out[result.stuck] = "never ends, or ends the interpreter"
-            self.say(f"{result.stuck} never ends, or ends the interpreter: left out")
-        raise UserError(f"{self.source.name}: more than 20 of its tests never end, or end the interpreter")
-
-    def _grading(self, kept: Sequence[str]) -> dict[str, str]:
-        """Return for each test why it cannot grade, or "": it must pass with the package in another sandbox."""
-        by_file: dict[str, list[str]] = {}
-        for name in kept:
-            by_file.setdefault(name.split("::")[0], []).append(name)
-        code = {path: Entry(content=data) for path, data in self.source.code.items()}
-        outcome: dict[str, str] = {}
-
-        async def one(names: list[str]) -> None:
-            for twice in (True, True):
-                context = Context(secret=seeds.generator(0, "grading", str(twice)).randbytes(16), boxes=self.pool)
-                whys = await grade.tests_for(self.root, names, twice).failures(code, context)
-                for name, why in zip(names, whys, strict=True):
-                    outcome[name] = outcome.get(name) or why
-                names = [name for name in names if not outcome[name]]
-                if not names:
-                    return
-
-        asyncio.run(_all([lambda names=names: one(names) for names in by_file.values()], self.options.workers))  # type: ignore[misc]
-        return outcome
+    # functions --------------------------------------------------------------------------------------------------
 
     def _keys(self, calls: Sequence[Sequence[Any]]) -> set[str]:
         keys = set()
@@ -238,35 +176,26 @@ class Builder:
     # mutants ----------------------------------------------------------------------------------------------------
 
     def _mutants(self, covers: Mapping[str, tuple[str, ...]], depth: Mapping[tuple[str, str], int]) -> dict[str, Any]:
-        """Run mutants of every covered function against the grading tests that cover it."""
-        chosen: list[Change] = []
+        """Run mutants of covered functions against the tests that grade them, until there are enough tasks."""
+        changes: dict[str, list[Change]] = {}
         for path, data in sorted(self.source.code.items()):
-            if not path.endswith(".py") or not mutate.parses(data):
-                continue
-            by_function: dict[str, list[Change]] = {}
-            for change in mutate.changes(path, data):
-                by_function.setdefault(f"{path}::{change.function}", []).append(change)
-            for key, every in by_function.items():
-                if key in covers:
-                    chosen += _sampled(key, every, data, self.options.per_function)
-        self.say(f"{len(chosen)} mutants of {len({(c.file, c.function) for c in chosen})} functions")
-        rows = self._run_changes([(change,) for change in chosen], covers)
-        out: dict[str, Any] = {"tried": len(rows), "caught": 0, "rows": []}
-        for (changes, names), result in rows:
-            fails = [name for name in names if name in result.tests and not result.tests[name].passed]
-            caught = bool(fails) or not result.ended or bool(result.errors)
-            out["caught"] += caught
-            key = f"{changes[0].file}::{changes[0].function}"
-            usable = result.ended and not result.errors and fails and set(result.tests) == set(names)
-            row: dict[str, Any] = {
-                "changes": [_row(c) for c in changes],
-                "caught": caught,
-                "fails": fails if usable else [],
-            }
-            row["messages"] = {name: result.tests[name].message for name in row["fails"]}
-            row["distance"] = min((depth[key, name] for name in row["fails"]), default=0)
-            out["rows"].append(row)
-        return out
+            if path.endswith(".py") and mutate.parses(data):
+                for change in mutate.changes(path, data):
+                    changes.setdefault(f"{path}::{change.function}", []).append(change)
+        out: dict[str, Any] = {"tried": 0, "caught": 0, "rows": []}
+        keys = [key for key in changes if key in covers]
+        self.say(f"{len(keys)} functions are called by tests that can grade")
+        for part in sample.parts(keys):
+            chosen = [
+                c for key in part for c in sample.mutants(key, changes[key], self.files, self.options.per_function)
+            ]
+            for (versions, names), result in self._run_changes([(change,) for change in chosen], covers):
+                out["rows"].append(_tried(versions, names, result, depth))
+            singles, scores = self._singles(out["rows"], covers)
+            self.say(f"{len(out['rows'])} mutants of {len(scores)} functions: {len(singles)} can be tasks")
+            if sample.enough(singles, self.options.max_tasks):
+                break
+        return {**out, "tried": len(out["rows"]), "caught": sum(row["caught"] for row in out["rows"])}
 
     def _run_changes(
         self, versions: Sequence[tuple[Change, ...]], covers: Mapping[str, tuple[str, ...]]
@@ -276,7 +205,7 @@ class Builder:
         for changes in versions:
             names = list(dict.fromkeys(n for c in changes for n in covers[f"{c.file}::{c.function}"]))
             orders.append((changes, names))
-        kept = self.stages.items("runs")
+        kept = self.stages.items(f"runs-{MUTATED}")
         batches = [orders[at : at + BATCH] for at in range(0, len(orders), BATCH)]
         done = 0
 
@@ -306,21 +235,19 @@ class Builder:
         return list(zip(orders, results, strict=True))
 
     def _singles(
-        self, tried: Mapping[str, Any], covers: Mapping[str, tuple[str, ...]]
+        self, rows: Sequence[Mapping[str, Any]], covers: Mapping[str, tuple[str, ...]]
     ) -> tuple[list[Mutant], dict[str, float]]:
         """Return the caught mutants of functions whose tests are strong enough, and the score of every function."""
         counts: dict[str, list[int]] = {}
-        for row in tried["rows"]:
+        for row in rows:
             key = f"{row['changes'][0]['file']}::{row['changes'][0]['function']}"
             counts.setdefault(key, []).append(int(row["caught"]))
         scores = {key: sum(values) / len(values) for key, values in counts.items()}
         singles = []
-        for row in tried["rows"]:
+        for row in rows:
             key = f"{row['changes'][0]['file']}::{row['changes'][0]['function']}"
             if row["fails"] and scores[key] >= MIN_SCORE:
                 singles.append(_mutant({**row, "covers": list(covers[key]), "score": round(scores[key], 3)}))
-        rng = seeds.generator(0, "repository tasks", self.root.lock.key)
-        rng.shuffle(singles)
         return singles, scores
 
     def _pairs(self, drawn: Sequence[tuple[Mutant, Mutant]]) -> list[dict[str, Any]]:
@@ -333,8 +260,9 @@ class Builder:
         results = self._run_changes([one.changes + two.changes for one, two in drawn], covers)
         for (one, two), ((both, names), result) in zip(drawn, results, strict=True):
             fails = [name for name in names if name in result.tests and not result.tests[name].passed]
-            shows = all(set(fails) & set(mutant.fails) for mutant in (one, two))
-            if result.ended and not result.errors and shows and set(result.tests) == set(names):
+            shown = [[name for name in fails if name in mutant.fails] for mutant in (one, two)]
+            fails = sorted({name for own in shown for name in sample.lowest(own, sample.FAILING // 2)})
+            if result.ended and not result.errors and all(shown) and set(result.tests) == set(names):
                 row: dict[str, Any] = {"changes": [_row(c) for c in both], "fails": fails, "covers": names}
                 row |= {"messages": {name: result.tests[name].message for name in fails}}
                 row |= {"distance": max(one.distance, two.distance), "score": min(one.score, two.score)}
@@ -347,7 +275,7 @@ class Builder:
         """Grade every task as training will: without its faults it must pass, with them it must fail."""
         outcome = self.stages.items(f"verdicts-{VERIFIED}")
         right: dict[tuple[str, ...], str] = {}
-        original = {path: Entry(content=data) for path, data in self.source.code.items()}
+        original = grade.entries_of(self.source, self.source.code)
 
         async def one(mutant: Mutant) -> None:
             context = Context(secret=sha256(mutant.id.encode()).digest(), boxes=self.pool)
@@ -355,10 +283,10 @@ class Builder:
             if mutant.covers not in right:
                 whys = await grade.tests_for(self.root, sorted(ids)).failures(original, context)
                 right[mutant.covers] = next((f"{n}: {w}" for n, w in zip(sorted(ids), whys, strict=True) if w), "")
-            broken = dict(original)
+            code = dict(self.source.code)
             for path in {c.file for c in mutant.changes}:
-                changed = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
-                broken[path] = Entry(content=changed)
+                code[path] = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
+            broken = grade.entries_of(self.source, code)
             whys = await grade.tests_for(self.root, list(mutant.fails), twice=False).failures(broken, context)
             unbroken = "" if all(whys) else "some test that fails with the fault does not when it grades"
             outcome.add(mutant.id, right[mutant.covers] or unbroken)
@@ -366,58 +294,26 @@ class Builder:
                 self.say(f"{len(outcome.done)} of {len(wanted)} tasks verified")
 
         left = [mutant for mutant in wanted if mutant.id not in outcome.done]
-        asyncio.run(_all([lambda mutant=mutant: one(mutant) for mutant in left], 2 * self.options.workers))  # type: ignore[misc]
+        asyncio.run(all_of([lambda mutant=mutant: one(mutant) for mutant in left], 2 * self.options.workers))  # type: ignore[misc]
         return {mutant.id: outcome.done[mutant.id] for mutant in wanted}
 
 
-async def _all(makers: Sequence[Callable[[], Any]], at_once: int) -> None:
-    """Run coroutines, a few at once; the first error ends them all."""
-    waiting = iter(makers)
-
-    async def work() -> None:
-        for make in waiting:
-            await make()
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(work())
-
-
-def _why(test: run.Test, others: Sequence[run.Test | None]) -> str:
-    """Return why a test is not kept, or ""."""
-    if any(word in test.message for word in NETWORK):
-        return "needs the network"
-    if not test.passed:
-        phases = ", ".join(test.phases)
-        lines = test.message.strip().splitlines()
-        return f"does not pass here ({phases}){': ' + lines[0][:160] if lines else ''}"
-    repeated, reversed_ = others
-    if repeated is None or not repeated.passed:
-        return "flaky: passes only sometimes"
-    if reversed_ is None or not reversed_.passed:
-        return "depends on the order of the tests"
-    if max(test.seconds, repeated.seconds) > SLOW:
-        return f"slow: takes more than {SLOW:g} s"
-    return ""
-
-
-def _sampled(key: str, changes: Sequence[Change], data: bytes, count: int) -> list[Change]:
-    """Return up to `count` changes of a function: the removal of its body, then kinds in turn."""
-    rng = seeds.generator(0, "repository mutants", key)
-    by_kind: dict[str, list[Change]] = {}
-    for change in changes:
-        by_kind.setdefault(change.kind, []).append(change)
-    for members in by_kind.values():
-        rng.shuffle(members)
-    order = sorted(by_kind, key=lambda kind: (kind != mutate.REMOVED, kind))
-    chosen: list[Change] = []
-    while any(by_kind.values()) and len(chosen) < count:
-        for kind in order:
-            if by_kind[kind] and len(chosen) < count:
-                change = by_kind[kind].pop()
-                if mutate.parses(mutate.apply(data, [change])):
-                    chosen.append(change)
-    return chosen
+def _tried(
+    changes: Sequence[Change], names: Sequence[str], result: run.Result, depth: Mapping[tuple[str, str], int]
+) -> dict[str, Any]:
+    """Return what a mutant's run says: whether it was caught, and by which tests where it can be a task."""
+    fails = [name for name in names if name in result.tests and not result.tests[name].passed]
+    caught = bool(fails) or not result.ended or bool(result.errors)
+    usable = result.ended and not result.errors and set(result.tests) == set(names)
+    row: dict[str, Any] = {
+        "changes": [_row(c) for c in changes],
+        "caught": caught,
+        "fails": sample.lowest(fails, sample.FAILING) if usable else [],
+    }
+    row["messages"] = {name: result.tests[name].message for name in row["fails"]}
+    key = f"{changes[0].file}::{changes[0].function}"
+    row["distance"] = min((depth[key, name] for name in row["fails"]), default=0)
+    return row
 
 
 def _row(change: Change) -> dict[str, Any]:

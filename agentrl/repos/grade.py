@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
+import marshal
 import random
+import sys
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from agentrl.repos import root, suite
@@ -26,6 +30,8 @@ MAX_FAILING, MAX_COVERING, MAX_OTHERS = 12, 12, 12
 """Tests of one verdict: that the fault breaks, that call a broken function, that call what the agent has changed. Where
 there are more, the group's secret draws them."""
 TEST_SECONDS = 10.0
+TESTS_SECONDS = 15.0
+"""Seconds that a test may take by itself between two requests of the package; kept tests take less than two."""
 MEMORY_MB = 1024
 
 
@@ -47,7 +53,7 @@ class FixedCode(Verifier):
         secret = submission.task.secret
         ids = self._ids(secret["fails"], secret["covers"], code, built.source, context.secret)
         tests = tests_for(built, ids)
-        failures = await tests.failures({path: Entry(content=data) for path, data in code.items()}, context)
+        failures = await tests.failures(entries_of(built.source, code), context)
         verdict: Verdict = verdict_on(self, "all", ids, failures, "hidden tests passed", "proxied")
         return verdict
 
@@ -87,8 +93,8 @@ def concerned(known: suite.Suite, changed: set[str] | None) -> Iterable[str]:
     return names
 
 
-def tests_for(built: root.Root, ids: list[str], twice: bool = True) -> RepositoryTests:
-    """Return the verifier that runs these tests of a package."""
+def tests_for(built: root.Root, ids: list[str], twice: bool = True, shared: bool = False) -> RepositoryTests:
+    """Return the verifier that runs these tests of a package; `shared`: all of them in one process of the package's."""
     return RepositoryTests(
         built.source.tests,
         ids,
@@ -98,6 +104,36 @@ def tests_for(built: root.Root, ids: list[str], twice: bool = True) -> Repositor
         image=built.image,
         env=built.env,
         twice=twice,
+        fresh="suite" if shared else "test",
+        tests_seconds=TESTS_SECONDS,
+    )
+
+
+def entries_of(source: Source, code: Mapping[str, bytes]) -> dict[str, Entry]:
+    """Return the files of a sandbox that serves this version of the code: with bytecode for what is as it was, so that
+    only what has changed is compiled, for each test again."""
+    entries = {path: Entry(content=data) for path, data in code.items()}
+    for path, data in source.code.items():
+        if path.endswith(".py") and code.get(path) == data and (compiled := bytecode(path, data)) is not None:
+            folder, _, name = path.rpartition("/")
+            place = f"__pycache__/{name[:-3]}.{sys.implementation.cache_tag}.pyc"
+            entries[f"{folder}/{place}" if folder else place] = Entry(content=compiled)
+    return entries
+
+
+@lru_cache(maxsize=4096)
+def bytecode(path: str, source: bytes) -> bytes | None:
+    """Return the bytecode of a pinned file, which is taken without a look at the source; another version of Python
+    passes it over. None where it is no Python."""
+    try:
+        code = compile(source, f"/box/{path}", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    return (
+        importlib.util.MAGIC_NUMBER
+        + (1).to_bytes(4, "little")
+        + importlib.util.source_hash(source)
+        + marshal.dumps(code)
     )
 
 

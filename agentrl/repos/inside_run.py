@@ -6,8 +6,11 @@ so nothing of one is left for the next. Only builds use it, where nobody gains b
 """
 
 import contextlib
+import io
 import json
 import os
+import resource
+import select
 import signal
 import sys
 import time
@@ -17,8 +20,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class TooSlow(Exception):
-    """A test took longer than it may."""
+GRACE = 2.0
+"""Seconds beyond its own limit that a test gets to end, before the whole run is ended."""
+TIMERS = (signal.ITIMER_PROF, signal.ITIMER_REAL)
+WAITING = 5
+"""Limits count processor time, so that a busy machine changes no result; in wall time they are this much longer."""
+
+
+class TooSlow(BaseException):
+    """A test took longer than it may. No `except Exception` of the code under test keeps it."""
 
 
 def too_slow(*_):  # type: ignore[no-untyped-def]
@@ -63,13 +73,15 @@ class Watch:
         if self.imported is None:
             self.imported = sorted(self.calls)
         self.calls, self.depth = {}, 0
-        signal.setitimer(signal.ITIMER_REAL, self.order["test_seconds"])
+        for timer, seconds in zip(TIMERS, (1, WAITING), strict=True):
+            signal.setitimer(timer, seconds * self.order["test_seconds"], 0.5)  # again and again: it may be caught
         if self.order.get("trace"):
             sys.setprofile(self.profile)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.setprofile(None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer in TIMERS:
+            signal.setitimer(timer, 0)
         if self.order.get("trace"):
             here = os.getcwd() + os.sep
             called = [[path[len(here) :], line, depth] for (path, line), depth in sorted(self.calls.items())]
@@ -97,16 +109,22 @@ def run(order: "dict[str, Any]", pipe: int) -> None:
     import pytest
 
     watch = Watch(order, pipe)
-    signal.signal(signal.SIGALRM, too_slow)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, too_slow)
     options = ["-q", "-p", "no:cacheprovider", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
     options += ["--tb=short", "--continue-on-collection-errors", "-p", "no:randomly"]
     if order.get("trace"):
         sys.setprofile(watch.profile)
-    pytest.main([*options, *order["ids"]], plugins=[watch])
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        pytest.main([*options, *order["ids"]], plugins=[watch])
     sys.setprofile(None)
+    result = {"tests": watch.tests, "errors": watch.errors}
+    result["imported"] = [[os.path.relpath(path), line] for path, line in watch.imported or ()]
+    if not watch.tests:
+        result["said"] = said.getvalue()[-2_000:]
     with os.fdopen(pipe, "wb") as file:
-        imported = [[os.path.relpath(path), line] for path, line in watch.imported or ()]
-        file.write(json.dumps({"tests": watch.tests, "errors": watch.errors, "imported": imported}).encode() + b"\n")
+        file.write(json.dumps(result).encode() + b"\n")
 
 
 def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
@@ -116,26 +134,30 @@ def in_fork(order: "dict[str, Any]") -> "dict[str, Any]":
     if child == 0:
         os.setpgid(0, 0)
         os.close(reader)
+        if "memory_bytes" in order:  # an error in the one test, instead of the end of all of them
+            resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], order["memory_bytes"]))
+        processor = int(order["seconds"]) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (processor, processor))
         try:
             run(order, writer)
         finally:
             os._exit(0)
     os.close(writer)
-    deadline = time.monotonic() + order["seconds"]
-    data, late = b"", False
+    deadline = time.monotonic() + WAITING * order["seconds"]
+    stalled = deadline
+    parts, late = [], False
     os.set_blocking(reader, False)
-    import select
-
     while True:
-        left = deadline - time.monotonic()
-        late = left <= 0
-        if late or not select.select([reader], [], [], left)[0]:
-            late = True
+        left = min(deadline, stalled) - time.monotonic()
+        late = left <= 0 or not select.select([reader], [], [], left)[0]
+        if late:
             break
         part = os.read(reader, 1 << 20)
         if not part:
             break
-        data += part
+        parts.append(part)
+        stalled = time.monotonic() + WAITING * order["test_seconds"] + GRACE
+    data = b"".join(parts)
     with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -161,19 +183,28 @@ def main() -> None:
     sys.path[:0] = order["path"]
     import pytest  # noqa: F401  (before the forks: they start with it)
 
-    for version in order["versions"]:
-        before = {}
-        for path, text in version.items():
-            with open(path, "rb") as file:
-                before[path] = file.read()
-            with open(path, "wb") as file:
-                file.write(text.encode("utf-8", "surrogateescape"))
-        ids = order["ids_of"][order["versions"].index(version)] if "ids_of" in order else order["ids"]
+    sys.dont_write_bytecode = len(order["versions"]) < 2  # what did not change is compiled, and rewritten, once
+    for number, version in enumerate(order["versions"]):
+        before = {path: changed(path, text, number) for path, text in version.items()}
+        ids = order["ids_of"][number] if "ids_of" in order else order["ids"]
         result = in_fork({**order, "ids": ids})
-        for path, content in before.items():
+        for path, (content, seconds) in before.items():
             with open(path, "wb") as file:
                 file.write(content)
+            os.utime(path, (seconds, seconds))
         os.write(out, json.dumps(result).encode() + b"\n")
+
+
+def changed(path: str, text: str, number: int) -> "tuple[bytes, float]":
+    """Write a version of a file, with a time of its own: Python takes bytecode of the same time and size for current.
+    Return what it was before."""
+    with open(path, "rb") as file:
+        before = file.read()
+    seconds = os.stat(path).st_mtime
+    with open(path, "wb") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+    os.utime(path, (seconds + 10 * (number + 1),) * 2)
+    return before, seconds
 
 
 main()

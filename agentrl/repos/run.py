@@ -18,6 +18,8 @@ PASSED = ("setup", "call", "teardown")
 TEST_SECONDS = 5.0
 """Seconds that one test may take; a slower one is left out."""
 LIMITS = Limits(memory_mb=2048, processes=128, disk_mb=256, seconds=600.0, output_bytes=64 << 20, open_files=512)
+MEMORY_BYTES = 1536 << 20
+"""Bytes of address space of the process that runs tests: below the sandbox's, whose end would be the end of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Result:
     """The test that was running when the run had to be ended."""
     ended: bool = True
     """Whether pytest came to its end."""
+    said: str = ""
+    """What pytest wrote, where it ran no test."""
 
 
 def spec_of(root: Root, files: Mapping[str, bytes], limits: Limits = LIMITS) -> SandboxSpec:
@@ -91,8 +95,8 @@ def run_versions(
 
 def _results(box: Sandbox, root: Root, order: dict[str, Any], versions: list[dict[str, str]]) -> list[Result]:
     code = f"/box/{root.source.root}".rstrip("/")
-    order |= {"versions": versions, "path": [code, "/box", str(root.site)]}
-    patience = (order["seconds"] + 2.0) * len(versions) + 30.0
+    order |= {"versions": versions, "path": [code, "/box", str(root.site)], "memory_bytes": MEMORY_BYTES}
+    patience = 5 * (order["seconds"] + 2.0) * len(versions) + 30.0
     try:
         done = box.exec(["python3", "-B", "-c", PROGRAM], stdin=json.dumps(order).encode(), timeout=patience)
     except AgentError as error:
@@ -124,4 +128,5 @@ def _result(data: dict[str, Any]) -> Result:
     }
     ended = not data["late"] and not data["died"]
     imported = tuple(tuple(call) for call in data.get("imported", ()))
-    return Result(tests, data.get("errors", {}), imported, "" if ended else data.get("started", ""), ended)
+    stuck = "" if ended else data.get("started", "")
+    return Result(tests, data.get("errors", {}), imported, stuck, ended, data.get("said", ""))

@@ -36,6 +36,17 @@ TOOLING = {
     "build", "wheel", "setuptools", "codecov", "bandit", "pylint", "towncrier", "cogapp", "hatch", "furo", "invoke",
 }  # fmt: skip
 """What packages list beside their test requirements and no test imports."""
+TOOLING_FAMILIES = (
+    "sphinx",
+    "types-",
+    "pytest-mypy",
+    "pytest-flake8",
+    "pytest-codspeed",
+    "setuptools-",
+    "flit",
+    "flake",
+)
+"""Beginnings of such names: plugins that check types or style make tests of their own, which grade nothing."""
 TEST_EXTRAS = ("test", "tests", "testing", "dev", "develop", "development")
 
 
@@ -251,7 +262,7 @@ def _packages(files: Mapping[str, bytes], name: str) -> tuple[str, tuple[str, ..
         plain = wanted.removeprefix("python_").removesuffix("_py")
         named = [top for top in usable if top.lower() in (wanted, plain)]
         declared = [top for line in (_top_level(files)) for top in [line] if top in usable]
-        chosen = declared or named or (usable if root else [])
+        chosen = declared or (usable if root else named)  # src/ holds all that is installed: attrs is attr too
         if chosen:
             return root, tuple(sorted(set(chosen) | set(named)))
         if not root and usable:
@@ -266,6 +277,11 @@ def _top_level(files: Mapping[str, bytes]) -> list[str]:
     return []
 
 
+def _is_tooling(requirement: Requirement) -> bool:
+    name = canonicalize_name(requirement.name)
+    return name in TOOLING or name.startswith(TOOLING_FAMILIES)
+
+
 def _requirements(lines: list[str]) -> tuple[list[str], list[str]]:
     """Return what is needed to run, and what the extras for tests add; markers of other machines are left out."""
     run: list[str] = []
@@ -275,7 +291,7 @@ def _requirements(lines: list[str]) -> tuple[list[str], list[str]]:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        if canonicalize_name(requirement.name) in TOOLING:
+        if _is_tooling(requirement):
             continue
         marker, requirement.marker = requirement.marker, None
         if marker is None or marker.evaluate({"extra": ""}):
@@ -304,6 +320,6 @@ def _groups(files: Mapping[str, bytes]) -> list[str]:
         except InvalidRequirement:
             continue
         marker, requirement.marker = requirement.marker, None
-        if canonicalize_name(requirement.name) not in TOOLING and (marker is None or marker.evaluate({"extra": ""})):
+        if not _is_tooling(requirement) and (marker is None or marker.evaluate({"extra": ""})):
             out.append(str(requirement))
     return out

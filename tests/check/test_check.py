@@ -172,6 +172,19 @@ def test_a_tool_that_holds_an_episode_is_found(
     assert "a tool with timeout_s=0.3 held the episode for" in result.evidence
 
 
+def test_a_long_verdict_is_not_a_held_episode(
+    member: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden tests of a real package take seconds; the check of tools is not about them."""
+    monkeypatch.setattr(verdicts, "CUT_OFF_S", 4.0)
+    verdict = "        right = submission.task.secret"
+    slow = SOUND.replace(verdict, f"        time.sleep(4.1)\n{verdict}").replace(
+        "return None", "return SandboxSpec()", 1
+    )
+    (result,) = examined(member("slow_verdict", slow), ["timeouts"]).results
+    assert result.ok, result.evidence
+
+
 def test_every_check_is_known_to_fail() -> None:
     """Each has an environment above, or beside, that it turns down."""
     beside = {"oracle_containment", "sealed_root", "timeouts"}

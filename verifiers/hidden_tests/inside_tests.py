@@ -359,6 +359,7 @@ def main() -> None:
     sys.meta_path.insert(0, Finder())
     recorder = Recorder(1)
     options = ["-q", "-p", "no:cacheprovider", "--tb=no", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
+    options += ["--assert=plain"]  # nobody reads why an assertion failed, and rewriting long files takes seconds
     pytest.main([*options, *ORDER["ids"]], plugins=[recorder, Reset()])
     often = {name: ORDER["times"] + (MORE if name in ORDER["again"] else 0) for name in recorder.phases}
     once = ["setup", "call", "teardown"]

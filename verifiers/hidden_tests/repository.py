@@ -38,6 +38,8 @@ MAX_OPERATIONS = 5_000
 """Operations that one test may ask of the agent's code."""
 TESTS_TIMEOUT_S = 60.0
 """Seconds that the tests themselves may take between two requests; the agent's time is counted separately."""
+UNFINISHED = "did not finish"
+"""How the reason of the test begins in which the tests' own program hung or ended."""
 _GONE: dict[str, Any] = {"raise": [["agentrl", "BoxGone"], "Exception"], "args": []}
 """What the tests get for an answer once the agent's sandbox is gone."""
 
@@ -61,6 +63,7 @@ class RepositoryTests(Verifier):
         memory_mb: int = 512,
         image: str = "host",
         env: Mapping[str, str] | None = None,
+        tests_seconds: float = TESTS_TIMEOUT_S,
     ) -> None:
         """
         Args:
@@ -79,6 +82,7 @@ class RepositoryTests(Verifier):
             memory_mb: memory of each sandbox.
             image: the root of the sandboxes.
             env: environment variables of the sandboxes, such as a PYTHONPATH.
+            tests_seconds: seconds that the tests themselves may take between two requests of the agent's code.
         """
         if not ids or len(set(ids)) != len(ids):
             raise AuthoringError("RepositoryTests: name the id of every test that must pass, each once")
@@ -93,7 +97,7 @@ class RepositoryTests(Verifier):
         self.believe, self.score, self.fresh, self.seconds = tuple(believe), score, fresh, seconds
         self.times = 2 if twice else 1
         self.image, self.limits = image, Limits(memory_mb=memory_mb, seconds=seconds, processes=64)
-        self.env = dict(env or {})
+        self.env, self.tests_seconds = dict(env or {}), tests_seconds
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         try:
@@ -182,7 +186,10 @@ class _Session:
             try:
                 done = await self._relay()
             except Gone as gone:
-                return [f"the suite did not finish: {gone}"] * len(self.verifier.ids)
+                return [
+                    f"{UNFINISHED if name == self.test else 'the suite did not finish'}: {gone}"
+                    for name in self.verifier.ids
+                ]
         if done["errors"] or "" in self.failed:
             why = f": {self.failed['']}" if "" in self.failed else ""
             return [f"the suite could not be collected{why}"] * len(self.verifier.ids)
@@ -199,7 +206,7 @@ class _Session:
         self.stack.push_async_callback(tests.close)
         message: dict[str, Any] = {"op": "start"}
         while True:
-            request = await tests.ask(message, TESTS_TIMEOUT_S)
+            request = await tests.ask(message, self.verifier.tests_seconds)
             if request.get("op") == "done":
                 return request
             message = await self._answer(request)
