@@ -87,6 +87,8 @@ class Episode:
         """Seconds and name of the slowest tool call so far."""
         self.auditing = False
         """Whether the audit verifier's artifacts are collected as well."""
+        self.feedback = ""
+        """What follows the prompt: what the policy may know of its earlier tries of the task."""
         self._boxes = boxes
         self._box: TimedBox | None = None
         self._started = self._whole = False
@@ -137,6 +139,8 @@ class Episode:
         prompt = self.task.prompt
         if isinstance(opening, Observation):
             prompt = f"{prompt}\n\n{frame(opening.content, OPENING_LIMIT)[0]}"
+        if self.feedback:
+            prompt = f"{prompt}\n\n{well_formed(self.feedback)}"
         self.transcript = [Message(role="system", content=env.system), Message(role="user", content=prompt)]
         return tuple(self.transcript)
 
