@@ -126,7 +126,7 @@ def test_a_try_cannot_close_the_frame_it_is_shown_in() -> None:
 
 def test_the_judge_chooses_by_points_and_the_first_wins_a_draw() -> None:
     def judge(text: str) -> str:
-        return opinion("yes" if "42" in text.split("BEGIN SUBMISSION")[1] else "no")
+        return opinion("yes" if "42" in text.split("BEGIN SUBMISSION")[1].split("\n")[1] else "no")
 
     tries = together([tried("41"), tried("42", 1.0), tried("42 too", 1.0)], [tried("1"), tried("2", 1.0), tried("3")])
     ask = asked(judge)
