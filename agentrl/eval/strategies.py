@@ -193,7 +193,7 @@ class Asked:
         for swapped in (False, True):
 
             def question(mark: str, swapped: bool = swapped) -> list[Message]:
-                return messages(problem.task.prompt, None, text, RUBRIC, mark, swapped=swapped)
+                return list(messages(problem.task.prompt, None, text, RUBRIC, mark, swapped=swapped))
 
             def read(reply: str) -> float:
                 answers = read_reply(reply, RUBRIC)  # None: the try instructs the judge
