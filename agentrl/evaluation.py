@@ -171,11 +171,14 @@ async def evaluate(
     progress: Callable[[int, int], None] | None = None,
     done: Mapping[tuple[int, int], Trajectory] | None = None,
     record: Callable[[Problem, Trajectory], Awaitable[None]] | None = None,
+    submitted: bool = False,
+    feedback: Callable[[Problem, Trajectory], Awaitable[str]] | None = None,
 ) -> Evaluation:
     """Try every task `samples` times. The same seed gives every policy the same resets and sampling seeds.
 
     `done` holds tries of an interrupted evaluation, by group and index: they are not played again. `record` is given
-    every other one as it ends.
+    every other one as it ends. `submitted` keeps in the ledgers what was handed in. With `feedback` the tries of a task
+    are made one after another: it says what a try is told about the one before, from what the policy itself could see.
     """
     slots = asyncio.Semaphore(concurrency)
     earlier = done or {}
@@ -188,6 +191,10 @@ async def evaluate(
         if trajectory is None:
             secret = seeds.secret(key, problem.task.id, group)
             rollout_id = RolloutId(seed=seed, group=group, index=index, secret=secret, task_index=problem.task_index)
+            rollout_id = replace(rollout_id, submitted=submitted)
+            if feedback is not None and index:
+                before = await running[number * samples + index - 1]
+                rollout_id = replace(rollout_id, feedback=await feedback(problem, before))
             async with slots:
                 trajectory = await player.play(problem.env, problem.task, rollout_id)
             if record:

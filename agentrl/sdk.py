@@ -149,7 +149,8 @@ def evaluate(target: str | Path | RunFiles, **options: Any) -> dict[str, Any]:
     an earlier evaluation. `on` names the recipe or run whose tasks are tried, for what has no recipe of its own.
     `endpoint` holds further keys of an endpoint's section: key_variable, requests_per_minute, tokens_per_minute,
     max_tokens_total, price_in, price_out, max_cost. Further options: compare, k (e.g. `(1, 8)`), overrides (texts such
-    as `"eval.tasks=50"`), tasks, levels, temperature, out, fresh, curve, say.
+    as `"eval.tasks=50"`), strategy (vote, judge or retry) with tries, feedback and judge, tasks, levels, temperature,
+    out, fresh, curve, say.
     """
     named = {name: _name(options[name]) for name in ("compare", "on") if options.get(name) is not None}
     return eval_command.evaluate(_name(target), **{**options, **named})

@@ -41,7 +41,7 @@ def runtimes(recipe: Recipe, *, elsewhere: bool = False) -> Iterator[dict[str, E
         if not judges.needs_judge(environment):
             return None
         if not shared:
-            shared.append(_judge(recipe, opened))
+            shared.append(make_judge(recipe, opened))
         return shared[0]
 
     with open_runtimes(recipe, judge=judge, elsewhere=elsewhere) as opened:
@@ -55,7 +55,7 @@ def check_judge(recipe: Recipe) -> None:
         raise judges.missing(asking)
 
 
-def _judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:
+def make_judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:
     """Make the recipe's judge, not yet started; one that is the policy loads what the run starts from."""
     assert recipe.judge is not None
     initial = partial(load_policy, recipe, environments, say=lambda text: None)

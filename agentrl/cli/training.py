@@ -61,6 +61,27 @@ def evaluate(
     tasks: Annotated[int | None, typer.Option(min=1, help="How many tasks; by default the recipe's.")] = None,
     levels: Annotated[str | None, typer.Option(metavar="1,3-5", help="By default the recipe's.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="By default the recipe's.")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vote|judge|retry",
+            help="Make one answer of several tries: the most frequent, the one that a judge prefers, or the last of "
+            "tries that are each shown the one before. No verdict takes part in it.",
+        ),
+    ] = None,
+    tries: Annotated[int | None, typer.Option(min=2, help="With --strategy: tries per task; by default 4.")] = None,
+    feedback: Annotated[
+        str | None,
+        typer.Option(
+            metavar="transcript|judge",
+            help="With --strategy retry: what the next try is shown of the one before, by default its transcript; "
+            "judge adds a judge's critique.",
+        ),
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="The strategy's judge: URL#MODEL, or a YAML file; by default the recipe's."),
+    ] = None,
     set_: Overrides = None,
     endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, e.g. http://host/v1.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
@@ -87,6 +108,9 @@ def evaluate(
     agentrl eval ./model --on recipes/quickstart.yaml
     agentrl eval recipes/quickstart.yaml --endpoint http://127.0.0.1:8000/v1 --model NAME --max-tokens-total 2000000
     agentrl eval --suite suite.yaml --md
+    agentrl eval runs/quickstart --strategy vote --tries 8
+    agentrl eval runs/quickstart --strategy judge --tries 8 --judge http://127.0.0.1:8000/v1#NAME
+    agentrl eval runs/quickstart --strategy retry --tries 3
     """
     from agentrl.envs import commands
     from agentrl.eval import command as eval_command
@@ -102,7 +126,7 @@ def evaluate(
     limits = {name: value for name, value in named.items() if value is not None}
     options: dict[str, Any] = {"tasks": tasks, "levels": commands.numbers(levels), "temperature": temperature}
     options |= {"out": out, "fresh": fresh, "curve": curve, "say": lambda text: typer.echo(text, err=True)}
-    options["prepare"] = prepare
+    options |= {"prepare": prepare, "strategy": strategy, "tries": tries, "feedback": feedback, "judge": judge}
     if suite is not None:
         eval_command.only_suite(target, compare, on, endpoint, set_)
         ks = eval_command.parse_ks(k) if k else None
@@ -113,7 +137,7 @@ def evaluate(
         report = eval_command.evaluate(
             policy, compare=compare, on=tasks_of, k=ks, endpoint=limits, overrides=set_ or [], **options
         )
-    write = eval_command.dump if as_json else lambda r: eval_command.write(r, ks, as_markdown)
+    write = eval_command.dump if as_json else lambda r: eval_command.write(r, r["k"], as_markdown)
     typer.echo(write(report))
     raise typer.Exit(eval_command.exit_code(report))
 

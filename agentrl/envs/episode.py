@@ -90,6 +90,8 @@ class Episode:
         self.boxes = boxes
         self.box: TimedBox | None = None
         """The sandbox, once it has started and where it has one."""
+        self.feedback = ""
+        """What follows the prompt: what the policy may know of its earlier tries of the task."""
         self._started = self._whole = False
         self._stack = AsyncExitStack()
         self._counts = dict.fromkeys(("calls", "bad_calls", "tool_errors", "tool_timeouts", "bytes_seen"), 0)
@@ -138,6 +140,8 @@ class Episode:
         prompt = self.task.prompt
         if isinstance(opening, Observation):
             prompt = f"{prompt}\n\n{frame(opening.content, OPENING_LIMIT)[0]}"
+        if self.feedback:
+            prompt = f"{prompt}\n\n{well_formed(self.feedback)}"
         self.transcript = [Message(role="system", content=env.system), Message(role="user", content=prompt)]
         return tuple(self.transcript)
 

@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentrl import evaluation, event_loop, judges, seeds, serving
 from agentrl.errors import UserError
 from agentrl.eval import folder as eval_folder
 from agentrl.eval import report as eval_report
+from agentrl.eval import strategies
 from agentrl.eval.folder import EvalFolder, Protocol
 from agentrl.eval.report import markdown, table
+from agentrl.eval.strategies import Asked, Chosen, Strategy
 from agentrl.eval.targets import Target, find, recipe_of
 from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, overlap, problems_of
 from agentrl.recipe import EvalSection, OpenaiEngine, Recipe
@@ -87,7 +89,7 @@ def evaluate(
     server's URL, an OpenAI-compatible endpoint (`MODEL@URL`) or the folder of an earlier evaluation. `on` names the
     recipe or run whose tasks are tried, for what has no recipe of its own. `endpoint` holds further keys of an
     endpoint's section: key_variable, requests_per_minute, tokens_per_minute, max_tokens_total, price_in, price_out,
-    max_cost. `options`: tasks, levels, temperature, out, fresh, curve, say.
+    max_cost. `options`: strategy, tries, feedback, judge, tasks, levels, temperature, out, fresh, curve, say.
     """
     tasks_from = recipe_of(on, overrides) if on else None
     first = find(target, recipe=tasks_from, overrides=overrides, limits=endpoint)
@@ -107,6 +109,10 @@ def run_all(
     ks: Sequence[int],
     pairs: Sequence[tuple[int, int]] = (),
     base: Recipe | None = None,
+    strategy: str | None = None,
+    tries: int | None = None,
+    feedback: str | None = None,
+    judge: str | None = None,
     tasks: int | None = None,
     levels: Sequence[int] | None = None,
     temperature: float | None = None,
@@ -117,42 +123,122 @@ def run_all(
     prepare: Callable[[Recipe], None] = lambda recipe: None,
 ) -> dict[str, Any]:
     """Evaluate policies under the protocol of one recipe, by default the first one's. `pairs` are compared: the first
-    against the second. `prepare` is called with that recipe before anything is played."""
+    against the second. `prepare` is called with that recipe before anything is played. `strategy` (vote, judge, retry)
+    makes one answer of `tries` tries; `judge` names another judge for it than the recipe's."""
+    how = strategies.parse(strategy, tries, feedback, judge)
     live = [target for target in targets if target.stored is None]
     base = base or (live or list(targets))[0].recipe
     changed = {"tasks": tasks, "levels": list(levels) if levels else None, "temperature": temperature}
     section = (base.eval or EvalSection()).model_copy(update={k: v for k, v in changed.items() if v is not None})
+    results: list[Evaluation] = []
+    chosen: list[Chosen] = []
     if not live:
         stored = [_stored(target) for target in targets]
         _same(targets[0].name, stored[0][1], [(t.name, rules) for t, (_, rules) in zip(targets, stored, strict=True)])
-        return _report(targets, [results for results, _ in stored], stored[0][1], ks, pairs, curve)
+        how, results = _as_played(how, stored[0][1], [results for results, _ in stored])
+        ks = strategies.ks_of(how, ks)
+        chooser = _chooser(how, judge, base, None) if how is not None and how.name == "judge" else None
+        key = bytes.fromhex(eval_folder.read(targets[0].stored.parent)[0]["key"]) if targets[0].stored else b""
+        opened = [(result, Asked(chooser, key) if chooser is not None else None) for result in results]
+        chosen = [event_loop.run(_choose(how, result, asked)) for result, asked in opened] if how else []
+        return _report(targets, results, stored[0][1], ks, pairs, curve, how, chosen)
+    ks = strategies.ks_of(how, ks)
+    _refuse_agents(how, base)
     prepare(base)
     with serving.runtimes(base, elsewhere=base.cluster is not None) as runtimes:
         problems = problems_of(base, section, runtimes)
         seed = seeds.derive(base.run.seed, "eval")
-        versions, judge = source_versions(runtimes), judges.judge_of(runtimes)
-        rules = eval_folder.protocol(problems, base.rollout, section, seed, versions, judge.name if judge else "")
+        versions, grading = source_versions(runtimes), judges.judge_of(runtimes)
+        chooser = _chooser(how, judge, base, runtimes)
+        told = how.rules(chooser.name if chooser else "") if how else None
+        rules = eval_folder.protocol(
+            problems, base.rollout, section, seed, versions, grading.name if grading else "", told
+        )
         earlier = {t.stored: _stored(t) for t in targets if t.stored is not None}
+        _check_tries([result for result, _ in earlier.values()], how.tries if how else max(ks))
         _same("this evaluation", rules, [(t.name, earlier[t.stored][1]) for t in targets if t.stored is not None])
         policies = [{"name": target.name, "identity": target.identity} for target in live]
         recipe = base.model_copy(update={"eval": section})
         parent = base.run.out / base.run.name / "evaluations"
         with eval_folder.open_folder(parent, out, rules, policies, recipe=recipe, fresh=fresh) as folder:
             try:
-                played = [
-                    event_loop.run(_try(t, number, folder, recipe, problems, runtimes, ks, seed, say))
-                    for number, t in enumerate(live, 1)
-                ]
+                number = 0
+                for t in targets:
+                    asked = Asked(chooser, folder.key) if chooser is not None else None
+                    number += t.stored is None
+                    results.append(
+                        earlier[t.stored][0]
+                        if t.stored is not None
+                        else event_loop.run(
+                            _try(t, number, folder, recipe, problems, runtimes, ks, seed, say, how, asked)
+                        )
+                    )
+                    if how is not None:
+                        chosen.append(event_loop.run(_choose(how, results[-1], asked)))
             except BaseException:
                 say(f"the episodes that ended are kept in {folder.path}; the same command resumes there")
                 raise
-            own = iter(played)
-            results = [earlier[t.stored][0] if t.stored is not None else next(own) for t in targets]
-            report = _report(targets, results, rules, ks, pairs, curve, key=folder.key.hex(), folder=str(folder.path))
-            if judge is not None:
-                report["judge"] = judge.report()
+            report = _report(
+                targets, results, rules, ks, pairs, curve, how, chosen, key=folder.key.hex(), folder=str(folder.path)
+            )
+            if grading is not None:
+                report["judge"] = grading.report()
+            if chooser is not None:
+                report["strategy_judge"] = chooser.report()
+                if grading is not None and grading.name == chooser.name:
+                    for policy in report["policies"]:
+                        policy["notes"].append("the strategy asks the verifier's judge: its choice knows the grader")
             folder.write(report, markdown(report, ks))
     return report
+
+
+def _refuse_agents(how: Strategy | None, recipe: Recipe) -> None:
+    agents = [section.name for section in recipe.envs if section.agent is not None]
+    if how is not None and how.name == "retry" and agents:
+        raise UserError(f"--strategy retry: an agent plays {', '.join(agents)} and makes its own prompts; use vote or "
+                        "judge")  # fmt: skip
+
+
+def _chooser(
+    how: Strategy | None, name: str | None, recipe: Recipe, runtimes: Mapping[str, EnvRuntime] | None
+) -> judges.Judge | None:
+    """Make the judge of a strategy, not yet started: the one that is named, else the recipe's. It has a budget of its
+    own, apart from that of a verifier's judge."""
+    if how is None or not how.asks_judge:
+        return None
+    if name is not None:
+        return judges.named(name)
+    if recipe.judge is None:
+        raise UserError(f"--strategy {how.name} needs a judge; name one with --judge URL#MODEL, or add to the recipe\n"
+                        f"{judges.WHAT_TO_WRITE}")  # fmt: skip
+    return serving.make_judge(recipe, runtimes) if runtimes is not None else judges.make(recipe.judge)
+
+
+async def _choose(how: Strategy, tries: Evaluation, asked: Asked | None) -> Chosen:
+    """Make one answer per task of a policy's tries."""
+    async with judges.closing(asked.judge if asked is not None else None):
+        return await strategies.choose(how, strategies.cut(tries, how.tries), asked)
+
+
+def _as_played(
+    how: Strategy | None, rules: Protocol, results: Sequence[Evaluation]
+) -> tuple[Strategy | None, list[Evaluation]]:
+    """Return the strategy for tries that are there already: those of `retry` were told of each other."""
+    told = rules.get("strategy")
+    if how is not None and (how.name == "retry") != (told is not None):
+        made = "with --strategy retry, so that they depend on each other" if told else "independently of each other"
+        raise UserError(f"--strategy {how.name}: the tries of this evaluation were made {made}; evaluate again")
+    most = min(len(group) for result in results for _, group in result.tries())
+    if told is not None:
+        how = Strategy(name="retry", tries=how.tries if how else most, feedback=told["feedback"])
+    if how is not None:
+        _check_tries(results, how.tries)
+    return how, list(results)
+
+
+def _check_tries(results: Sequence[Evaluation], count: int) -> None:
+    if any(len(group) < count for result in results for _, group in result.tries()):
+        raise UserError(f"--k or --tries {count} needs as many tries per task; an earlier evaluation has fewer")
 
 
 def _same(name: str, rules: Protocol, others: Sequence[tuple[str, Protocol]]) -> None:
@@ -191,6 +277,8 @@ async def _try(
     ks: Sequence[int],
     seed: int,
     say: Say,
+    how: Strategy | None,
+    asked: Asked | None,
 ) -> Evaluation:
     """Play what is missing of one policy's episodes; the budget is that of the protocol, the engine the policy's."""
     section = base.eval or EvalSection()
@@ -198,7 +286,7 @@ async def _try(
     budget = base.rollout.model_copy(update={"engine": own.engine, "concurrency": own.concurrency})
     recipe = target.recipe.model_copy(update={"rollout": budget, "envs": base.envs})
     done = {at: row.trajectory for at, row in eval_folder.rows(folder.side(number)).items()}
-    samples = max(ks)
+    samples = how.tries if how is not None else max(ks)
     total = len(problems) * samples
     have = sum((EVAL_GROUP + n, i) in done for n in range(len(problems)) for i in range(samples))
     say(f"evaluating {target.name}: {len(problems)} tasks, {samples} tries each" + (f", {have} done" if have else ""))
@@ -211,7 +299,8 @@ async def _try(
         play: Any = None
         judge: judges.Judge | None = None
         if have < total:
-            judge = await stack.enter_async_context(judges.open_judge(base, runtimes, say=say))
+            used = base if asked is None else base.model_copy(update={"judge": None})
+            judge = await stack.enter_async_context(judges.open_judge(used, runtimes, say=say))
             opened = serving.open_player(
                 recipe, runtimes, model=target.model, url=target.url, folder=folder.side(number), say=say
             )
@@ -219,12 +308,17 @@ async def _try(
             if isinstance(player, ChatPlayer):
                 stack.enter_context(folder.spending(number, player.endpoint.spending))
             play = player.at(section.temperature)
+            if asked is not None:
+                await stack.enter_async_context(judges.closing(asked.judge))
         store = Store(folder.side(number), disk_bytes=KEEP)
         stack.push_async_callback(store.close)
 
         async def record(problem: Problem, trajectory: Trajectory) -> None:
             if judge is None or not judge.refused or trajectory.outcome.score is not None:
                 await store.add(trajectory, problem.env)
+
+        async def tell(problem: Problem, before: Trajectory) -> str:
+            return strategies.feedback(before, await asked.critique(problem, before) if asked is not None else "")
 
         result = await evaluation.evaluate(
             play,
@@ -236,6 +330,8 @@ async def _try(
             progress=progress,
             done=done,
             record=record,
+            submitted=True,
+            feedback=tell if how is not None and how.name == "retry" else None,
         )
     if judge is not None and judge.refused:
         raise UserError(f"{judge.spent}; the tries that it did not judge would have counted as failed")
@@ -249,12 +345,14 @@ def _report(
     ks: Sequence[int],
     pairs: Sequence[tuple[int, int]],
     curve: Path | None,
+    how: Strategy | None,
+    chosen: Sequence[Chosen],
     **more: Any,
 ) -> dict[str, Any]:
-    short = [result for result in results if any(len(t) < max(ks) for t in result.passes.values())]
-    if short:
-        raise UserError(f"--k {max(ks)} needs as many tries per task; an earlier evaluation has fewer")
-    policies = []
+    _check_tries(results, max(ks))
+    if how is not None:  # the figures of single tries are of those that were told nothing
+        results = [strategies.cut(result, 1 if how.name == "retry" else how.tries) for result in results]
+    policies: list[dict[str, Any]] = []
     for target, result in zip(targets, results, strict=True):
         policies.append(
             {
@@ -265,9 +363,12 @@ def _report(
                 "notes": _notes(target, result),
             }
         )
-    report = {**more, "protocol": rules, "policies": policies}
+    for policy, choice in zip(policies, chosen, strict=False):
+        policy["strategy"] = strategies.figures(cast(Strategy, how), choice)
+    report = {**more, "k": list(ks), "protocol": rules, "policies": policies}
     if pairs:
-        report["comparisons"] = [c for a, b in pairs for c in _comparisons(targets, results, a, b)]
+        compared = [choice.chosen for choice in chosen] or results
+        report["comparisons"] = [c for a, b in pairs for c in _comparisons(targets, compared, a, b)]
     if curve is not None:
         lines = [(t.name, eval_report.curve(result)) for t, result in zip(targets, results, strict=True)]
         curve.parent.mkdir(parents=True, exist_ok=True)

@@ -46,10 +46,11 @@ def protocol(
     seed: int,
     versions: Mapping[str, str],
     judge: str = "",
+    strategy: Mapping[str, str] | None = None,
 ) -> Protocol:
     """Return everything that a score depends on besides the policy, with its hash. The number of tries is no part.
 
-    `judge` names the model that judges, where an environment asks one.
+    `judge` names the model that judges, where an environment asks one; `strategy` what later tries are told.
     """
     parts: Protocol = {
         "split": section.split,
@@ -59,6 +60,7 @@ def protocol(
         "sampling": {"temperature": section.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k, "seed": seed},
         "versions": dict(versions),
         **({"judge": judge} if judge else {}),
+        **({"strategy": dict(strategy)} if strategy else {}),
     }
     return {**parts, "hash": digest(parts)[:16]}
 

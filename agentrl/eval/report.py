@@ -135,6 +135,8 @@ def table(report: Mapping[str, Any], ks: Sequence[int]) -> str:
         )
         for env, summary in policy["environments"].items():
             lines += _environment(env, summary, ks)
+            if "strategy" in policy:
+                lines += _strategy(policy["strategy"], env)
         lines += [f"  note: {note}" for note in policy.get("notes", ())]
     if judge := report.get("judge"):
         lines.append(f"judge: {judge['judge']}, {judge['calls']} questions, {judge['tokens']} tokens")
@@ -167,6 +169,30 @@ def _environment(env: str, summary: Mapping[str, Any], ks: Sequence[int]) -> lis
     return lines
 
 
+def _strategy(told: Mapping[str, Any], env: str) -> list[str]:
+    """Write what a strategy made of the tries in one environment."""
+    part, tries = told["environments"][env], told["tries"]
+    by_judge = told.get("feedback") == "judge" or told["name"] == "judge"
+    title = {"vote": f"vote of {tries}", "judge": f"judge's choice of {tries}", "retry": f"retry, try {tries}"}
+    judge = f" and {told['judge_tokens_per_task']:.0f} of the judge" if by_judge else ""
+    any_tokens = part.get("oracle_tokens_per_task", part["tokens_per_task"])
+    rows = [
+        f"    {title[told['name']]:<22} {interval(part['success'])}   "
+        f"{part['tokens_per_task']:.0f} tokens{judge} per task",
+        f"    {'one try':<22} {interval(part['pass@1'])}   {part['tokens_per_try']:.0f} tokens per task",
+        f"    {f'oracle: any of {tries}':<22} {interval(part['any'])}   {any_tokens:.0f} tokens per task",
+    ]
+    if "by_try" in part:
+        rows.append("    success by try: " + ", ".join(f"{rate:.3f}" for rate in part["by_try"]))
+    if "agreement" in told:
+        rows.append(f"    {told['agreement']:.0%} of the tries agree with the vote")
+    if told.get("judge_failures"):
+        rows.append(f"    the judge gave no readable opinion of {told['judge_failures']} tries")
+    if part["no_choice"] and told["name"] == "judge":
+        rows.append(f"    {part['no_choice']} tasks without a graded choice count as failed")
+    return [*rows, f"    {told['name']} against one try: {part['against_one_try']}"]
+
+
 def markdown(report: Mapping[str, Any], ks: Sequence[int]) -> str:
     """Write one table of all policies and environments, for a page or a pull request."""
     heads = ["policy", "environment", *(f"pass@{k}" for k in ks), *(f"all {k} pass" for k in ks if k > 1)]
@@ -179,6 +205,22 @@ def markdown(report: Mapping[str, Any], ks: Sequence[int]) -> str:
             cells += [interval(summary[f"all@{k}"]) for k in ks if k > 1]
             cells += [str(summary["tasks"]), f"{summary['tokens_per_success']:.0f}", str(summary["ungraded"])]
             lines.append("| " + " | ".join(cells) + " |")
+    lines += _strategies(report["policies"])
     lines += ["", f"Protocol `{report['protocol']['hash']}`; 95 % intervals over families of tasks."]
     lines += [f"- {c['first']} against {c['second']}: {c['verdict']}" for c in report.get("comparisons", ())]
     return "\n".join(lines)
+
+
+def _strategies(policies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write the table of strategies, where the report has one."""
+    told = [(policy["name"].replace("|", "\\|"), policy["strategy"]) for policy in policies if "strategy" in policy]
+    if not told:
+        return []
+    heads = ["policy", "environment", "strategy", "success", "tokens per task", "one try", "its tokens", "oracle: any"]
+    lines = ["", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for name, strategy in told:
+        for env, part in strategy["environments"].items():
+            cells = [name, env, f"{strategy['name']}, {strategy['tries']} tries", interval(part["success"])]
+            cells += [f"{part['tokens_per_task']:.0f}", interval(part["pass@1"]), f"{part['tokens_per_try']:.0f}"]
+            lines.append("| " + " | ".join([*cells, interval(part["any"])]) + " |")
+    return lines

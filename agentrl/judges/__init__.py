@@ -4,6 +4,7 @@ from agentrl.judges.calibration import Agreement, calibrate
 from agentrl.judges.judge import Judge, make, named
 from agentrl.judges.use import (
     UNUSED,
+    WHAT_TO_WRITE,
     asked_by,
     closing,
     for_command,
@@ -16,6 +17,7 @@ from agentrl.judges.use import (
 
 __all__ = [
     "UNUSED",
+    "WHAT_TO_WRITE",
     "Agreement",
     "Judge",
     "asked_by",

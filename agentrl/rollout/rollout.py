@@ -15,7 +15,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-from agentrl import seeds
+from agentrl import hashing, seeds
 from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
@@ -29,7 +29,7 @@ from agentrl.rollout.render import Renderer
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
 from agentrl.rollout.token_log import TokenLog
 from agentrl.types import BRANCH, Completion, Outcome, Task, Trajectory, Verdict, turns_in
-from agentrl.verifiers.base import Boxes, Context, Judge, Verifier
+from agentrl.verifiers.base import Boxes, Context, Judge, Submission, Verifier
 from agentrl.verifiers.busy import off_the_clock
 from agentrl.verifiers.grade import grade
 
@@ -100,6 +100,11 @@ class RolloutId:
     """The task's index within its split and level: another process builds the task from it."""
     branching: Branching | None = None
     """What is played from the borders between its turns, where the algorithm values states."""
+    feedback: str = ""
+    """What follows the task's prompt in a later try of the same task (`agentrl eval --strategy retry`): only what the
+    policy may know of its earlier ones, never anything of their verdicts."""
+    submitted: bool = False
+    """Whether the ledger keeps what was handed in to be graded, for a vote among tries."""
 
     def reset(self, task: Task) -> int:
         """Return the reset seed: shared by the group, kept by a retry."""
@@ -212,6 +217,7 @@ async def play_out(
             if opened
             else Episode(environment, task, seed=rollout_id.reset(task), boxes=runtime.boxes)
         )
+        episode.feedback = rollout_id.feedback
         context = _context(runtime, rollout_id, budget)
         began = perf_counter()
         auditor = episode.environment.audit_verifier if runtime.audits else None
@@ -431,7 +437,22 @@ def _trajectory(
         outcome=played.outcome,
         verdict=played.verdict,
         audit=audit,
-        ledger=played.ledger,
+        ledger={**played.ledger, "submitted": _submitted(played.submission)} if rollout_id.submitted else played.ledger,
         timings={**episode.seconds, "overhead": overhead, "total": total},
         root=played.root,
     )
+
+
+def _submitted(submission: Submission | None) -> dict[str, str] | None:
+    """Return what was handed in to be graded: a hash of the artifacts and of the environment's state ("" where there
+    are none), and the answer. Nothing of the verdict is in it."""
+    if submission is None:
+        return None
+    files = [
+        (folder, path, entry.kind, entry.mode, hashlib.sha256(entry.content).hexdigest())
+        for folder, entries in sorted(submission.artifacts.items())
+        for path, entry in sorted(entries.items())
+        if "__pycache__" not in path.split("/")  # holds the time of day
+    ]
+    world = hashing.digest([files, dict(submission.state)]) if files or submission.state else ""
+    return {"world": world, "answer": submission.answer}
