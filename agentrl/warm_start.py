@@ -133,7 +133,8 @@ async def learn_from(run: Run, data: Examples) -> None:
     row: dict[str, Any] = {"warm_start/examples": len(data.examples), "warm_start/data": data.digest}
     if recipe.warm_start.loss == "sft":
         trajectories = [example.as_trajectory() for example in data.examples]
-        loss = await asyncio.to_thread(run.learner.fine_tune, trajectories, recipe.warm_start, **options)
+        fine_tuning: Any = run.learner.fine_tune
+        loss = await asyncio.to_thread(fine_tuning, trajectories, recipe.warm_start, **options)
     else:
         from agentrl.learn.learner import Learner
 

@@ -266,8 +266,8 @@ def _replayed(
     names = tool_names(schemas)
     places = [n for n, message in enumerate(messages) if message.role == "assistant"]
     if not places or (turns is not None and len(turns) != len(places)):
-        count = "no" if turns is None else str(len(turns))
-        raise LineError(f"{where} holds {len(places)} turns of the assistant, and the masks {count}")
+        masked = "no" if turns is None else str(len(turns))
+        raise LineError(f"{where} holds {len(places)} turns of the assistant, and the masks {masked}")
     aside, before = False, -1
     sampled: Sequence[int] = ()
     try:

@@ -75,7 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
             for number in range(2):
                 task = env.task("train", 1, number)
                 best = list(env.expert(task))
-                scripts = [best, [*best[:-1], "It is done now."], [ELSEWHERE, "done"], ["done"]]
+                scripts: list[list[Any]] = [best, [*best[:-1], "It is done now."], [ELSEWHERE, "done"], ["done"]]
                 played = [await play(policy.renderer, runtime, task, s, number, i) for i, s in enumerate(scripts)]
                 groups.append(Group(task=task.public(), number=number, trajectories=tuple(played), env="files"))
             solved = groups[0].trajectories[0]

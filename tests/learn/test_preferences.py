@@ -25,7 +25,10 @@ MakeLearner = Callable[..., Learner]
 def segment(tokens: list[int], sampled: str) -> Segment:
     mask = np.array([bit == "1" for bit in sampled])
     return Segment(
-        np.array(tokens), np.zeros(len(tokens)), np.where(mask, 0, -1), np.where(mask, 2, 0).astype(np.uint8)
+        np.array(tokens),
+        np.zeros(len(tokens), np.float32),
+        np.where(mask, 0, -1),
+        np.where(mask, 2, 0).astype(np.uint8),
     )
 
 
