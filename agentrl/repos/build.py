@@ -82,6 +82,7 @@ class Builder:
         self.files = {**self.source.code, **self.source.tests}
         self.stages = Stages(built.folder / "stages")
         self.seconds: dict[str, float] = {}
+        self.trials = Trials(built, pool, say, max_tests=options.max_tests, workers=options.workers)
 
     def _timed(self, name: str, make: Callable[[], Any]) -> Any:
         """Return a stage's result, and note how long it took."""
@@ -97,11 +98,10 @@ class Builder:
 
     def suite(self) -> suite.Suite:
         """Return everything that the folder will hold."""
-        trials = Trials(self.root, self.pool, self.say, max_tests=self.options.max_tests, workers=self.options.workers)
-        ran = self._timed(f"tests-{RAN}-{self.options.max_tests}", trials.tests)
+        ran = self._tests()
         kept, left_out = ran["kept"], dict(ran["left_out"])
         self.say(f"{len(kept)} tests kept, {len(left_out)} left out")
-        graded = self._timed(f"grading-{short(kept)}", lambda: trials.grading(kept))
+        graded = self._grading(kept)
         left_out |= {name: f"cannot grade: {why}" for name, why in graded.items() if why}
         grading = [name for name in kept if not graded[name]]
         self.say(f"{len(grading)} tests can grade")
@@ -145,6 +145,16 @@ class Builder:
         return suite.Suite(
             self.root.lock, tuple(grading), left_out, covers, frozenset(imported), tuple(recipes), figures
         )
+
+    def _tests(self) -> dict[str, Any]:
+        """Return the tests that always pass, and why others do not."""
+        ran: dict[str, Any] = self._timed(f"tests-{RAN}-{self.options.max_tests}", self.trials.tests)
+        return ran
+
+    def _grading(self, kept: Sequence[str]) -> dict[str, str]:
+        """Return for each test why it cannot grade, or ""."""
+        graded: dict[str, str] = self._timed(f"grading-{short(kept)}", lambda: self.trials.grading(kept))
+        return graded
 
     # functions --------------------------------------------------------------------------------------------------
 

@@ -155,10 +155,10 @@ class CommitBuilder(Builder):
 
     def row(self) -> dict[str, Any]:
         """Return the task of the commit as data; raises where it does not verify."""
-        ran = self._tests()
-        mixed = Builder(self.root, self.pool, self.options, self.say)
+        ran = self.trials.tests()
+        mixed = Builder(self.root, self.pool, self.options, self.say).trials
         mixed.files = {**self.before.code, **self.source.tests}
-        old = mixed._once(self.source.test_modules(), {})
+        old = mixed.once(self.source.test_modules(), {})
         failing = [n for n in ran["kept"] if n not in old.tests or not old.tests[n].passed]
         if not failing:
             raise Unfit("none of its tests fails on the code before it")
@@ -206,7 +206,7 @@ class CommitBuilder(Builder):
 
     def _proxied(self, fails: list[str], passes: list[str]) -> tuple[list[str], list[str]]:
         """Return the tests that can grade and do what they should on both versions, each in sandboxes of its own."""
-        whys = self._grading([*fails, *passes])
+        whys = self.trials.grading([*fails, *passes])
         fails, passes = ([name for name in names if not whys[name]] for names in (fails, passes))
         if not fails:
             raise Unfit("no test that fails before it can grade (pass with the package in another sandbox)")

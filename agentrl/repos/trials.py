@@ -72,7 +72,7 @@ class Trials:
     def _thrice(self, modules: Sequence[str]) -> _Part:
         """Run the tests of some files twice, and in another order."""
         left_out: dict[str, str] = {}
-        first = self._once(modules, left_out, trace=True)
+        first = self.once(modules, left_out, trace=True)
         for file, why in first.errors.items():
             left_out[file] = (
                 f"cannot be collected: {why.strip().splitlines()[-1][:200] if why.strip() else 'no reason'}"
@@ -82,8 +82,8 @@ class Trials:
         chosen = set(sample.lowest(passing, share))
         left_out |= {name: f"more than {self.max_tests} tests: not tried" for name in passing if name not in chosen}
         rest = [name for name in passing if name in chosen]
-        second = self._once(rest, left_out) if rest else first
-        third = self._once(rest, left_out, reverse=True) if rest else first
+        second = self.once(rest, left_out) if rest else first
+        third = self.once(rest, left_out, reverse=True) if rest else first
         kept: dict[str, run.Test] = {}
         for name, test in first.tests.items():
             why = left_out.get(name) or _why(test, [result.tests.get(name) for result in (second, third)])
@@ -93,7 +93,7 @@ class Trials:
                 kept[name] = test
         return _Part(kept, left_out, first.imported, first.said)
 
-    def _once(self, wanted: Sequence[str], left_out: dict[str, str], **how: bool) -> run.Result:
+    def once(self, wanted: Sequence[str], left_out: dict[str, str], **how: bool) -> run.Result:
         """Run tests once; a test that stops the whole run is left out, and the rest run again."""
         for _ in range(20):
             names = [name for name in wanted if name not in left_out]

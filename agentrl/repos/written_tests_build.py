@@ -16,10 +16,11 @@ from agentrl.envs.splits import content_hash
 from agentrl.errors import UserError
 from agentrl.hashing import short
 from agentrl.repos import collected, member, root, tasks
-from agentrl.repos.build import Builder, Options, _all
+from agentrl.repos.build import Builder, Options
 from agentrl.repos.lock import lock_of
 from agentrl.repos.mutate import REMOVED, Change
 from agentrl.repos.suite import base
+from agentrl.repos.trials import all_of
 from agentrl.repos.written_tests import FILE, MAX_BYTES, WritingRecipe, expert_file, judged
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
@@ -53,8 +54,8 @@ class TestsBuilder(Builder):
 
     def recipes(self) -> tuple[list[WritingRecipe], dict[str, str]]:
         """Return the tasks that verify, and why other functions give none."""
-        ran = self._timed("tests", self._tests)
-        graded = self._timed("grading", lambda: self._grading(ran["kept"]))
+        ran = self._tests()
+        graded = self._grading(ran["kept"])
         grading = [name for name in ran["kept"] if not graded[name]]
         covers, depth = self._covers(ran, grading)
         every, _ = self._covers(ran, ran["kept"])
@@ -128,7 +129,7 @@ class TestsBuilder(Builder):
                 self.say(f"{len(outcome.done)} of {len(drafts)} tasks verified")
 
         left = [draft for draft in drafts if draft.id not in outcome.done]
-        asyncio.run(_all([lambda draft=draft: one(draft) for draft in left], self.options.workers))  # type: ignore[misc]
+        asyncio.run(all_of([lambda draft=draft: one(draft) for draft in left], self.options.workers))  # type: ignore[misc]
         for draft in drafts:
             if len(outcome.done[draft.id]["noticed"]) != len(draft.given) + len(draft.hidden):
                 outcome.done[draft.id] = {

@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_commits_are_tasks_or_left_out_with_the_reason(words: tuple[Path, list[s
     }
     name = "tests/test_words.py::test_"
     told = {commits.index(r.commit): (r.split, sorted(r.fails), sorted(r.covers), r.functions) for r in known.recipes}
-    added = {
+    added: dict[int, tuple[Any, ...]] = {
         4: (
             "test",
             [f"{name}{test}" for test in NEW_NAMES],
