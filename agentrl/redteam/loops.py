@@ -151,7 +151,8 @@ class Stand:
         environment = self.runtime.make()
         tasks = {self.task.id: self.task}
         split = "heldout" if "heldout" in environment.splits else self.task.split
-        for index in range(2 * count):
+        size = environment.size_of(split, self.task.level)
+        for index in range(2 * count if size is None else min(2 * count, size)):
             with suppress(LookupError):
                 task = environment.task(split, self.task.level, index)
                 tasks.setdefault(task.id, task)

@@ -16,6 +16,7 @@ from agentrl import envs
 from agentrl.catalogue import members
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
+from agentrl.errors import AuthoringError
 from agentrl.redteam import suite
 from agentrl.redteam.attack import Attack, attacks, family_of
 from agentrl.redteam.byte_tokenizer import renderer
@@ -28,7 +29,7 @@ from agentrl.redteam.target import survey
 from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer
 from agentrl.redteam.trials import figure
 from agentrl.sandboxes.pool import Pool
-from agentrl.types import Message, ToolCall
+from agentrl.types import Message, Split, Task, ToolCall
 
 FULL = os.environ.get("AGENTRL_FULL") == "1"
 LOOPED = {id: attack for id, attack in attacks().items() if attack.trial is not None}
@@ -139,6 +140,21 @@ def test_standstills_of_the_event_loop_are_seen_also_at_the_end() -> None:
 def test_a_figure_above_the_truth_is_a_gain_and_one_below_it_lost_an_honest_try() -> None:
     results = [figure("pass@1", reported, 0.5).result for reported in (0.75, 0.5, 0.25, float("nan"))]
     assert results == ["gained", "held", "evaded", "evaded"]
+
+
+def test_a_level_with_few_tasks_gives_those_that_it_has(stand: Stand) -> None:
+    class Few(type(stand.runtime.make())):  # type: ignore[misc]
+        def size_of(self, split: Split, level: int) -> int:
+            return 2
+
+        def task(self, split: Split, level: int, index: int) -> Task:
+            if index > 1:
+                raise AuthoringError(f"there is no task {index}")
+            return super().task(split, level, index)  # type: ignore[no-any-return]
+
+    few = stand.playing(Few)
+    ids = {few.task.id, *(Few().task("heldout", few.task.level, index).id for index in range(2))}
+    assert {problem.task.id for problem in few.problems(8)} == ids
 
 
 def test_families_are_found_by_letter_and_by_name() -> None:
