@@ -127,20 +127,6 @@ async def converse(
     context: Context,
 ) -> Conversation:
     """Run the tests of one file against one version of the package, in two fresh sandboxes."""
-    return await again_if_starved(
-        lambda: _once(tests, path, version, packages, image, env, context), lambda told: told.late, SECONDS
-    )
-
-
-async def _once(
-    tests: Mapping[str, bytes],
-    path: str,
-    version: Mapping[str, bytes],
-    packages: Sequence[str],
-    image: str,
-    env: Mapping[str, str],
-    context: Context,
-) -> Conversation:
     limits = Limits(memory_mb=1024, seconds=SECONDS, processes=64)
     order = {"packages": list(packages), "believe": [], "ids": [path], "times": 1, "again": []}
     inside: dict[str, bytes | str] = {
@@ -152,16 +138,20 @@ async def _once(
     code: dict[str, Any] = {name: Entry(content=data) for name, data in version.items()}
     code[f"{FOLDER}/program.py"] = source_of(TESTS, "inside_agent")
     specs = [SandboxSpec(image=image, files=files, limits=limits, env=dict(env)) for files in (inside, code)]
-    turns: list[tuple[str, str]] = []
-    async with place_for(context.boxes), AsyncExitStack() as stack:
-        channels = []
-        for spec in specs:
-            try:
-                channels.append(await Channel.open(await stack.enter_async_context(context.boxes.box(spec))))
-            except Gone:
-                return Conversation(False, False, ())
-            stack.push_async_callback(channels[-1].close)
-        return await _relayed(channels[0], channels[1], packages, turns)
+
+    async def once() -> Conversation:
+        turns: list[tuple[str, str]] = []
+        async with place_for(context.boxes), AsyncExitStack() as stack:
+            channels = []
+            for spec in specs:
+                try:
+                    channels.append(await Channel.open(await stack.enter_async_context(context.boxes.box(spec))))
+                except Gone:
+                    return Conversation(False, False, ())
+                stack.push_async_callback(channels[-1].close)
+            return await _relayed(channels[0], channels[1], packages, turns)
+
+    return await again_if_starved(once, lambda told: told.late, SECONDS)
 
 
 async def _relayed(

@@ -7,7 +7,7 @@ import posixpath
 import random
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +18,10 @@ from agentrl.errors import AuthoringError
 from agentrl.repos import root, suite
 from agentrl.repos.grade import FixedCode
 from agentrl.repos.mutate import apply, parse
+from agentrl.repos.source import Source
 from agentrl.repos.suite import Recipe, Suite
 from agentrl.sandboxes.base import Limits, SandboxSpec
-from agentrl.types import Split, Task, ToolCall
+from agentrl.types import SPLITS, Split, Task, ToolCall
 
 MAX_FILE = 500_000
 """Bytes of the longest file that can be viewed or edited."""
@@ -195,18 +196,23 @@ def faulty(files: Mapping[str, bytes], recipe: Recipe) -> dict[str, bytes]:
 
 def workspace(built: root.Root, recipe: Recipe) -> dict[str, bytes]:
     """Return the files that an agent starts with: the broken package, and its tests without the hidden ones."""
-    original = built.source
-    files = {**original.code, **original.tests}
-    for path in ("pyproject.toml", "setup.cfg", "README.md", "README.rst"):
-        if path in original.files:
-            files[path] = original.files[path]
+    files = without_tests(shown_files(built.source), recipe.hidden)
+    return {**files, **faulty(built.source.files, recipe)}
+
+
+def shown_files(source: Source) -> dict[str, bytes]:
+    """Return what an agent sees of a package: its code, its tests, and what describes it."""
+    about = ("pyproject.toml", "setup.cfg", "README.md", "README.rst")
+    return {**source.code, **source.tests, **{path: source.files[path] for path in about if path in source.files}}
+
+
+def without_tests(files: Mapping[str, bytes], names: Sequence[str]) -> dict[str, bytes]:
+    """Return files without some test functions, named as pytest names them."""
     hidden: dict[str, set[str]] = {}
-    for name in recipe.hidden:
+    for name in names:
         path, _, test = name.partition("::")
         hidden.setdefault(path, set()).add(test)
-    for path, tests in hidden.items():
-        files[path] = without(original.files[path], tests)
-    return {**files, **faulty(original.files, recipe)}
+    return {**files, **{path: without(files[path], tests) for path, tests in hidden.items()}}
 
 
 @lru_cache(maxsize=256)
@@ -246,19 +252,32 @@ def without(source: bytes, tests: set[str]) -> bytes:
 
 def repository(folder: str | Path) -> type[RepositoryEnvironment]:
     """Return the environment class of a folder that `agentrl env from-repo` wrote."""
-    place = Path(folder).resolve()
-    place = place if place.is_dir() else place.parent
+    place = folder_of(folder)
     known = suite.read(place)
-    sizes = [len(known.of(split, level)) for split in ("train", "heldout", "test") for level in known.levels()]
-    title = "".join(part.capitalize() for part in re.split(r"\W+", known.lock.package)) + "Repository"
     about = f"Fix a fault in {known.lock.package} {known.lock.version}."
+    return class_of(RepositoryEnvironment, "Repository", about, known, SPLITS, FixedCode(place))
+
+
+def folder_of(path: str | Path) -> Path:
+    """Return an environment's folder; its __init__.py names itself."""
+    place = Path(path).resolve()
+    return place if place.is_dir() else place.parent
+
+
+def class_of(
+    kind: type[RepositoryEnvironment], ending: str, about: str, known: Any, splits: tuple[Split, ...], verifier: Any
+) -> type[Any]:
+    """Return the class of an environment: its kind, with the tasks of a folder."""
+    sizes = [len(known.of(split, level)) for split in splits for level in known.levels()]
+    title = "".join(part.capitalize() for part in re.split(r"\W+", known.lock.package)) + ending
     body = {
         "__doc__": about,
         "suite": known,
         "recipes": {recipe.id: recipe for recipe in known.recipes},
         "levels": known.levels(),
+        "splits": splits,
         "size": max(min(sizes), 1),
-        "verifier": FixedCode(place),
-        "__module__": __name__,
+        "verifier": verifier,
+        "__module__": kind.__module__,
     }
-    return type(title, (RepositoryEnvironment,), body)
+    return type(title, (kind,), body)

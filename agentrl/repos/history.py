@@ -6,7 +6,6 @@ both (PASS_TO_PASS). The agent gets the tree of the commit's parent; its code is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 from agentrl.errors import UserError
 from agentrl.repos import collected, git, grade, root, source
-from agentrl.repos.environment import RepositoryEnvironment, without
+from agentrl.repos.environment import RepositoryEnvironment, class_of, folder_of, shown_files, without
 from agentrl.sandboxes.base import Entry
 from agentrl.types import Split, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
@@ -124,10 +123,7 @@ class HistoryEnvironment(RepositoryEnvironment):
 
     def _workspace(self, built: root.Root, recipe: HistoryRecipe) -> dict[str, bytes]:
         before, after = (side.source for side in sides(built, recipe))
-        files = {**before.code, **before.tests}
-        for path in ("pyproject.toml", "setup.cfg", "README.md", "README.rst"):
-            if path in before.files:
-                files[path] = before.files[path]
+        files = shown_files(before)
         if recipe.shown:
             modules = set(after.test_modules())
             files |= {path: data for path, data in after.tests.items() if path not in modules}
@@ -148,19 +144,7 @@ class HistoryEnvironment(RepositoryEnvironment):
 
 def environment(folder: str | Path) -> type[HistoryEnvironment]:
     """Return the environment class of a folder that `agentrl env from-repo --tasks history` wrote."""
-    place = Path(folder).resolve()
-    place = place if place.is_dir() else place.parent
+    place = folder_of(folder)
     known = collected.read(place, "history", HistoryRecipe)
-    sizes = [len(known.of(split, level)) for split in known.splits() for level in known.levels()]
-    title = "".join(part.capitalize() for part in re.split(r"\W+", known.lock.package)) + "History"
-    body = {
-        "__doc__": f"Make {known.lock.package} do what its next commit made it do.",
-        "suite": known,
-        "recipes": {recipe.id: recipe for recipe in known.recipes},
-        "levels": known.levels(),
-        "splits": known.splits(),
-        "size": max(min(sizes), 1),
-        "verifier": HistoryCode(place),
-        "__module__": __name__,
-    }
-    return type(title, (HistoryEnvironment,), body)
+    about = f"Make {known.lock.package} do what its next commit made it do."
+    return class_of(HistoryEnvironment, "History", about, known, known.splits(), HistoryCode(place))

@@ -9,14 +9,20 @@ from __future__ import annotations
 import difflib
 import hashlib
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.repos import collected, compare, root
-from agentrl.repos.environment import RepositoryEnvironment, without
+from agentrl.repos.environment import (
+    RepositoryEnvironment,
+    class_of,
+    folder_of,
+    shown_files,
+    without,
+    without_tests,
+)
 from agentrl.repos.mutate import Change, apply, functions
 from agentrl.sandboxes.base import Entry
 from agentrl.types import Split, Verdict
@@ -180,15 +186,7 @@ class TestsEnvironment(RepositoryEnvironment):
 
     def _workspace(self, built: root.Root, recipe: WritingRecipe) -> dict[str, bytes]:
         original = built.source
-        files = {**original.code, **original.tests}
-        for path in ("pyproject.toml", "setup.cfg", "README.md", "README.rst"):
-            if path in original.files:
-                files[path] = original.files[path]
-        absent: dict[str, set[str]] = {}
-        for name in recipe.absent:
-            path, _, test = name.partition("::")
-            absent.setdefault(path, set()).add(test)
-        files |= {path: without(original.files[path], tests) for path, tests in absent.items()}
+        files = without_tests(shown_files(original), recipe.absent)
         return files | {f"faults/{n}.diff": diff(original.code, fault) for n, fault in enumerate(recipe.given, 1)}
 
     def _versions(self, built: root.Root, recipe: WritingRecipe) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
@@ -200,19 +198,7 @@ class TestsEnvironment(RepositoryEnvironment):
 
 def environment(folder: str | Path) -> type[TestsEnvironment]:
     """Return the environment class of a folder that `agentrl env from-repo --tasks tests` wrote."""
-    place = Path(folder).resolve()
-    place = place if place.is_dir() else place.parent
+    place = folder_of(folder)
     known = collected.read(place, "tests", WritingRecipe)
-    sizes = [len(known.of(split, level)) for split in known.splits() for level in known.levels()]
-    title = "".join(part.capitalize() for part in re.split(r"\W+", known.lock.package)) + "Tests"
-    body = {
-        "__doc__": f"Write tests that notice faults in functions of {known.lock.package} {known.lock.version}.",
-        "suite": known,
-        "recipes": {recipe.id: recipe for recipe in known.recipes},
-        "levels": known.levels(),
-        "splits": known.splits(),
-        "size": max(min(sizes), 1),
-        "verifier": NoticedFaults(place),
-        "__module__": __name__,
-    }
-    return type(title, (TestsEnvironment,), body)
+    about = f"Write tests that notice faults in functions of {known.lock.package} {known.lock.version}."
+    return class_of(TestsEnvironment, "Tests", about, known, known.splits(), NoticedFaults(place))

@@ -11,8 +11,11 @@ has ended and given its sandbox back, so that a full pool can never wait for its
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from agentrl.envs.episode import Episode
 from agentrl.envs.fork import MOST_BYTES, Fork, Unforkable, border, check_forkable, processes
@@ -94,3 +97,29 @@ class Borders:
         self.kept.append(
             Border(turn=turn, fork=fork, log=log.continuation(), completion=completion, aside=aside, elapsed=elapsed)
         )
+
+
+async def continued(
+    trajectory: Trajectory,
+    borders: Borders,
+    branching: Branching,
+    play: Callable[[Border, int], Coroutine[Any, Any, Trajectory]],
+) -> Trajectory:
+    """Return an episode with the continuations from its borders; `play` plays the one with a number."""
+    if borders.unforkable:
+        trajectory = replace(trajectory, ledger={**trajectory.ledger, UNFORKABLE: borders.unforkable})
+    if trajectory.outcome.score is None:
+        return trajectory
+    # The last border may have no turn after it: a budget was used up.
+    followed = [border for border in borders.kept if border.turn < trajectory.turns]
+    tasks = [
+        asyncio.create_task(play(border, (border.turn - 1) * branching.count + number))
+        for border in branching.chosen(followed)
+        for number in range(branching.count)
+    ]
+    try:
+        return replace(trajectory, branches=tuple(await asyncio.gather(*tasks)))
+    finally:
+        for running in tasks:
+            running.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -23,7 +23,7 @@ from agentrl.envs.fork import ForkedEpisode
 from agentrl.envs.play import Action, Played, Stop, drive, system_works
 from agentrl.errors import EngineError, Halted, InfraError, InvariantError, UserError, fault_of
 from agentrl.rollout import sampling as turn_sampling
-from agentrl.rollout.branch import UNFORKABLE, Border, Borders, Branching
+from agentrl.rollout.branch import Border, Borders, Branching, continued
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
@@ -152,23 +152,7 @@ async def rollout(
     branching = rollout_id.branching
     if branching is None or borders is None:
         return trajectory
-    if borders.unforkable:
-        trajectory = replace(trajectory, ledger={**trajectory.ledger, UNFORKABLE: borders.unforkable})
-    if trajectory.outcome.score is None:
-        return trajectory
-    # The last border may have no turn after it: a budget was used up.
-    followed = [border for border in borders.kept if border.turn < trajectory.turns]
-    tasks = [
-        asyncio.create_task(continuation(border, (border.turn - 1) * branching.count + number))
-        for border in branching.chosen(followed)
-        for number in range(branching.count)
-    ]
-    try:
-        return replace(trajectory, branches=tuple(await asyncio.gather(*tasks)))
-    finally:
-        for running in tasks:
-            running.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await continued(trajectory, borders, branching, continuation)
 
 
 class Attempt(Protocol):

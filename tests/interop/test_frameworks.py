@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,6 +59,16 @@ for text in (prompt, "Go on.", "Thanks!"):
     said = client.chat.completions.create(model=model, messages=talk).choices[0].message
     talk.append(said.model_dump(exclude_none=True))
 """,
+    "openai_sdk_streamed": """
+from openai import OpenAI
+client, talk = OpenAI(), [{"role": "system", "content": "Be brief."}]
+for text in (prompt, "Go on.", "Thanks!"):
+    talk.append({"role": "user", "content": text})
+    deltas = [chunk.choices[0].delta.content or "" for chunk in
+              client.chat.completions.create(model=model, messages=talk, stream=True) if chunk.choices]
+    print(len([delta for delta in deltas if delta]), "deltas", file=sys.stderr)
+    talk.append({"role": "assistant", "content": "".join(deltas)})
+""",
     "openai_agents": """
 import asyncio
 from agents import Agent, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
@@ -95,6 +106,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def venv(framework: str) -> Path:
     """The framework's own environment: made once, and again when its pins change."""
+    framework = framework.removesuffix("_streamed")
     folder = Path.home() / ".cache" / "agentrl" / "agents" / framework
     wanted = EXAMPLES / framework / "requirements.txt"
     mark = folder / "requirements.txt"
@@ -181,6 +193,7 @@ def logprobs(model: Any, segment: Segment) -> torch.Tensor:
     return picked[torch.tensor(segment.loss_mask[1:].tolist())]
 
 
+@pytest.mark.parametrize("framework", list(TALKS), indirect=True)
 def test_a_real_server_gives_exact_tokens_and_logprobs(
     framework: str, venv: Path, opened: Any, served: tuple[Any, Server], record_property: Callable[[str, object], None]
 ) -> None:
@@ -203,6 +216,9 @@ def test_a_real_server_gives_exact_tokens_and_logprobs(
         # A random model may or may not end its last turn within the limit; the framework itself must not fail.
         assert trajectory.outcome.ending in ("done", "max_tokens"), trajectory.ledger["agent"]["output"]
         assert (trajectory.outcome.fault, trajectory.ledger["agent"]["turns"]) == (None, 3)
+        if framework.endswith("_streamed"):
+            deltas = [int(count) for count in re.findall(r"(\d+) deltas", trajectory.ledger["agent"]["output"])]
+            assert len(deltas) == 3 and max(deltas) > 1, deltas
         (segment,) = trajectory.segments
         assert int(segment.turns.max()) + 1 == 3
         apart = (logprobs(model, segment) - torch.tensor(segment.logprobs[segment.loss_mask])).abs()
