@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from agentrl import evaluation, event_loop, judges, seeds, serving
+from agentrl import envs, evaluation, event_loop, judges, seeds, serving
 from agentrl.errors import UserError
 from agentrl.eval import folder as eval_folder
 from agentrl.eval import report as eval_report
@@ -193,8 +193,10 @@ def run_all(
 
 
 def _refuse_agents(how: Strategy | None, recipe: Recipe) -> None:
-    agents = [section.name for section in recipe.envs if section.agent is not None]
-    if how is not None and how.name == "retry" and agents:
+    if how is None or how.name != "retry":
+        return
+    agents = [s.name for s in recipe.envs if s.agent or getattr(envs.load(s.name, s.options or None), "agent", None)]
+    if agents:
         raise UserError(f"--strategy retry: an agent plays {', '.join(agents)} and makes its own prompts; use vote or "
                         "judge")  # fmt: skip
 

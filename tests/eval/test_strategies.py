@@ -12,6 +12,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
+import agentrl
+from agentrl import envs
 from agentrl.cli import main
 from agentrl.errors import BudgetSpent, UserError
 from agentrl.eval import strategies
@@ -211,6 +213,15 @@ def recipe(tmp_path: Path) -> Path:
     }
     path.write_text(yaml.safe_dump(data))
     return path
+
+
+def test_retries_are_refused_where_the_environment_names_an_agent(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompts are its own, so that no feedback would reach it."""
+    monkeypatch.setattr(envs.load("countdown"), "agent", {"command": ["true"]}, raising=False)
+    with pytest.raises(UserError, match="an agent plays countdown and makes its own prompts"):
+        agentrl.evaluate(recipe, strategy="retry", tries=2)
 
 
 def command(capsys: Any, *arguments: object) -> Any:
