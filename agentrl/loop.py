@@ -101,11 +101,14 @@ async def _train(run: Run) -> int:
 
 
 async def _loop(run: Run, began: float) -> bool:
-    """Train until the steps are done (True) or the time is up (False)."""
+    """Train until the steps are done or the tokens spent (True), or the time is up (False)."""
     steps, hours, every = run.recipe.run.steps, run.recipe.run.max_hours, run.recipe.checkpoint.every
-    if run.learner.steps >= steps:
+    if _finished(run):
         if steps:
-            run.progress.say(f"all {steps} steps are done; raise run.steps to train on")
+            limit = (
+                f"all {steps} steps are done" if run.learner.steps >= steps else "the tokens of run.tokens are spent"
+            )
+            run.progress.say(f"{limit}; raise the limit to train on")
         return True
     await _evaluate_if_due(run)
     async with aclosing(run.scheduler.rounds(run.sampler)) as rounds:
@@ -119,12 +122,20 @@ async def _loop(run: Run, began: float) -> bool:
             if every and run.learner.steps % every == 0:
                 await run.store.flush()  # a checkpoint stands for rows that are on disk
                 run.save()
-            if run.learner.steps >= steps:
+            if _finished(run):
                 return True
             _waiting(run)
             if hours is not None and time.monotonic() - began >= hours * 3600:
                 return False
     raise AssertionError("the scheduler ran out of rounds")
+
+
+def _finished(run: Run) -> bool:
+    """Whether all steps are done, or all tokens spent that training may sample; the metrics count them over resumes."""
+    tokens = run.recipe.run.tokens
+    if tokens is not None and sum(row["rollout/tokens"] for row in run.metrics.of("step")) >= tokens:
+        return True
+    return run.learner.steps >= run.recipe.run.steps
 
 
 def _waiting(run: Run) -> None:
@@ -171,7 +182,7 @@ def _samples(run: Run, round_: Round) -> list[TrainingSample]:
 async def _evaluate_if_due(run: Run) -> bool:
     """Add a point to the curve where one is due; after a resume, the one that was lost."""
     step, section = run.learner.steps, run.recipe.eval
-    if section is None or not section.every or step % section.every or not 0 < step < run.recipe.run.steps:
+    if section is None or not section.every or step % section.every or not step or _finished(run):
         return False
     if run.evaluator.done(step, "rl", "end"):
         return False

@@ -49,8 +49,8 @@ PACKAGES = (
 )
 FORMAT = 2
 """Format of run folders. Format 1, of version 0.1.0 and before, had no number and other metric and recipe keys."""
-MAY_CHANGE = {"run.steps", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval", "sandboxes", "cluster"}
-MAY_CHANGE |= {"audit", "trackers"}
+MAY_CHANGE = {"run.steps", "run.tokens", "run.max_hours", "run.disk_gb", "run.out", "checkpoint", "eval"}
+MAY_CHANGE |= {"audit", "cluster", "sandboxes", "trackers"}
 MAY_CHANGE |= {"learner.ranks", "learner.rank_timeout_s"}  # a change of ranks is said aloud
 # A run that is resumed elsewhere may use other servers.
 MAY_CHANGE |= {f"rollout.engine.{name}" for name in recipes.SglangEngine.model_fields if name != "type"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -58,10 +59,17 @@ def heldout(row: metrics.Row) -> dict[str, float]:
 
 
 def play(
-    recipe: Path, runs: Mapping[str, Sequence[str]], out: Path, *, at_once: int, minutes: float | None
+    recipe: Path,
+    runs: Mapping[str, Sequence[str]],
+    out: Path,
+    *,
+    at_once: int,
+    minutes: float | None,
+    urls: Sequence[str] = (),
 ) -> dict[str, float]:
     """Train what is not finished, given as settings by name; how long each run took that was made here in one go.
 
+    With `urls` the runs use the accelerator, and each has one of these SGLang servers to itself: as many at once.
     A run that fails is reported and leaves the others alone; so does one that the minutes did not suffice for, and
     both go on from their checkpoint the next time.
     """
@@ -69,23 +77,30 @@ def play(
     ends = time.monotonic() + minutes * 60.0 if minutes else None
     seconds: dict[str, float] = {}
     stop = threading.Event()
+    free = queue.SimpleQueue[str]()
+    for url in urls:
+        free.put(url)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way the runs are told, and can go on later
 
     def one(name: str) -> None:
         if finished(out, name) or stop.is_set() or (ends and time.monotonic() >= ends):
             return
         resume = (out / name / "recipe.yaml").is_file()
-        settings = [f"run.name={name}", f"run.out={out}", "run.threads=1", *runs[name]]
+        url = free.get() if urls else ""
+        server = [f"rollout.engine.urls=[{url}]"] if urls else []
+        settings = [f"run.name={name}", f"run.out={out}", "run.threads=1", *server, *runs[name]]
         flags = [part for setting in settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "agentrl", "train", str(recipe), *flags, *(["--resume"] if resume else [])]
         began = time.monotonic()
-        code = _run(command, out / f"{name}.log", ends, stop)
+        code = _run(command, out / f"{name}.log", ends, stop, accelerator=bool(urls))
+        if urls:
+            free.put(url)
         took = time.monotonic() - began
         if code == 0 and not resume:
             seconds[name] = round(took, 1)
         _say(f"{name}: {'done' if code == 0 else f'stopped (exit {code}, see {out / name}.log)'} after {took:.0f} s")
 
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(len(urls) or at_once) as pool:
         try:
             list(pool.map(one, runs))
         except KeyboardInterrupt:
@@ -94,9 +109,9 @@ def play(
     return seconds
 
 
-def _run(command: Sequence[str], log: Path, ends: float | None, stop: threading.Event) -> int:
+def _run(command: Sequence[str], log: Path, ends: float | None, stop: threading.Event, *, accelerator: bool) -> int:
     # One thread each, and no accelerator: as many runs as there are cores, and the same numbers on any machine.
-    alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | ({} if accelerator else {"CUDA_VISIBLE_DEVICES": ""})
     with log.open("ab") as file:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=os.environ | alone

@@ -38,12 +38,12 @@ def name_of(kind: str, seed: int) -> str:
 
 
 def curve(log: Path) -> Curve:
-    """(rollout tokens so far, held-out success) at every evaluation since the warm start; one point a step."""
+    """(rollout tokens so far, held-out success) at every evaluation since the last before RL; one point a step."""
     spent, points = 0.0, dict[int, tuple[float, float]]()
     for row in metrics.read(log):
         if row["kind"] == "step":
             spent += float(row["rollout/tokens"])
-        elif row["kind"] == "eval" and row["stage"] != "start":
+        elif row["kind"] == "eval":
             points[int(row["step"])] = (spent, heldout(row)["value"])
     return list(points.values())
 

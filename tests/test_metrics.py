@@ -20,6 +20,7 @@ from agentrl.recipe import (
     AuditSection,
     Curriculum,
     LearnabilityCurriculum,
+    LevelsCurriculum,
     PoolsCurriculum,
     StagedCurriculum,
     UniformCurriculum,
@@ -30,6 +31,7 @@ from agentrl.types import Group, Outcome, Round, Segment, Task, Trajectory, Verd
 CURRICULA: list[Curriculum] = [
     LearnabilityCurriculum(),
     UniformCurriculum(type="uniform"),
+    LevelsCurriculum(type="levels"),
     StagedCurriculum(type="staged"),
     PoolsCurriculum(type="pools"),
 ]

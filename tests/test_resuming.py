@@ -164,6 +164,19 @@ def test_hours_run_out(write: Callable[..., Path], tmp_path: Path, capfd: pytest
     assert "max_hours" in capfd.readouterr().err
 
 
+def test_a_run_ends_when_its_tokens_are_spent_and_goes_on_with_more(write: Callable[..., Path], tmp_path: Path) -> None:
+    """The budget counts what all steps sampled, before a resume too; the run ends as if its steps were done."""
+    path, log = (
+        str(write(run={"steps": 4}, eval={"tasks": 2, "every": 1})),
+        tmp_path / "runs" / "tiny" / "metrics.jsonl",
+    )
+    assert train(path, "--set", "run.tokens=1") == 0
+    (first,) = metrics.read(log, "step")
+    assert [row["stage"] for row in metrics.read(log, "eval")] == ["start", "sft", "end"]
+    assert train(path, "--set", f"run.tokens={first['rollout/tokens'] + 1}", "--resume") == 0
+    assert [row["step"] for row in metrics.read(log, "step")] == [1, 2]
+
+
 def test_a_run_is_not_resumed_with_another_environment(
     write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

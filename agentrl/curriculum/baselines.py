@@ -1,4 +1,4 @@
-"""The simple curricula: uniform, staged from easy to hard, and three pools."""
+"""The simple curricula: uniform, by level, staged from easy to hard, and three pools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from agentrl.curriculum.group_stats import Choice, GroupStats
 from agentrl.curriculum.tasks import Tasks
-from agentrl.recipe import PoolsCurriculum, StagedCurriculum
+from agentrl.recipe import LevelsCurriculum, PoolsCurriculum, StagedCurriculum
 
 
 class Uniform:
@@ -48,6 +48,55 @@ class Uniform:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from `state()`."""
         self._positions = {int(level): int(position) for level, position in state["positions"]}
+
+
+class Levels:
+    """Draws the level whose pass rate p has the largest p(1-p), by a rate sampled from the belief about each level.
+
+    The belief is a Beta distribution of what passed and failed lately: both counts fade by `decay` with every policy
+    version, so a level that is not drawn becomes uncertain again, and is tested again.
+    """
+
+    def __init__(self, recipe: LevelsCurriculum, tasks: Tasks) -> None:
+        self._decay = recipe.decay
+        self._tasks = tasks
+        self._inner = Uniform(tasks)
+        self._passed, self._failed = np.zeros(len(tasks.levels)), np.zeros(len(tasks.levels))
+        self._version = 0
+
+    def choose(self, rng: np.random.Generator) -> Choice:
+        """Sample a rate for each level, and choose the next task of the most promising one."""
+        rates = rng.beta(1.0 + self._passed, 1.0 + self._failed)
+        best = int((rates * (1.0 - rates)).argmax())
+        choice = self._inner.at(self._tasks.levels[best])
+        return Choice(choice.level, choice.index, (float(1.0 + self._passed[best]), float(1.0 + self._failed[best])))
+
+    def learn(self, stats: GroupStats) -> None:
+        """Count what passed and failed, and let older counts fade."""
+        keep = self._decay ** max(0, stats.version - self._version)
+        self._version = max(self._version, stats.version)
+        self._passed, self._failed = self._passed * keep, self._failed * keep
+        if stats.count:
+            level = self._tasks.levels.index(stats.level)
+            self._passed[level] += stats.total
+            self._failed[level] += stats.count - stats.total
+
+    def metrics(self) -> dict[str, float | list[float]]:
+        """Return the expected pass rate of each level."""
+        rates = (1.0 + self._passed) / (2.0 + self._passed + self._failed)
+        return self._inner.metrics() | {"level_p": [float(rate) for rate in rates]}
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts, and the position in each level."""
+        counts = {"passed": self._passed.copy(), "failed": self._failed.copy()}
+        return {"inner": self._inner.state(), "version": self._version} | counts
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Resume from `state()`."""
+        self._inner.restore(state["inner"])
+        self._version = int(state["version"])
+        self._passed = np.array(state["passed"], dtype=np.float64)
+        self._failed = np.array(state["failed"], dtype=np.float64)
 
 
 class Staged:

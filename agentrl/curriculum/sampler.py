@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl import seeds
-from agentrl.curriculum.baselines import Pools, Staged, Uniform
+from agentrl.curriculum.baselines import Levels, Pools, Staged, Uniform
 from agentrl.curriculum.group_stats import (
     Beta,
     Choice,
@@ -32,7 +32,7 @@ from agentrl.curriculum.group_stats import (
 from agentrl.curriculum.learnability import Learnability
 from agentrl.curriculum.shares import Shares
 from agentrl.curriculum.tasks import Source, Tasks
-from agentrl.recipe import Curriculum, LearnabilityCurriculum, PoolsCurriculum, StagedCurriculum
+from agentrl.recipe import Curriculum, LearnabilityCurriculum, LevelsCurriculum, PoolsCurriculum, StagedCurriculum
 from agentrl.types import Group, Task
 
 __all__ = ["Chooser", "Draw", "Sampler", "Source"]
@@ -203,6 +203,8 @@ def _drawn(source: int, level: int, index: int, belief: Sequence[float] | None) 
 def _chooser(recipe: Curriculum, tasks: Tasks) -> Chooser:
     if isinstance(recipe, LearnabilityCurriculum):
         return Learnability(recipe, tasks)
+    if isinstance(recipe, LevelsCurriculum):
+        return Levels(recipe, tasks)
     if isinstance(recipe, StagedCurriculum):
         return Staged(recipe, tasks)
     if isinstance(recipe, PoolsCurriculum):

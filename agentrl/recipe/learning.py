@@ -93,6 +93,16 @@ class UniformCurriculum(Section):
     """Selects this curriculum."""
 
 
+class LevelsCurriculum(Section):
+    """Draws the level whose pass rate is likely nearest one half, and each of its tasks once before any comes twice.
+    It knows levels only, no tags and no single tasks."""
+
+    type: Literal["levels"]
+    """Selects this curriculum."""
+    decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Weight that the evidence about levels keeps per policy version."""
+
+
 class StagedCurriculum(Section):
     """Goes from easy to hard, one level after another."""
 
@@ -124,6 +134,7 @@ class PoolsCurriculum(Section):
 Curriculum = Annotated[
     Annotated[LearnabilityCurriculum, Tag("learnability")]
     | Annotated[UniformCurriculum, Tag("uniform")]
+    | Annotated[LevelsCurriculum, Tag("levels")]
     | Annotated[StagedCurriculum, Tag("staged")]
     | Annotated[PoolsCurriculum, Tag("pools")],
     kind("learnability"),

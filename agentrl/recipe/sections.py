@@ -42,6 +42,8 @@ class RunSection(Section):
     """Every random number of the run is derived from it."""
     steps: Annotated[int, Field(ge=0, le=10_000_000)] = 100
     """Learner steps. 0 evaluates and warm-starts only. A resumed run may raise it."""
+    tokens: Count | None = None
+    """End after the step that reaches this many sampled tokens, dropped groups included. By default `steps` decides."""
     out: Path = Path("runs")
     """Folder that holds the run folders."""
     max_hours: Positive | None = None

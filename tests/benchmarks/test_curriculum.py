@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _runs, curriculum_real, quickstart
+from benchmarks import _runs, curriculum_levels, curriculum_real, quickstart
 
 
 def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: float = 100.0) -> None:
@@ -15,11 +15,14 @@ def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: flo
     rows = []
     last = 0
     for step, stage, share in evals:
-        rows += [{"kind": "step", "step": n, "rollout/tokens": tokens} for n in range(last + 1, step + 1)]
+        rows += [
+            {"kind": "step", "step": n, "rollout/tokens": tokens, "rollout/informative": 0.5}
+            for n in range(last + 1, step + 1)
+        ]
         last = max(last, step)
         passes = {f"task {n}": float(n < 10 * share) for n in range(10)}
         value = {"value": share, "low": share, "high": share}
-        figures = {"eval/files/pass@1": value, "eval/files/passes": passes}
+        figures = {"eval/files/pass@1": value, "eval/files/passes": passes, "eval/files/levels": {"1": share}}
         rows.append({"kind": "eval", "step": step, "stage": stage, **figures})
     path = _runs.log_of(out, name)
     path.parent.mkdir(parents=True)
@@ -48,6 +51,22 @@ def test_unequal_and_missing_runs_are_compared_as_far_as_they_go(tmp_path: Path)
     assert curriculum_real.table(found).count("\n") == 4
     assert _runs.finished(tmp_path, "curriculum-learnability-0")
     assert not _runs.finished(tmp_path, "curriculum-uniform-0")
+
+
+def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_all_have(tmp_path: Path) -> None:
+    """Ours reaches after 500 tokens what the others have after 1000: they need twice the tokens."""
+    for seed in range(2):
+        write(tmp_path, f"files-learnability-{seed}", [(0, "start", 0.2), (5, "rl", 0.4), (10, "end", 0.6)])
+        write(tmp_path, f"files-dynamic-{seed}", [(0, "start", 0.2), (10, "end", 0.4)])
+    write(tmp_path, "files-learnability-2", [(0, "start", 0.2), (10, "end", 0.9)])
+    report = curriculum_levels.summarise(tmp_path, "files", 3)
+    assert report is not None
+    assert (report["tokens"], report["seeds"], list(report["arms"])) == (1000.0, [0, 1], ["learnability", "dynamic"])
+    dynamic = report["arms"]["dynamic"]
+    assert dynamic["times_our_tokens"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    assert dynamic["area_less_than_ours"]["value"] == pytest.approx(0.1)
+    assert curriculum_levels.table(report).count("\n") == 3
+    assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
 
 
 def test_the_quickstart_says_whether_it_holds(tmp_path: Path) -> None:

@@ -15,7 +15,14 @@ from agentrl import seeds
 from agentrl.curriculum import Draw, Sampler, Source
 from agentrl.envs.base import Environment
 from agentrl.errors import RecipeError
-from agentrl.recipe import Curriculum, LearnabilityCurriculum, PoolsCurriculum, StagedCurriculum, UniformCurriculum
+from agentrl.recipe import (
+    Curriculum,
+    LearnabilityCurriculum,
+    LevelsCurriculum,
+    PoolsCurriculum,
+    StagedCurriculum,
+    UniformCurriculum,
+)
 from agentrl.types import Group
 
 MakeGroup = Callable[..., Group]
@@ -25,10 +32,11 @@ KINDS: list[Curriculum] = [
     LearnabilityCurriculum(),
     LearnabilityCurriculum(objective="band"),
     UniformCurriculum(type="uniform"),
+    LevelsCurriculum(type="levels"),
     StagedCurriculum(type="staged", window=8),
     PoolsCurriculum(type="pools"),
 ]
-NAMES = ["variance", "band", "uniform", "staged", "pools"]
+NAMES = ["variance", "band", "uniform", "levels", "staged", "pools"]
 
 
 def by_level(draw: Draw, step: int) -> float:
@@ -306,6 +314,20 @@ def test_adversarial_noise_does_not_trap_it(ladder: Environment, group_of: MakeG
     rounds = play(sampler, group_of, truth, range(60, 120))
     late = [truth(draw, 0) for draws in rounds[-20:] for draw in draws]
     assert np.mean([0.1 < p < 0.9 for p in late]) > 0.75
+
+
+def test_levels_follow_the_frontier_and_test_the_others_now_and_then(ladder: Environment, group_of: MakeGroup) -> None:
+    """Levels up to 2 pass, level 3 every other time, harder ones never; later level 4 is the one in reach."""
+    sampler = Sampler(LevelsCurriculum(type="levels"), [Source(name="l", environment=ladder)], 0)
+
+    def rate(frontier: int) -> Callable[[Draw, int], float]:
+        return lambda draw, step: {frontier: 0.5}.get(draw.task.level, float(draw.task.level < frontier))
+
+    early = [d.task.level for ds in play(sampler, group_of, rate(3), range(120)) for d in ds]
+    assert np.mean([level == 3 for level in early[len(early) // 3 :]]) > 0.8
+    assert set(early[len(early) // 3 :]) == set(ladder.levels)
+    late = [d.task.level for ds in play(sampler, group_of, rate(4), range(120, 160)) for d in ds]
+    assert np.mean([level == 4 for level in late[len(late) // 2 :]]) > 0.8
 
 
 def test_staged_opens_levels_one_by_one(ladder: Environment, group_of: MakeGroup) -> None:

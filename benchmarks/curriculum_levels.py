@@ -1,0 +1,250 @@
+"""A real policy over all levels of an environment under several curricula, at equal sampled tokens.
+
+    python -m benchmarks.curriculum_levels --model FOLDER --envs countdown,search --urls URL,URL,... [--seeds 6]
+    python -m benchmarks.curriculum_levels --summarise --out FOLDER [--figure FILE] [--json]
+                                         # no training: FOLDER/*/metrics.jsonl is read
+
+    warm start  ── once per environment ── FOLDER of --model, or --out/ENV-start after demonstrations of all levels
+    runs        ── environment × seed × arm, each from there, each until it has sampled --tokens tokens
+
+Needs one GPU and as many running SGLang servers as runs are to go on at once. An arm is a curriculum and a group
+filter; all else is equal, the seed too. Success is the mean over the levels of held-out tasks, read against the tokens
+that training has sampled, dropped groups included. Runs that are finished are read, not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl import metrics
+from agentrl.statistics import bootstrap
+from benchmarks._runs import finished, log_of, options, play
+from benchmarks.curriculum_real import Curve, at, curve
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-countdown.yaml"
+ARMS: dict[str, list[str]] = {
+    "learnability": ["curriculum={type: learnability, repeats: 2}", "eval.every=4"],
+    "dynamic": ["curriculum={type: uniform}", "eval.every=2"],
+    "uniform": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=6"],
+    "levels": ["curriculum={type: levels}", "eval.every=4"],
+}
+"""By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling; where a step takes more tokens, fewer
+steps lie between evaluations."""
+OURS, TO_BEAT = "learnability", "dynamic"
+TURNS = {"countdown": 8, "search": 16}
+COMMON = [
+    "rollout.group_size=8", "rollout.max_tokens=320", "rollout.max_turn_tokens=64", "rollout.concurrency=512",
+    "group_filter.max_extra=8", "learner.groups_per_step=16", "learner.micro_tokens=8192", "learner.warmup=2",
+    "async={enabled: false}", "checkpoint={every: 0, keep: 1}", "rollout.engine.servers=1",
+]  # fmt: skip
+DRAWS = 2000
+"""Resamples of the seeds for the intervals of ratios."""
+
+
+def name_of(env: str, arm: str, seed: int) -> str:
+    return f"{env}-{arm}-{seed}"
+
+
+def settings(env: str, arm: str, seed: int, model: Path, tokens: int) -> list[str]:
+    """What sets a run apart from the recipe."""
+    return [
+        f"run.seed={seed}", "run.steps=1000", f"run.tokens={tokens}", f"model.path={model}", "warm_start=null",
+        f"envs=[{{name: {env}}}]", "eval={tasks: 144, k: [1], every: 4}", f"rollout.max_turns={TURNS.get(env, 12)}",
+        *COMMON, *ARMS[arm],
+    ]  # fmt: skip
+
+
+def warm_started(env: str, url: str, demonstrations: int, *, out: Path, model: Path, recipe: Path) -> Path:
+    """Return the folder of the policy that all runs of an environment start from; make it where it is missing."""
+    folder, name = out / f"{env}-start", f"{env}-demonstrations"
+    if (folder / "config.json").is_file():
+        return folder
+    chosen = [
+        f"run.name={name}", f"run.out={out}", "run.steps=0", f"model.path={model}", f"envs=[{{name: {env}}}]",
+        f"warm_start={{demonstrations: {demonstrations}, epochs: 2, lr: 2.0e-4, batch: 32}}",
+        f"rollout.engine.urls=[{url}]", "eval=null", *COMMON,
+    ]  # fmt: skip
+    flags = [part for setting in chosen for part in ("--set", setting)]
+    agentrl = [sys.executable, "-m", "agentrl"]
+    subprocess.run([*agentrl, "train", str(recipe), *flags], check=True, stdout=sys.stderr)
+    subprocess.run([*agentrl, "model", "export", str(out / name), str(folder)], check=True, stdout=sys.stderr)
+    return folder
+
+
+def gather(out: Path, env: str, seeds: int) -> dict[str, dict[int, Curve]]:
+    """Curves by arm and seed: those of arms that have begun, for seeds that all of these have."""
+    curves = {
+        arm: {
+            seed: points
+            for seed in range(seeds)
+            if len(points := curve(log_of(out, name_of(env, arm, seed)))) > 1
+        }
+        for arm in ARMS
+    }  # fmt: skip
+    begun = {arm: runs for arm, runs in curves.items() if runs}
+    common = set.intersection(*(set(runs) for runs in begun.values())) if begun else set()
+    return {arm: {seed: runs[seed] for seed in sorted(common)} for arm, runs in begun.items()} if common else {}
+
+
+def ratio_of_tokens(ours: Sequence[Curve], theirs: Sequence[Curve], tokens: float) -> dict[str, float]:
+    """How many times our tokens the others need for what they end with: the mean curves cross that success.
+
+    Seeds are resampled in pairs. Above 1, ours needs fewer; where ours never gets there, the ratio counts as 1.
+    """
+    grid = np.linspace(0.0, tokens, 401)
+    mine, other = (np.array([[at(points, x) for x in grid] for points in runs]) for runs in (ours, theirs))
+    rng = np.random.default_rng(0)
+
+    def ratio(chosen: Any) -> float:
+        a, b = mine[chosen].mean(0), other[chosen].mean(0)
+        reached = np.flatnonzero(a >= b[-1])
+        return float(tokens / max(grid[reached[0]], grid[1])) if len(reached) else 1.0
+
+    everyone = np.arange(len(mine))
+    draws = [ratio(rng.choice(everyone, len(everyone))) for _ in range(DRAWS)]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return {"value": ratio(everyone), "low": float(low), "high": float(high)}
+
+
+def last_levels(out: Path, env: str, arm: str, seeds: Sequence[int]) -> dict[str, float]:
+    """Mean success of each level at the last evaluation, over the seeds."""
+    rows = [list(metrics.read(log_of(out, name_of(env, arm, seed)), "eval"))[-1] for seed in seeds]
+    levels = [row[f"eval/{env}/levels"] for row in rows]
+    return {level: round(float(np.mean([each[level] for each in levels])), 4) for level in levels[0]}
+
+
+def informative(out: Path, env: str, arm: str, seeds: Sequence[int]) -> float:
+    """Return the mean share of groups that carried a signal, over steps and seeds."""
+    rows = [row for seed in seeds for row in metrics.read(log_of(out, name_of(env, arm, seed)), "step")]
+    return round(float(np.mean([row["rollout/informative"] for row in rows])), 3)
+
+
+def summarise(out: Path, env: str, seeds: int) -> dict[str, Any] | None:
+    """Success at equal tokens and on the way there, by arm, and what sets ours apart from each of the others."""
+    curves = gather(out, env, seeds)
+    if not curves:
+        return None
+    tokens = min(points[-1][0] for runs in curves.values() for points in runs.values())
+    grid = np.linspace(0.0, tokens, 201)
+    chosen = list(next(iter(curves.values())))
+    area = {arm: [float(np.mean([at(p, x) for x in grid])) for p in runs.values()] for arm, runs in curves.items()}
+    last = {arm: [at(points, tokens) for points in runs.values()] for arm, runs in curves.items()}
+    report: dict[str, Any] = {"env": env, "tokens": tokens, "seeds": chosen, "arms": {}}
+    for arm, runs in curves.items():
+        report["arms"][arm] = {
+            "success": bootstrap(last[arm]).as_dict(),
+            "area": bootstrap(area[arm]).as_dict(),
+            "levels_at_its_end": last_levels(out, env, arm, chosen),
+            "informative": informative(out, env, arm, chosen),
+            "curves": {str(seed): [[round(x), round(y, 4)] for x, y in points] for seed, points in runs.items()},
+        }
+        if arm != OURS and OURS in curves:
+            apart = [a - b for a, b in zip(area[OURS], area[arm], strict=True)]
+            report["arms"][arm]["area_less_than_ours"] = bootstrap(apart).as_dict()
+            report["arms"][arm]["times_our_tokens"] = ratio_of_tokens(
+                list(curves[OURS].values()), list(runs.values()), tokens
+            )
+    return report
+
+
+def table(report: dict[str, Any]) -> str:
+    """The figures of one environment as Markdown."""
+
+    def cell(value: dict[str, float] | None, sign: str = "", digits: int = 3) -> str:
+        if value is None:
+            return ""
+        return f"{value['value']:{sign}.{digits}f} [{value['low']:{sign}.{digits}f}, {value['high']:{sign}.{digits}f}]"
+
+    lines = [
+        f"| {report['env']}, {len(report['seeds'])} seeds | success after {report['tokens'] / 1000:.0f}k tokens "
+        f"| mean on the way | {OURS} less this one | times {OURS}'s tokens | groups with a signal "
+        "| by level at the end |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm, row in report["arms"].items():
+        levels = ", ".join(f"{value:.2f}" for value in row["levels_at_its_end"].values())
+        lines.append(
+            f"| {arm} | {cell(row['success'])} | {cell(row['area'])} | {cell(row.get('area_less_than_ours'), '+')} "
+            f"| {cell(row.get('times_our_tokens'), digits=2)} | {row['informative']:.2f} | {levels} |"
+        )
+    return "\n".join(lines)
+
+
+def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
+    """A panel for each environment: every run thin, the mean of an arm thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
+    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green"), strict=True))
+    for axis, report in zip(axes[0], reports, strict=True):
+        grid = np.linspace(0.0, report["tokens"], 101)
+        for arm, row in report["arms"].items():
+            runs = [[(x, y) for x, y in points] for points in row["curves"].values()]
+            for points in runs:
+                axis.plot(*zip(*points, strict=True), color=colours[arm], alpha=0.25, lw=1)
+            mean = [float(np.mean([at(points, x) for points in runs])) for x in grid]
+            axis.plot(grid, mean, color=colours[arm], lw=2.5, label=arm)
+        axis.set_xlim(0.0, report["tokens"])
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
+        axis.set_title(f"{report['env']}, {len(report['seeds'])} seeds")
+        axis.set_xlabel("sampled tokens, dropped groups included")
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("held-out success, mean over levels")
+    axes[0][0].legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Run what is missing, then report."""
+    parser = options(__doc__, RECIPE, 6, Path("runs/levels"))
+    parser.add_argument("--model", type=Path, help="the transformers folder that the warm start begins with")
+    parser.add_argument("--envs", default="countdown,search")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--urls", default="", help="running SGLang servers, one for each run at once")
+    parser.add_argument("--tokens", type=int, default=400_000, help="what each run may sample")
+    parser.add_argument("--demonstrations", type=int, default=384)
+    parser.add_argument("--figure", type=Path, help="write the curves to this file")
+    chosen = parser.parse_args()
+    envs, arms, urls = chosen.envs.split(","), chosen.arms.split(","), [u for u in chosen.urls.split(",") if u]
+    if not chosen.summarise:
+        if not urls or chosen.model is None:
+            raise SystemExit("name the model (--model) and the servers (--urls), or use --summarise")
+        with ThreadPoolExecutor(min(len(envs), len(urls))) as pool:
+            begin = partial(warm_started, out=chosen.out, model=chosen.model, recipe=chosen.recipe)
+            servers = [urls[number % len(urls)] for number in range(len(envs))]
+            starts = dict(zip(envs, pool.map(begin, envs, servers, [chosen.demonstrations] * len(envs)), strict=True))
+        # All arms of a seed side by side: whenever this is stopped, what is there can be compared.
+        runs = {
+            name_of(env, arm, seed): settings(env, arm, seed, starts[env], chosen.tokens) + chosen.more
+            for seed in range(chosen.seeds)
+            for env in envs
+            for arm in arms
+        }
+        play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes, urls=urls)
+        missing = [name for name in runs if not finished(chosen.out, name)]
+        if missing:
+            print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
+    reports = [report for env in envs if (report := summarise(chosen.out, env, chosen.seeds))]
+    if not reports:
+        raise SystemExit(f"{chosen.out}: no seed has two evaluations under every arm yet")
+    if chosen.figure:
+        draw_figure(reports, chosen.figure)
+    sys.stdout.write((json.dumps(reports) if chosen.json else "\n\n".join(map(table, reports))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
