@@ -63,7 +63,7 @@ def settings(env: str, arm: str, seed: int, model: Path, tokens: int) -> list[st
     ]  # fmt: skip
 
 
-def warm_started(env: str, url: str, demonstrations: int, *, out: Path, model: Path, recipe: Path) -> Path:
+def warm_started(env: str, *, out: Path, model: Path, recipe: Path, demonstrations: int) -> Path:
     """Return the folder of the policy that all runs of an environment start from; make it where it is missing."""
     folder, name = out / f"{env}-start", f"{env}-demonstrations"
     if (folder / "config.json").is_file():
@@ -71,7 +71,7 @@ def warm_started(env: str, url: str, demonstrations: int, *, out: Path, model: P
     chosen = [
         f"run.name={name}", f"run.out={out}", "run.steps=0", f"model.path={model}", f"envs=[{{name: {env}}}]",
         f"warm_start={{demonstrations: {demonstrations}, epochs: 2, lr: 2.0e-4, batch: 32}}",
-        f"rollout.engine.urls=[{url}]", "eval=null", *COMMON,
+        "eval=null", *COMMON, "rollout.engine={type: transformers}",
     ]  # fmt: skip
     flags = [part for setting in chosen for part in ("--set", setting)]
     agentrl = [sys.executable, "-m", "agentrl"]
@@ -223,10 +223,9 @@ def main() -> None:
     if not chosen.summarise:
         if not urls or chosen.model is None:
             raise SystemExit("name the model (--model) and the servers (--urls), or use --summarise")
-        with ThreadPoolExecutor(min(len(envs), len(urls))) as pool:
+        with ThreadPoolExecutor(len(envs)) as pool:
             begin = partial(warm_started, out=chosen.out, model=chosen.model, recipe=chosen.recipe)
-            servers = [urls[number % len(urls)] for number in range(len(envs))]
-            starts = dict(zip(envs, pool.map(begin, envs, servers, [chosen.demonstrations] * len(envs)), strict=True))
+            starts = dict(zip(envs, pool.map(partial(begin, demonstrations=chosen.demonstrations), envs), strict=True))
         # All arms of a seed side by side: whenever this is stopped, what is there can be compared.
         runs = {
             name_of(env, arm, seed): settings(env, arm, seed, starts[env], chosen.tokens) + chosen.more
