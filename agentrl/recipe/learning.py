@@ -215,8 +215,8 @@ class AlgorithmSection(Section):
     kl_unbiased: bool = False
     """Multiply the estimator by the ratio, so that it stays unbiased off-policy (TRL's default)."""
     kl_in_reward: bool = False
-    """Take `kl_coefficient` times the divergence of the sampled tokens from the episode's score (with a critic, from each
-    token's reward) before advantages are made, instead of adding it to the loss."""
+    """Take `kl_coefficient` times the divergence of the sampled tokens from the episode's score (with a critic, from
+    each token's reward) before advantages are made, instead of adding it to the loss."""
     kl_target: Positive | None = None
     """Have `kl_coefficient` follow the divergence (nats per token): it rises while that is above this, by at most 2 % a
     step, and falls while it is below. By default it stays."""
