@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,7 +20,7 @@ Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_b
 Level = Literal["token", "sequence"]
 PolicyLoss = Literal["clip", "cispo", "sapo", "vespo", "dppo_tv", "dppo_kl"]
 Aggregation = Literal["token", "sequence", "constant", "prompt"]
-Correction = Literal["none", "tis", "mis", "icepop", "geometric"]
+Correction = Literal["none", "tis", "mis", "icepop", "geometric", "negative"]
 Covariance = Literal["none", "clip", "kl"]
 Divergence = Literal["none", "k1", "k2", "k3"]
 Credit = Literal["trajectory", "turn", "state", "branch", "token"]
@@ -72,7 +73,8 @@ class Algorithm:
     """λ-GRPO's exponent: above 0 the longer trajectories of a group count more, below 0 the shorter ones."""
     correction: Correction = "none"
     """How a difference between π_old and the engine's π is corrected: tis caps their ratio, mis drops sequences outside
-    the bounds, icepop drops tokens outside them, geometric drops sequences by their geometric mean."""
+    the bounds, icepop drops tokens outside them, geometric drops sequences by their geometric mean; negative does so by
+    the current π, and only where the advantage is negative."""
     correction_low: float = 0.0
     correction_high: float = 0.0
     staleness_decay: float = 1.0
@@ -172,6 +174,7 @@ CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
     "mis": (0.0, 3.0),
     "icepop": (0.5, 5.0),
     "geometric": (0.99, 1.01),
+    "negative": (0.6, math.inf),
 }
 
 
@@ -242,7 +245,7 @@ def _check(algorithm: Algorithm) -> None:
         )
     if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):
         raise RecipeError(
-            "algorithm.correction_low and correction_high need a correction: tis, mis, icepop or geometric"
+            "algorithm.correction_low and correction_high need a correction: tis, mis, icepop, geometric or negative"
         )
     if algorithm.correction_low > algorithm.correction_high:
         raise RecipeError(

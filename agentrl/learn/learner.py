@@ -64,7 +64,7 @@ class Learner:
         self._busy = threading.RLock()
         """Held while weights change, and while they are sent."""
         self._sender: Any = None
-        if self.algorithm.correction != "none" and self._section.old_logprobs == "engine":
+        if self.algorithm.correction not in ("none", "negative") and self._section.old_logprobs == "engine":
             raise RecipeError(
                 f"algorithm.correction: {self.algorithm.correction} compares the learner's old logprobs with the "
                 "engine's; set learner.old_logprobs: recompute (free when a round is one update) or interpolate"

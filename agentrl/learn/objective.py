@@ -81,13 +81,16 @@ def token_losses(algorithm: Algorithm, tokens: Tokens) -> Losses:
     loss, clipped = policy_loss(algorithm, ratio, logprobs, advantages, tokens)
     if algorithm.covariance != "none":
         loss, clipped = hold_back(algorithm.covariance, loss, clipped, tokens)
+    against = tokens.logprobs if algorithm.correction == "negative" else tokens.old_logprobs
     correction = correction_weight(
         algorithm.correction,
-        (tokens.old_logprobs - tokens.engine_logprobs).detach(),
+        (against - tokens.engine_logprobs).detach(),
         tokens.sequence,
         tokens.sequences,
         (algorithm.correction_low, algorithm.correction_high),
     )
+    if algorithm.correction == "negative":
+        correction = correction.masked_fill(tokens.advantages >= 0, 1.0)
     if algorithm.staleness_decay < 1.0:
         assert tokens.lag is not None, "staleness needs the tokens' versions"
         correction = correction * algorithm.staleness_decay ** tokens.lag.to(correction.dtype)
@@ -255,13 +258,13 @@ def correction_weight(
     """Return the factor on a token's loss that corrects π_old ≠ π_engine; `log_ratio` is log π_old − log π_engine.
 
     tis caps the token's ratio; icepop drops tokens whose ratio lies outside the bounds; mis drops whole sequences by
-    the ratio of the sequence (the product over its tokens), and weights the others with it; geometric drops whole
-    sequences by the geometric mean over its tokens, and leaves the others as they are.
+    the ratio of the sequence (the product over its tokens), and weights the others with it; geometric and negative drop
+    whole sequences by the geometric mean over its tokens, and leave the others as they are.
     """
     if kind == "none":
         return torch.ones_like(log_ratio)
     low, high = bounds
-    if kind == "geometric":
+    if kind in ("geometric", "negative"):
         mean = sequence_mean(log_ratio, sequence, sequences)[sequence].exp()
         return ((mean >= low) & (mean <= high)).to(log_ratio.dtype)
     if kind == "mis":

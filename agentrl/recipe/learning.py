@@ -197,14 +197,17 @@ class AlgorithmSection(Section):
     `constant`: token sums over `rollout.max_tokens`. `prompt`: over groups of their token means."""
     length_preference: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
     """λ-GRPO's λ, fixed: above 0 the longer episodes of a group count more, below 0 the shorter ones. By default 0."""
-    correction: Literal["none", "tis", "mis", "icepop", "geometric"] | None = None
+    correction: Literal["none", "tis", "mis", "icepop", "geometric", "negative"] | None = None
     """Correction for logprobs that differ between learner and engine. `tis` caps their ratio, `mis` drops sequences and
     `icepop` drops tokens outside the bounds; `geometric` drops sequences by the geometric mean of their tokens' ratios,
-    and weights nothing. Needs `learner.old_logprobs: recompute` or `interpolate`."""
+    and weights nothing. These need `learner.old_logprobs: recompute` or `interpolate`. `negative` drops sequences of a
+    negative advantage that the current policy finds much less likely than the engine did, by the same mean."""
     correction_low: NonNegative | None = None
-    """Lower bound of the correction's ratio. By default 0 (tis, mis), 0.5 (icepop) or 0.99 (geometric)."""
+    """Lower bound of the correction's ratio. By default 0 (tis, mis), 0.5 (icepop), 0.99 (geometric) or 0.6
+    (negative)."""
     correction_high: Positive | None = None
-    """Upper bound of the correction's ratio. By default 2 (tis), 3 (mis), 5 (icepop) or 1.01 (geometric)."""
+    """Upper bound of the correction's ratio. By default 2 (tis), 3 (mis), 5 (icepop), 1.01 (geometric) or none
+    (negative)."""
     staleness_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """A token's policy loss counts this to the power of the versions that it is old. By default 1: all count alike."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"

@@ -7,6 +7,7 @@ sum by its length + 1e-8; TRL's cispo takes the cap itself where verl and we tak
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -109,7 +110,7 @@ class Case:
             args=arguments,
             aux_loss_enabled=False,
             top_entropy_quantile=1.0,
-            off_policy_mask_threshold=None,
+            off_policy_mask_threshold=options.pop("threshold", None),
             importance_sampling_level=options.pop("level", "token"),
             beta=options.pop("beta", 0.0),
             loss_type=loss_type,
@@ -144,7 +145,11 @@ class Case:
         }
         if adaptive is not None:
             stub.entropy_coef, stub._last_world_entropy = adaptive["coefficient"], adaptive["seen"]
-        stub.get_gamma_weights = GRPOTrainer.get_gamma_weights
+        stub.get_gamma_weights, stub.get_off_policy_mask = (
+            GRPOTrainer.get_gamma_weights,
+            GRPOTrainer.get_off_policy_mask,
+        )
+        inputs["sampling_per_token_logps"] = self.engine
         compute: Any = GRPOTrainer._compute_loss
         found = self.result(compute(stub, None, inputs))
         if adaptive is not None:
@@ -229,6 +234,14 @@ TRL: dict[str, tuple[Algorithm, Callable[[Case], Result]]] = {
 def test_same_as_trl(case: Case, name: str) -> None:
     algorithm, theirs = TRL[name]
     same(case.ours(algorithm), theirs(case))
+
+
+def test_masks_on_stale_failures_are_trls(case: Case) -> None:
+    """TRL's bound is on the mean of log π_engine − log π over a sequence, ours on the exponential of minus that."""
+    row = replace(ROWS["dapo"], correction="negative", correction_low=math.exp(-0.05), correction_high=math.inf)
+    ours, plain = case.ours(row), case.ours(ROWS["dapo"])
+    same(ours, case.trl("dapo", high=0.28, threshold=0.05))
+    assert ours[0] != plain[0]
 
 
 def test_luspo_is_gspo_with_a_constant_divisor(case: Case) -> None:

@@ -98,7 +98,7 @@ def test_two_ranks_train_like_one_process_and_lose_nothing_when_one_is_killed(
         from_ranks.load_state_dict(saved.learner)
         assert same(from_ranks.weights(), learner.weights())
         assert from_ranks.coefficients.state_dict() == saved.learner["coefficients"]
-        assert from_ranks.coefficients.kl == pytest.approx(0.098)  # the first step measured no divergence at all
+        assert from_ranks.coefficients.kl == pytest.approx(0.102)  # the step moved further than the target
         from_one = checkpoint.load(checkpoint.save(tmp_path / "one", alone))
         learner.load_state_dict(from_one.learner)
         assert same(learner.weights(), alone.weights())

@@ -73,6 +73,14 @@ def test_geometric_masks_drop_whole_sequences_and_weight_none() -> None:
     assert token_losses(wider, given).loss.tolist() == [-1, -1, -1, -1]
 
 
+def test_failures_that_the_policy_has_left_behind_are_dropped() -> None:
+    """Both sequences have become half as likely per token; the one with a positive advantage stays."""
+    row = resolve(AlgorithmSection(type="dapo", correction="negative"))
+    given = tokens([0.5, 0.5, 0.5, 0.5], [-1.0, -1.0, 1.0, 1.0], [0, 0, 1, 1])
+    assert token_losses(row, given).correction.tolist() == [0, 0, 1, 1]
+    assert token_losses(replace(row, correction_low=0.4), given).correction.tolist() == [1, 1, 1, 1]
+
+
 def test_older_tokens_count_less() -> None:
     row = replace(ROWS["grpo"], staleness_decay=0.5, kl="k3", kl_coefficient=0.1)
     reference = torch.full((3,), log(0.125), dtype=torch.float64)  # k3 is the same for all: it does not fade
