@@ -93,6 +93,17 @@ class Run:
         self.judge.save(self.folder.judge)
         return self.judge.step_row()
 
+    async def penalties(self, samples: list[TrainingSample]) -> dict[tuple[int, int], float] | None:
+        """Return what KL in the reward takes from each trajectory's score; None without it, and with a critic, which
+        takes it from the tokens' rewards."""
+        from agentrl.learn.kl_reward import summed
+        from agentrl.learn.learner import Learner
+
+        if not self.recipe.algorithm.kl_in_reward or self.recipe.algorithm.has_critic:
+            return None
+        assert isinstance(self.learner, Learner), "the recipe refuses KL in the reward with learner.ranks"
+        return summed(samples, await asyncio.to_thread(self.learner.penalties, samples))
+
     async def credit(self, samples: list[TrainingSample]) -> list[TrainingSample]:
         """Have the critic make the advantages, where the algorithm has one; a teacher adds its part."""
         from agentrl.learn.learner import Learner

@@ -151,7 +151,7 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     run.sampler.observe(arrived, kept={group.number for group in round_.kept})
     run.trained.update(seen_hashes(group.task for group in round_.kept))
     run.progress.phase("learning")
-    samples = await run.credit(_samples(run, round_))
+    samples = await run.credit(await _samples(run, round_))
     report = await run.learn(run.learner.pack(samples))
     learnt = time.monotonic()
     run.progress.phase("publishing the weights")
@@ -171,12 +171,15 @@ async def _step(run: Run, round_: Round, last: float) -> None:
             run.progress.show(run.metrics.log("alarm", run.learner.steps, {"name": name, "text": text}))
 
 
-def _samples(run: Run, round_: Round) -> list[TrainingSample]:
+async def _samples(run: Run, round_: Round) -> list[TrainingSample]:
     """Turn the kept groups into training samples: scores shaped, advantages computed, weights set."""
     from agentrl.learn.advantage import advantages
 
     scores, weights = run.group_filter.scores(round_.kept), run.group_filter.weights(round_.kept)
-    return advantages(round_.kept, run.recipe.algorithm, scores=scores, weights=weights)
+    samples = advantages(round_.kept, run.recipe.algorithm, scores=scores, weights=weights)
+    if (penalties := await run.penalties(samples)) is None:
+        return samples
+    return advantages(round_.kept, run.recipe.algorithm, scores=scores, weights=weights, penalties=penalties)
 
 
 async def _evaluate_if_due(run: Run) -> bool:

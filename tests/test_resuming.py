@@ -206,3 +206,23 @@ def test_a_run_with_a_critic_is_resumed_to_the_bit(write: Callable[..., Path], t
     rows = list(metrics.read(tmp_path / "runs" / "parts" / "metrics.jsonl", "step"))
     assert [row["learn/version"] for row in rows] == [0, 1, 2, 3]
     assert all({"learn/explained_variance", "learn/value_error", "learn/positive_nll"} <= row.keys() for row in rows)
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="four more runs; tests/learn/test_stability.py is short")
+def test_a_run_with_kl_in_the_reward_and_targets_is_resumed_to_the_bit(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Every episode fails, so that the divergence alone makes the difference between two runs of one algorithm."""
+    algorithm = {"type": "rloo", "kl": "k1", "kl_coefficient": 0.5, "kl_in_reward": True, "kl_target": 0.01}
+    path = str(write(warm_start={"demonstrations": 8}, algorithm=algorithm | {"entropy_target": 9.0}))
+    assert train(path, "--set", "run.name=whole") == 0
+    assert train(path, "--set", "run.name=parts", "--set", "run.steps=2") == 0
+    assert train(path, "--set", "run.name=parts", "--resume") == 0
+    assert train(path, "--set", "run.name=weak", "--set", "algorithm.kl_coefficient=1.0e-9") == 0
+    whole, parts, weak = (weights(tmp_path / "runs" / name) for name in ("whole", "parts", "weak"))
+    assert equal(whole, parts) and not equal(whole, weak)
+    rows = [list(metrics.read(tmp_path / "runs" / name / "metrics.jsonl", "step")) for name in ("whole", "parts")]
+    for name in ("learn/kl_coefficient", "learn/entropy_bonus", "learn/reference_kl"):
+        assert [row[name] for row in rows[0]] == [row[name] for row in rows[1]], name
+    assert [row["learn/entropy_bonus"] for row in rows[0]] == pytest.approx([0.0, 0.015, 0.02, 0.025])
+    assert rows[0][0]["learn/kl_coefficient"] == 0.5 != rows[0][1]["learn/kl_coefficient"]

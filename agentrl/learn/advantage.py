@@ -31,18 +31,23 @@ def advantages(
     *,
     scores: Mapping[Key, float] | None = None,
     weights: Mapping[Key, float] | None = None,
+    penalties: Mapping[Key, float] | None = None,
 ) -> list[TrainingSample]:
     """Return one sample for each segment, in the groups' order.
 
     `scores` replaces the outcome's score of a trajectory (reward shaping); `weights` says how much a trajectory counts
-    in the loss (1 by default).
+    in the loss (1 by default); `penalties` are taken from the scores that are compared (KL in the reward), and change
+    nothing about what counts as solved.
     """
     row = resolve(algorithm)
-    scores, weights = scores or {}, weights or {}
+    scores, weights, penalties = scores or {}, weights or {}, penalties or {}
     graded: list[list[Trajectory]] = [[t for t in g.trajectories if t.outcome.score is not None] for g in groups]
     returns = [[_returns(t, row, _score(t, scores)) for t in group] for group in graded]
     lengths = [[_turn_lengths(t) if row.credit == "turn" else [t.sampled_tokens] for t in group] for group in graded]
     ended = [[_score(t, scores) for t in group] for group in graded]
+    if penalties:
+        taken = [[penalties.get((t.group, t.index), 0.0) for t in group] for group in graded]
+        returns = [[r - own for r, own in zip(*group, strict=True)] for group in zip(returns, taken, strict=True)]
     if row.has_critic:  # it makes the advantages later: learn/critic.py
         estimated = [[np.zeros(max(1, len(_turn_lengths(t)))) for t in group] for group in graded]
     else:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,9 +18,10 @@ from agentrl.recipe.learning import NO_GRADIENT
 
 Estimator = Literal["group", "mean", "leave_one_out", "maxrl", "batch", "batch_baseline", "batch_std", "gae"]
 Level = Literal["token", "sequence"]
-PolicyLoss = Literal["clip", "cispo", "sapo", "dppo_tv", "dppo_kl"]
+PolicyLoss = Literal["clip", "cispo", "sapo", "vespo", "dppo_tv", "dppo_kl"]
 Aggregation = Literal["token", "sequence", "constant", "prompt"]
-Correction = Literal["none", "tis", "mis", "icepop"]
+Correction = Literal["none", "tis", "mis", "icepop", "geometric", "negative"]
+Covariance = Literal["none", "clip", "kl"]
 Divergence = Literal["none", "k1", "k2", "k3"]
 Credit = Literal["trajectory", "turn", "state", "branch", "token"]
 
@@ -55,20 +57,41 @@ class Algorithm:
     """clip: a cap on ratio × −advantage for wrong samples. dppo: the cap on the ratio."""
     temperature: tuple[float, float] = (1.0, 1.05)
     """sapo: how fast its soft gate closes, for positive and for negative advantages."""
+    kernel: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))
+    """vespo: power and rate of its weight on a sequence's ratio, for advantages of at least 0 and for negative ones."""
     simko: SimKO | None = None
+    entropy_advantage: float = 0.0
+    """How much of a token's entropy is added to its advantage."""
+    covariance: Covariance = "none"
+    """clip: the tokens that covary most with their advantage get no gradient. kl: they are held near the old policy."""
+    covariance_share: float = 2e-4
+    """The share of a minibatch's tokens that this concerns."""
     aggregation: Aggregation = "token"
     """token: mean over all sampled tokens. sequence: mean over trajectories of their token means. constant: sum over
     trajectories × a constant length. prompt: mean over groups of their token means."""
+    length_preference: float = 0.0
+    """λ-GRPO's exponent: above 0 the longer trajectories of a group count more, below 0 the shorter ones."""
     correction: Correction = "none"
     """How a difference between π_old and the engine's π is corrected: tis caps their ratio, mis drops sequences outside
-    the bounds, icepop drops tokens outside them."""
+    the bounds, icepop drops tokens outside them, geometric drops sequences by their geometric mean; negative does so by
+    the current π, and only where the advantage is negative."""
     correction_low: float = 0.0
     correction_high: float = 0.0
+    staleness_decay: float = 1.0
+    """The factor on a token's policy loss for each version that it is old."""
     kl: Divergence = "none"
     kl_coefficient: float = 0.0
     kl_unbiased: bool = False
+    kl_in_reward: bool = False
+    """Whether the divergence is taken from the rewards, and not added to the loss."""
+    kl_target: float | None = None
+    """The divergence that the coefficient is adapted to."""
     reference_reset: int | None = None
+    optimizer_reset: bool = False
+    """Whether AdamW's moments are forgotten with the reference."""
     entropy_bonus: float = 0.0
+    entropy_target: float | None = None
+    """The entropy below which the bonus grows."""
     credit: Credit = "trajectory"
     """What gets an advantage of its own. state: a trajectory, and each turn among those that begin in its state.
     branch: each turn, by continuations from the states before and after it."""
@@ -101,8 +124,13 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the loss contains a divergence from a reference model."""
+        """Return whether the loss or the rewards contain a divergence from a reference model."""
         return self.kl != "none" and self.kl_coefficient > 0
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Return whether the loss contains one."""
+        return self.needs_reference and not self.kl_in_reward
 
 
 ROWS: Mapping[str, Algorithm] = {
@@ -112,6 +140,7 @@ ROWS: Mapping[str, Algorithm] = {
     "gspo": Algorithm(level="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence"),
     "cispo": Algorithm(policy_loss="cispo", clip_low=1.0, clip_high=4.0),
     "sapo": Algorithm(policy_loss="sapo", aggregation="sequence"),
+    "vespo": Algorithm(policy_loss="vespo"),
     "dppo_tv": Algorithm(policy_loss="dppo_tv", clip_low=0.15, clip_high=0.15, dual_clip=20.0),
     "dppo_kl": Algorithm(policy_loss="dppo_kl", clip_low=0.05, clip_high=0.05, dual_clip=20.0),
     "maxrl": Algorithm(advantage="maxrl", clip_high=0.28),
@@ -144,6 +173,8 @@ CORRECTION_BOUNDS: Mapping[Correction, tuple[float, float]] = {
     "tis": (0.0, 2.0),
     "mis": (0.0, 3.0),
     "icepop": (0.5, 5.0),
+    "geometric": (0.99, 1.01),
+    "negative": (0.6, math.inf),
 }
 
 
@@ -160,20 +191,38 @@ def resolve(section: AlgorithmSection) -> Algorithm:
     unread = [name for name in BRANCH if name in values and algorithm.credit != "branch"]
     if unread:
         raise RecipeError(f"algorithm.{unread[0]} is for credit: branch; use type: vineppo, or remove it")
+    if "covariance_share" in values and algorithm.covariance == "none":
+        raise RecipeError(
+            "algorithm.covariance_share needs algorithm.covariance: clip or kl; set it, or remove the share"
+        )
     return algorithm
 
 
-def _check(algorithm: Algorithm) -> None:
-    if algorithm.kl == "none" and (algorithm.kl_coefficient or algorithm.reference_reset or algorithm.kl_unbiased):
+def _check_kl(algorithm: Algorithm) -> None:
+    needs_kl = ("kl_coefficient", "kl_unbiased", "kl_in_reward", "kl_target", "reference_reset")
+    if algorithm.kl == "none" and any(getattr(algorithm, name) for name in needs_kl):
         raise RecipeError(
-            "algorithm: kl_coefficient, kl_unbiased and reference_reset need kl; set kl: k3, or remove them"
+            f"algorithm: {', '.join(needs_kl[:-1])} and {needs_kl[-1]} need kl; set kl: k3, or remove them"
         )
     if algorithm.kl != "none" and not algorithm.kl_coefficient:
         raise RecipeError(
             f"algorithm.kl is {algorithm.kl} but algorithm.kl_coefficient is 0; set it, for example to 0.001"
         )
-    if algorithm.kl == "k1" and not algorithm.kl_unbiased:
+    if algorithm.kl == "k1" and not (algorithm.kl_unbiased or algorithm.kl_in_reward):
         raise RecipeError(NO_GRADIENT)
+    if algorithm.kl_in_reward and (algorithm.kl_unbiased or algorithm.credit not in ("trajectory", "turn", "token")):
+        raise RecipeError(
+            "algorithm.kl_in_reward lowers scores before advantages are made: it goes with credit: trajectory or a "
+            "critic, and kl_unbiased, which weights a term of the loss, means nothing to it"
+        )
+    if algorithm.kl_in_reward and algorithm.credit == "turn" and not algorithm.has_critic:
+        raise RecipeError("algorithm.kl_in_reward with credit: turn needs a critic; use credit: trajectory")
+    if algorithm.optimizer_reset and not algorithm.reference_reset:
+        raise RecipeError("algorithm.optimizer_reset goes with the reference: set reference_reset, or remove it")
+
+
+def _check(algorithm: Algorithm) -> None:
+    _check_kl(algorithm)
     if algorithm.discount != 1.0 and algorithm.credit == "trajectory":
         raise RecipeError("algorithm.discount needs algorithm.credit: turn, state, branch or token")
     without = ("trajectory", "turn", "state", "branch")
@@ -195,7 +244,9 @@ def _check(algorithm: Algorithm) -> None:
             f"(batch); advantage: {algorithm.advantage} does not fit"
         )
     if algorithm.correction == "none" and (algorithm.correction_low or algorithm.correction_high):
-        raise RecipeError("algorithm.correction_low and correction_high need a correction: tis, mis or icepop")
+        raise RecipeError(
+            "algorithm.correction_low and correction_high need a correction: tis, mis, icepop, geometric or negative"
+        )
     if algorithm.correction_low > algorithm.correction_high:
         raise RecipeError(
             f"algorithm.correction_low ({algorithm.correction_low}) is above correction_high "
@@ -203,5 +254,10 @@ def _check(algorithm: Algorithm) -> None:
         )
     if algorithm.policy_loss == "clip" and algorithm.clip_low > 1.0:
         raise RecipeError(f"algorithm.clip_low must be at most 1 for a clipped ratio, got {algorithm.clip_low}")
-    if algorithm.dual_clip is not None and algorithm.policy_loss in ("cispo", "sapo"):
+    if algorithm.policy_loss == "vespo" and algorithm.correction != "none":
+        raise RecipeError(
+            "vespo weights a sequence by its whole ratio, engine included; remove algorithm.correction, and leave "
+            "learner.old_logprobs: engine"
+        )
+    if algorithm.dual_clip is not None and algorithm.policy_loss in ("cispo", "sapo", "vespo"):
         raise RecipeError(f"algorithm.dual_clip means nothing to {algorithm.policy_loss}; remove it")

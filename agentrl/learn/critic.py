@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentrl.learn.algorithms import Algorithm
 from agentrl.learn.logprobs import HeadOutput
-from agentrl.learn.pack import MicroBatch, pack
+from agentrl.learn.pack import MicroBatch, over_samples
 from agentrl.learn.step_report import TokenStatistics
 from agentrl.recipe import LearnerSection
 from agentrl.types import TrainingSample
@@ -182,15 +182,15 @@ class Critic:
     ) -> list[TrainingSample]:
         """Return the samples that count, with advantages in place of rewards; `evaluate` computes the values."""
         counting = [s for s in samples if s.weight > 0 and s.segment.loss_mask.any()]
-        values: list[Floats] = [np.zeros(0)] * len(counting)
-        batch = pack(counting, "token", micro_tokens=self._micro_tokens, dtype=self.head.linear.weight.dtype)
-        for micro in (micro for minibatch in batch.minibatches for micro in minibatch):
+
+        def values(micro: MicroBatch) -> Tensor:
             said = evaluate(micro).values
             assert said is not None
-            counts = torch.bincount(micro.sequence, minlength=micro.sequences).tolist()
-            for place, part in zip(micro.members, torch.split(said.cpu().double(), counts), strict=True):
-                values[place] = part.numpy()
-        return with_advantages(counting, values, self.algorithm)
+            return said
+
+        dtype = self.head.linear.weight.dtype
+        said = over_samples(counting, values, micro_tokens=self._micro_tokens, dtype=dtype)
+        return with_advantages(counting, said, self.algorithm)
 
     def added_to(
         self, loss: Tensor, output: HeadOutput, micro: MicroBatch, statistics: TokenStatistics, *, first: bool

@@ -18,28 +18,22 @@ import torch
 from torch import Tensor
 
 from agentrl.engines.base import Delivery, Receipt
-from agentrl.errors import EngineError, RecipeError
+from agentrl.errors import RecipeError
 from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import Kind, choose, packed
+from agentrl.learn.coefficients import Coefficients
 from agentrl.learn.compile import CompiledModules
 from agentrl.learn.critic import Critic
+from agentrl.learn.kl_reward import Floats, lowered, token_kl
 from agentrl.learn.logprobs import HeadOutput
 from agentrl.learn.model import adapter_state, merged_state, save_model
-from agentrl.learn.model_check import check_structure, own_logprobs, probe_sequences, refuse
-from agentrl.learn.objective import Tokens, divergence, token_losses
+from agentrl.learn.model_check import check_logprobs, check_structure, own_logprobs, probe_sequences
+from agentrl.learn.objective import Tokens, divergence, interpolated, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
-from agentrl.learn.pack import Batch, MicroBatch, pack
+from agentrl.learn.pack import Batch, MicroBatch, pack_samples
 from agentrl.learn.scorer import Scorer
 from agentrl.learn.shard_files import whole_state
-from agentrl.learn.step_report import (
-    BOUNDS,
-    STALE_BOUND,
-    Mismatch,
-    StepReport,
-    TokenStatistics,
-    mismatch,
-    quantile,
-)
+from agentrl.learn.step_report import Mismatch, StepReport, TokenStatistics, judge, mismatch, quantile
 from agentrl.learn.weights import buckets, stale
 from agentrl.recipe import Recipe, WarmStartSection
 from agentrl.types import TrainingSample, Trajectory
@@ -63,14 +57,17 @@ class Learner:
         self.skipped = 0
         """Updates skipped over the whole run."""
         self.algorithm = resolve(recipe.algorithm)
+        self.coefficients: Coefficients = Coefficients(self.algorithm)
+        self._reward_kl = 0.0
+        """KL in the reward: the mean over the tokens of this step."""
         self._section = recipe.learner
         self._busy = threading.RLock()
         """Held while weights change, and while they are sent."""
         self._sender: Any = None
-        if self.algorithm.correction != "none" and self._section.old_logprobs == "engine":
+        if self.algorithm.correction not in ("none", "negative") and self._section.old_logprobs == "engine":
             raise RecipeError(
                 f"algorithm.correction: {self.algorithm.correction} compares the learner's old logprobs with the "
-                "engine's; set learner.old_logprobs: recompute (free when a round is one update)"
+                "engine's; set learner.old_logprobs: recompute (free when a round is one update) or interpolate"
             )
         # peft wraps the model but changes its layers in place, so the inner model computes the same.
         self._inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -114,14 +111,29 @@ class Learner:
 
     def pack(self, samples: Sequence[TrainingSample]) -> Batch:
         """Pack samples as this learner's recipe says."""
-        return pack_samples(samples, self.recipe, self._loss_dtype)
+        return pack_samples(samples, self.recipe, self._loss_dtype, step=self.steps)
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Have the critic turn the samples' rewards into advantages; without a critic they have them already."""
         if self._critic is None:
             return list(samples)
+        if self.algorithm.kl_in_reward:
+            samples = lowered(samples, self.penalties(samples))
         with self._busy, packed(self._inner), self._compiled.use():
             return self._critic.credit(samples, lambda micro: self._fixed(micro.to(self.device)))
+
+    def penalties(self, samples: Sequence[TrainingSample]) -> list[Floats]:
+        """Return what KL in the reward takes from each sampled token's reward, by the current coefficient."""
+        with self._busy, packed(self._inner), self._compiled.use():
+            kl = token_kl(
+                self.algorithm.kl,
+                samples,
+                lambda micro: self._fixed_logprobs(micro.to(self.device), self._reference),
+                micro_tokens=self._section.micro_tokens,
+                dtype=self._loss_dtype,
+            )
+        self._reward_kl = sum(float(each.sum()) for each in kl) / max(1, sum(map(len, kl)))
+        return [self.coefficients.kl * each for each in kl]
 
     def step(self, batch: Batch) -> StepReport:
         """Train on a batch. Raise EngineError when engine and learner disagree beyond the recipe's bound."""
@@ -171,7 +183,12 @@ class Learner:
         self.skipped += skipped
         if self.algorithm.reference_reset and self.steps % self.algorithm.reference_reset == 0:
             self.reset_reference()
-        ratio = statistics.all("ratio")
+            if self.algorithm.optimizer_reset:
+                self.optimizer.forget()
+        ratio, entropy, reference_kl = statistics.all("ratio"), statistics.mean("entropy"), self._kl(statistics)
+        weighed = self.coefficients.figures()
+        if batch.sampled:
+            self.coefficients.follow(kl=reference_kl, entropy=entropy)
         return StepReport(
             version=self.version,
             updates=applied,
@@ -179,9 +196,10 @@ class Learner:
             loss=sum(losses) / len(losses) if losses else 0.0,
             grad_norm=sum(norms) / len(norms) if norms else 0.0,
             lr=self._section.lr * factor,
-            entropy=statistics.mean("entropy"),
+            entropy=entropy,
             kl=statistics.mean("policy_kl"),
-            reference_kl=statistics.mean("kl") if self.algorithm.needs_reference else None,
+            reference_kl=reference_kl,
+            **weighed,
             clip_fraction=statistics.mean("clipped"),
             ratio_low=quantile(ratio, 0.01),
             ratio_high=quantile(ratio, 0.99),
@@ -251,6 +269,7 @@ class Learner:
             "skipped": self.skipped,
             "optimizer": self.optimizer.state_dict(),
             "reference": self._reference,
+            "coefficients": self.coefficients.state_dict(),
         } | ({"critic": self._critic.state_dict()} if self._critic is not None else {})
 
     def fine_tune(self, demonstrations: Sequence[Trajectory], section: WarmStartSection, **options: Any) -> float:
@@ -288,6 +307,7 @@ class Learner:
         self.version, self.steps, self.skipped = state["version"], state["steps"], state["skipped"]
         if self.algorithm.needs_reference and state["reference"] is not None:
             self._reference = {n: t.to(self.device) for n, t in state["reference"].items()}
+        self.coefficients.load_state_dict(state.get("coefficients") or {})
         if self._critic is not None:
             self._critic.load_state_dict(state["critic"])
 
@@ -319,13 +339,14 @@ class Learner:
         """Accumulate the gradient of one optimizer step; return its loss."""
         self.model.train()
         statistics.begin()
+        algorithm = self.coefficients.applied()
         total = torch.zeros((), dtype=self._loss_dtype, device=self.device)
         for micro, old_logprobs, reference_logprobs in zip(minibatch, old, reference, strict=True):
             output = self.logprobs(micro)
-            before = output.logprobs.detach() if old_logprobs is None else old_logprobs
+            before = self._before(micro, output, old_logprobs)
             tokens = Tokens(
                 logprobs=output.logprobs,
-                entropy=output.entropy if self.algorithm.entropy_bonus else output.entropy.detach(),
+                entropy=output.entropy if algorithm.entropy_bonus else output.entropy.detach(),
                 old_logprobs=before,
                 engine_logprobs=micro.engine_logprobs,
                 advantages=micro.advantages,
@@ -334,8 +355,10 @@ class Learner:
                 reference_logprobs=reference_logprobs,
                 candidates=output.candidates,
                 likeliest=output.likeliest,
+                held_back=micro.held_back,
+                lag=self._lag(micro) if algorithm.staleness_decay < 1.0 else None,
             )
-            losses = token_losses(self.algorithm, tokens)
+            losses = token_losses(algorithm, tokens)
             loss = (losses.loss * micro.coefficients).sum()
             if micro.imitation is not None:
                 loss = loss - self.algorithm.positive_nll * (output.logprobs * micro.imitation).sum()
@@ -363,13 +386,32 @@ class Learner:
         return total
 
     def _old_logprobs(self, micro: MicroBatch, updates: int) -> Tensor | None:
-        """Return what ratios compare with; None stands for the current logprobs, when a batch is one update."""
+        """Return what ratios compare with; None where it follows from the current logprobs: it is these when a batch is
+        one update, or lies between them and the engine's."""
         if self._section.old_logprobs == "engine":
             return micro.engine_logprobs
-        return None if updates == 1 else self._fixed_logprobs(micro)
+        return None if updates == 1 or self._section.old_logprobs == "interpolate" else self._fixed_logprobs(micro)
+
+    def _before(self, micro: MicroBatch, output: HeadOutput, old_logprobs: Tensor | None) -> Tensor:
+        """Return the old logprobs that belong to a forward pass."""
+        if old_logprobs is not None:
+            return old_logprobs
+        if self._section.old_logprobs == "interpolate":
+            return interpolated(output.logprobs.detach(), micro.engine_logprobs, self._lag(micro))
+        return output.logprobs.detach()
+
+    def _lag(self, micro: MicroBatch) -> Tensor:
+        """Return how many versions older than the policy each token is."""
+        return (self.version - micro.versions).clamp(min=0)
+
+    def _kl(self, statistics: TokenStatistics) -> float | None:
+        """Return the divergence from the reference in this step."""
+        if self.algorithm.kl_in_reward:
+            return self._reward_kl
+        return statistics.mean("kl") if self.algorithm.needs_reference else None
 
     def _reference_logprobs(self, minibatches: Sequence[Sequence[MicroBatch]]) -> list[list[Tensor | None]]:
-        if self._reference is None:
+        if self._reference is None or not self.algorithm.kl_in_loss:
             return [[None for _ in minibatch] for minibatch in minibatches]
         return [[self._fixed_logprobs(micro, self._reference) for micro in minibatch] for minibatch in minibatches]
 
@@ -393,18 +435,7 @@ class Learner:
     def _mismatch(self, statistics: TokenStatistics) -> Mismatch:
         """Compare engine and learner before the first update; beyond the bound the run stops here."""
         result = mismatch(statistics.all("learner"), statistics.all("engine"), statistics.all("current"))
-        bound = self._section.max_mismatch
-        if bound is None:
-            bound = STALE_BOUND if result.stale else BOUNDS[self._dtype]
-        if not result.judged <= bound:
-            raise EngineError(
-                f"engine and learner disagree by {result.judged:.3g} nats per token on average (learner.max_mismatch "
-                f"is {bound}); {result.current:.0%} of the tokens come from the learner's own version {self.version}. "
-                "If that share is high, the engine uses other weights, another temperature, tokenizer or precision: "
-                "check rollout.temperature, model.path and the engine's version. If it is low, the samples are too "
-                "old: lower async.max_staleness or learner.lr"
-            )
-        return result
+        return judge(result, self._section.max_mismatch, self._dtype, self.version)
 
     def _check(self) -> None:
         """Check before training that packed logprobs equal the model's own, sequence by sequence."""
@@ -416,28 +447,4 @@ class Learner:
         with self._compiled.use():
             ours = self._fixed_logprobs(micro).float()
         own = own_logprobs(self._inner, sequences, self.recipe.rollout.temperature)
-        # In 16 bits single unlikely tokens differ by half a nat. There the mean is compared: a coarse test of kernels;
-        # `check_structure` has judged the model.
-        exact = self._dtype in (torch.float32, torch.float64)
-        differences = (ours - own).abs()
-        difference = float(differences.max() if exact else differences.mean())
-        if not difference < (1e-3 if exact else 0.3):
-            raise refuse(
-                self._inner,
-                f"it gives other logprobs on them than by itself (by {difference:.3g} nats), so its head or attention "
-                "does something that this learner does not support",
-            )
-
-
-def pack_samples(samples: Sequence[TrainingSample], recipe: Recipe, dtype: torch.dtype) -> Batch:
-    """Pack samples as a recipe says, with numbers of the loss's precision."""
-    algorithm = resolve(recipe.algorithm)
-    return pack(
-        samples,
-        algorithm.aggregation,
-        imitate=algorithm.positive_nll > 0,
-        micro_tokens=recipe.learner.micro_tokens,
-        minibatches=recipe.learner.minibatches,
-        max_tokens=recipe.rollout.max_tokens,
-        dtype=dtype,
-    )
+        check_logprobs(self._inner, ours, own, self._dtype)

@@ -237,3 +237,20 @@ def small_config(config: Any, *, narrow: bool) -> Any:
         if getattr(text, name, None) is not None:
             setattr(text, name, size)
     return config
+
+
+def check_logprobs(model: Any, ours: Tensor, own: Tensor, dtype: torch.dtype) -> None:
+    """Refuse a model whose packed logprobs are not those that it gives by itself.
+
+    In 16 bits single unlikely tokens differ by half a nat. There the mean is compared: a coarse test of kernels;
+    `check_structure` has judged the model.
+    """
+    exact = dtype in (torch.float32, torch.float64)
+    differences = (ours - own).abs()
+    difference = float(differences.max() if exact else differences.mean())
+    if not difference < (1e-3 if exact else 0.3):
+        raise refuse(
+            model,
+            f"it gives other logprobs on them than by itself (by {difference:.3g} nats), so its head or attention "
+            "does something that this learner does not support",
+        )

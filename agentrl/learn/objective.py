@@ -1,6 +1,7 @@
 """The objective: one composable loss per token; each axis of the table in algorithms.py is one small pure function.
 
     logprobs ─ SimKO ─ log ratio (token, sequence) ─ policy loss ─ × correction ─ + KL ─ − entropy bonus ─ × coefficient
+    advantage ─ + entropy ────────────────────────┘       └ covariance   └ × staleness
 
 Everything is flat: one entry per sampled token, however it was packed. The coefficients come from pack.py, which
 computes them over the whole batch; so the batch's loss is a plain sum, and splitting it cannot change it.
@@ -8,15 +9,22 @@ computes them over the whole batch; so the batch's loss is a plain sum, and spli
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from agentrl.learn.algorithms import Algorithm, Correction, Divergence, Level, SimKO
+from agentrl.learn.algorithms import Algorithm, Correction, Covariance, Divergence, Level, SimKO
 
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clamped to ± this, so that no exponential overflows."""
+ENTROPY_SHARE = 0.5
+"""The entropy raises an advantage by at most this part of its size, so that its sign stays."""
+VESPO_FLOOR = math.log(1e-8)
+"""The log of a sequence's ratio is clamped from below to this, as in the authors' code and TRL."""
+COVARIANCE_KL = 1.0
+"""Weight of the distance from the old policy on the tokens that KL-Cov holds back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,10 @@ class Tokens:
     """SimKO: the mean logprob of the likeliest tokens; carries the gradient."""
     likeliest: Tensor | None = None
     """SimKO: whether the sampled token was the likeliest."""
+    held_back: Tensor | None = None
+    """Whether the token is one of those that drive entropy down, where the algorithm looks for them."""
+    lag: Tensor | None = None
+    """How many versions older than the policy the token is, where it counts less for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +75,28 @@ def token_losses(algorithm: Algorithm, tokens: Tokens) -> Losses:
     logprobs, advantages = tokens.logprobs, tokens.advantages
     if algorithm.simko is not None:
         logprobs, advantages = simko(algorithm.simko, tokens)
+    if algorithm.entropy_advantage:
+        advantages = entropy_shaped(advantages, tokens.entropy, algorithm.entropy_advantage)
     ratio = log_ratio(algorithm.level, logprobs, tokens).exp()
     loss, clipped = policy_loss(algorithm, ratio, logprobs, advantages, tokens)
+    if algorithm.covariance != "none":
+        loss, clipped = hold_back(algorithm.covariance, loss, clipped, tokens)
+    against = tokens.logprobs if algorithm.correction == "negative" else tokens.old_logprobs
     correction = correction_weight(
         algorithm.correction,
-        (tokens.old_logprobs - tokens.engine_logprobs).detach(),
+        (against - tokens.engine_logprobs).detach(),
         tokens.sequence,
         tokens.sequences,
         (algorithm.correction_low, algorithm.correction_high),
     )
+    if algorithm.correction == "negative":
+        correction = correction.masked_fill(tokens.advantages >= 0, 1.0)
+    if algorithm.staleness_decay < 1.0:
+        assert tokens.lag is not None, "staleness needs the tokens' versions"
+        correction = correction * algorithm.staleness_decay ** tokens.lag.to(correction.dtype)
     loss = loss * correction
     kl: Tensor | None = None
-    if algorithm.needs_reference:
+    if algorithm.kl_in_loss:
         assert tokens.reference_logprobs is not None, "a KL term needs the reference model's logprobs"
         kl = divergence(algorithm.kl, tokens.logprobs, tokens.reference_logprobs)
         factor = log_ratio("token", tokens.logprobs, tokens).exp() if algorithm.kl_unbiased else 1.0
@@ -106,6 +128,13 @@ def log_ratio(level: Level, logprobs: Tensor, tokens: Tokens) -> Tensor:
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def interpolated(logprobs: Tensor, engine_logprobs: Tensor, lag: Tensor) -> Tensor:
+    """Return A-3PO's guess of log π before the step, for tokens that are `lag` versions older: it lies on the line from
+    the engine's logprob to the current one, lag / (lag + 1) of the way."""
+    passed = lag.to(logprobs.dtype)
+    return engine_logprobs + passed / (passed + 1.0) * (logprobs - engine_logprobs)
+
+
 def sequence_sum(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
     """Return the sum over each sequence."""
     return values.new_zeros(sequences).index_add(0, sequence, values)
@@ -131,6 +160,8 @@ def policy_loss(
         return cispo(ratio, logprobs, advantages, low, high)
     if algorithm.policy_loss == "sapo":
         return sapo(ratio, advantages, *algorithm.temperature)
+    if algorithm.policy_loss == "vespo":
+        return vespo(logprobs, advantages, tokens, *algorithm.kernel)
     bound = total_variation_within if algorithm.policy_loss == "dppo_tv" else binary_kl_within
     within = bound(tokens.logprobs, tokens.old_logprobs, advantages, low, high)
     return dppo(ratio, logprobs, advantages, within, algorithm.dual_clip)
@@ -162,6 +193,23 @@ def sapo(ratio: Tensor, advantages: Tensor, positive: float, negative: float) ->
     return -gate * advantages, torch.zeros_like(advantages, dtype=torch.bool)
 
 
+def vespo(
+    logprobs: Tensor,
+    advantages: Tensor,
+    tokens: Tokens,
+    positive: tuple[float, float],
+    negative: tuple[float, float],
+) -> tuple[Tensor, Tensor]:
+    """Return REINFORCE weighted by wᵏ·e^(λ(1 − w)), where w is the ratio of the whole sequence (the product over its
+    tokens): 1 at w = 1, and fading on both sides."""
+    difference = (logprobs.detach() - tokens.old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    whole = sequence_sum(difference, tokens.sequence, tokens.sequences)[tokens.sequence]
+    whole = whole.clamp(VESPO_FLOOR, LOG_RATIO_LIMIT)
+    power, rate = (torch.where(advantages >= 0, *each).to(whole.dtype) for each in zip(positive, negative, strict=True))
+    weight = (power * whole + rate * (1.0 - whole.exp())).exp()
+    return -weight * advantages * logprobs, torch.zeros_like(advantages, dtype=torch.bool)
+
+
 def dppo(
     ratio: Tensor, logprobs: Tensor, advantages: Tensor, within: Tensor, cap: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -189,17 +237,36 @@ def binary_kl_within(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor,
 # The other axes -------------------------------------------------------------------------------------------------
 
 
+def entropy_shaped(advantages: Tensor, entropy: Tensor, share: float) -> Tensor:
+    """Return the advantages, raised by a share of the token's entropy but by no more than half their size."""
+    return advantages + torch.minimum(share * entropy.detach(), ENTROPY_SHARE * advantages.abs())
+
+
+def hold_back(kind: Covariance, loss: Tensor, clipped: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Return the losses with the chosen tokens taken out (Clip-Cov), or with the distance that their logprob has moved
+    from the old one added (KL-Cov)."""
+    assert tokens.held_back is not None, "covariances are computed when a batch is packed"
+    if kind == "clip":
+        return loss * ~tokens.held_back, clipped | tokens.held_back
+    moved = log_ratio("token", tokens.logprobs, tokens).abs()
+    return loss + COVARIANCE_KL * moved * tokens.held_back, clipped
+
+
 def correction_weight(
     kind: Correction, log_ratio: Tensor, sequence: Tensor, sequences: int, bounds: tuple[float, float]
 ) -> Tensor:
     """Return the factor on a token's loss that corrects π_old ≠ π_engine; `log_ratio` is log π_old − log π_engine.
 
     tis caps the token's ratio; icepop drops tokens whose ratio lies outside the bounds; mis drops whole sequences by
-    the ratio of the sequence (the product over its tokens), and weights the others with it.
+    the ratio of the sequence (the product over its tokens), and weights the others with it; geometric and negative drop
+    whole sequences by the geometric mean over its tokens, and leave the others as they are.
     """
     if kind == "none":
         return torch.ones_like(log_ratio)
     low, high = bounds
+    if kind in ("geometric", "negative"):
+        mean = sequence_mean(log_ratio, sequence, sequences)[sequence].exp()
+        return ((mean >= low) & (mean <= high)).to(log_ratio.dtype)
     if kind == "mis":
         log_ratio = sequence_sum(log_ratio, sequence, sequences)[sequence]
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

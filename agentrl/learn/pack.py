@@ -10,8 +10,9 @@ before the first micro-batch is built. Samples of weight 0 are left out: they ch
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl import seeds
 from agentrl.errors import UserError
-from agentrl.learn.algorithms import Aggregation
+from agentrl.learn.algorithms import Aggregation, resolve
+from agentrl.learn.covariance import held_back
 from agentrl.learn.shared_prefix import Cluster, PrefixLayout, clusters
+from agentrl.recipe import Recipe
 from agentrl.types import TrainingSample
+
+LENGTH_SPREAD = 9.0
+"""λ-GRPO divides standardised lengths by this, which keeps 1 + z/9 positive in groups of up to 82."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,8 @@ class MicroBatch:
     """1 / the number of targets in the minibatch."""
     imitation: Tensor | None = None
     """(N,): how much each token's logprob counts where solved episodes are imitated."""
+    held_back: Tensor | None = None
+    """(N,) bool: the tokens that drive entropy down, where the algorithm looks for them (covariance.py)."""
     place: int = 0
     """Its place among the micro-batches of a minibatch that ranks share; -1 marks a copy that counts for nothing."""
 
@@ -92,23 +101,30 @@ def pack(
     minibatches: int = 1,
     max_tokens: int = 1,
     imitate: bool = False,
+    length_preference: float = 0.0,
+    mark: Callable[[Sequence[TrainingSample]], list[NDArray[np.bool_]]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Batch:
     """Split samples over minibatches by group, then lay their segments into micro-batches of at most `micro_tokens`.
 
     A longer segment gets its own micro-batch. `max_tokens` is the divisor of the aggregation `constant`. `imitate` says
-    whether the tokens of solved episodes count by themselves as well.
+    whether the tokens of solved episodes count by themselves as well. `mark` chooses tokens to hold back, over a whole
+    minibatch.
     """
     counting = [s for s in samples if s.weight > 0 and s.segment.loss_mask.any()]
     packed = []
     for minibatch in _minibatches(counting, minibatches):
         coefficients = token_coefficients(minibatch, aggregation, max_tokens)
+        if length_preference:
+            weights = length_weights(minibatch, length_preference)
+            coefficients = [own * weight for own, weight in zip(coefficients, weights, strict=True)]
         candidates = clusters(minibatch, micro_tokens)
         bins = first_fit([cluster.cost for cluster in candidates], micro_tokens)
         extra = {"value_scale": _value_scale(minibatch)}
         own = _imitation(minibatch) if imitate else None
+        marked = mark(minibatch) if mark else None
         packed.append(
-            tuple(_micro([candidates[i] for i in b], minibatch, coefficients, own, dtype, extra) for b in bins)
+            tuple(_micro([candidates[i] for i in b], minibatch, coefficients, own, marked, dtype, extra) for b in bins)
         )
     return Batch(
         minibatches=tuple(packed),
@@ -116,6 +132,43 @@ def pack(
         computed=sum(len(micro.token_ids) for minibatch in packed for micro in minibatch),
         sampled=int(sum(s.segment.loss_mask.sum() for s in counting)),
     )
+
+
+def pack_samples(samples: Sequence[TrainingSample], recipe: Recipe, dtype: torch.dtype, *, step: int = 0) -> Batch:
+    """Pack samples as a recipe says, with numbers of the loss's precision; `step` counts the steps before."""
+    row = resolve(recipe.algorithm)
+    seed = seeds.derive(recipe.run.seed, "covariance", step)
+    return pack(
+        samples,
+        row.aggregation,
+        imitate=row.positive_nll > 0,
+        length_preference=row.length_preference,
+        mark=partial(held_back, kind=row.covariance, share=row.covariance_share, seed=seed)
+        if row.covariance != "none"
+        else None,
+        micro_tokens=recipe.learner.micro_tokens,
+        minibatches=recipe.learner.minibatches,
+        max_tokens=recipe.rollout.max_tokens,
+        dtype=dtype,
+    )
+
+
+def over_samples(
+    samples: Sequence[TrainingSample],
+    evaluate: Callable[[MicroBatch], Tensor],
+    *,
+    micro_tokens: int,
+    dtype: torch.dtype,
+) -> list[NDArray[np.float64]]:
+    """Return what `evaluate` says of the sampled tokens, sample by sample; nothing of samples that do not count."""
+    counting = [place for place, s in enumerate(samples) if s.weight > 0 and s.segment.loss_mask.any()]
+    results: list[NDArray[np.float64]] = [np.zeros(0)] * len(samples)
+    batch = pack([samples[place] for place in counting], "token", micro_tokens=micro_tokens, dtype=dtype)
+    for micro in (micro for minibatch in batch.minibatches for micro in minibatch):
+        counts = torch.bincount(micro.sequence, minlength=micro.sequences).tolist()
+        for member, part in zip(micro.members, torch.split(evaluate(micro).cpu().double(), counts), strict=True):
+            results[counting[member]] = part.numpy()
+    return results
 
 
 def divide(batch: Batch, ranks: int) -> list[Batch]:
@@ -172,6 +225,26 @@ def token_coefficients(samples: Sequence[TrainingSample], aggregation: Aggregati
     return [coefficient(sample) for sample in samples]
 
 
+def length_weights(samples: Sequence[TrainingSample], preference: float) -> list[float]:
+    """Return for each sample λ-GRPO's weight of its trajectory, whose mean over the trajectories of a group is 1.
+
+    With z the standardised length within the group, it is the softmax of (1 + z/9)^λ: 1 for all where λ is 0, more for
+    longer trajectories where it is positive.
+    """
+    tokens: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for sample in samples:
+        tokens[sample.group][sample.trajectory] += int(sample.segment.loss_mask.sum())
+    weights: dict[tuple[int, int], float] = {}
+    for group, of_trajectory in tokens.items():
+        lengths = np.array(list(of_trajectory.values()), dtype=np.float64)
+        deviation = (lengths - lengths.mean()) / (lengths.std() + 1e-6)
+        powers = np.maximum(1.0 + deviation / LENGTH_SPREAD, 0.1) ** preference
+        powers = np.exp(powers - powers.max())
+        for trajectory, weight in zip(of_trajectory, powers / powers.mean(), strict=True):
+            weights[group, trajectory] = float(weight)
+    return [weights[sample.group, sample.trajectory] for sample in samples]
+
+
 def _value_scale(samples: Sequence[TrainingSample]) -> float:
     """Return 1 / the number of tokens at which a critic has a target; 0 without one."""
     targets = sum(int(np.isfinite(s.returns).sum()) for s in samples if s.returns is not None)
@@ -221,6 +294,7 @@ def _micro(
     all_samples: Sequence[TrainingSample],
     weights: Sequence[float],
     imitation: Sequence[float] | None,
+    marked: Sequence[NDArray[np.bool_]] | None,
     dtype: torch.dtype,
     extra: dict[str, Any],
 ) -> MicroBatch:
@@ -269,6 +343,7 @@ def _micro(
         values=of_critic("values"),
         returns=of_critic("returns"),
         imitation=None if imitation is None else of_tokens([imitation[i] for i in members]),
+        held_back=None if marked is None else torch.from_numpy(np.concatenate([marked[i] for i in members])),
         **extra,
     )
 

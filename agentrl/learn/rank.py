@@ -98,6 +98,11 @@ class RankCommands:
         """Return version, steps and skipped updates."""
         return self.learner.version, self.learner.steps, self.learner.skipped
 
+    def coefficients(self) -> dict[str, Any]:
+        """Return the coefficients that follow a target; every rank has the same."""
+        state: dict[str, Any] = self.learner.coefficients.state_dict()
+        return state
+
     def weights(self) -> None:
         """Hand the policy's whole tensors to the driver bucket by bucket; rank 0 alone does."""
         for number, bucket in enumerate(self.learner.buckets()):
@@ -131,11 +136,12 @@ class RankCommands:
         """Write this rank's part of a checkpoint; return sizes and hashes of its files."""
         return rank_checkpoint.write(Path(folder), self.learner, self.number, self.ranks)
 
-    def load(self, folder: str, counters: dict[str, int]) -> None:
+    def load(self, folder: str, counters: dict[str, Any]) -> None:
         """Resume from the shards in a folder, whatever number of ranks wrote them."""
         rank_checkpoint.load(Path(folder), self.learner, self.number, self.ranks)
         learner = self.learner
         learner.version, learner.steps, learner.skipped = (counters[n] for n in ("version", "steps", "skipped"))
+        learner.coefficients.load_state_dict(counters.get("coefficients") or {})
 
     def adopt(self) -> None:
         """Start from the current weights."""

@@ -2,7 +2,7 @@
 
     model/model-00001-of-00003.safetensors   the policy, whole, as transformers loads it; written by rank 0
     shards/rank-00000-of-00002.safetensors   a rank's rows of master weights, moments and reference
-    shards/learner.json                      counters
+    shards/learner.json                      counters, and coefficients that follow a target
 
 Ranks hold rows (dimension 0) of every tensor. A file says where its rows begin, so that a rank of another number reads
 the rows it needs from whichever files have them. Nothing here is unpickled.
@@ -27,7 +27,7 @@ COUNTERS = "learner.json"
 KINDS = ("master", "exp_avg", "exp_avg_sq", "reference")
 
 
-def write_counters(folder: Path, counters: Mapping[str, int]) -> None:
+def write_counters(folder: Path, counters: Mapping[str, Any]) -> None:
     """Write the learner's counters below a checkpoint's folder."""
     (folder / FOLDER / COUNTERS).write_text(json.dumps(dict(counters)), encoding="utf-8")
 

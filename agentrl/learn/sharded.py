@@ -23,9 +23,9 @@ from torch import Tensor
 from agentrl.engines.base import Delivery, Receipt
 from agentrl.learn import shard_files
 from agentrl.learn.hub import model_folder
-from agentrl.learn.learner import Learner, pack_samples
+from agentrl.learn.learner import Learner
 from agentrl.learn.model import merged_state, save_model
-from agentrl.learn.pack import Batch, divide
+from agentrl.learn.pack import Batch, divide, pack_samples
 from agentrl.learn.rank_pool import RankPool
 from agentrl.learn.step_report import StepReport
 from agentrl.recipe import PretrainedModel, Recipe, WarmStartSection
@@ -69,7 +69,7 @@ class ShardedLearner:
 
     def pack(self, samples: Sequence[TrainingSample]) -> Batch:
         """Pack samples as this learner's recipe says."""
-        return pack_samples(samples, self.recipe, torch.float32)
+        return pack_samples(samples, self.recipe, torch.float32, step=self.steps)
 
     def step(self, batch: Batch) -> StepReport:
         """Train on a batch, divided over the ranks; the report is that of the whole batch."""
@@ -174,8 +174,9 @@ class ShardedLearner:
         """Write the ranks' parts of a checkpoint; return sizes and hashes of the files."""
         (folder / shard_files.FOLDER).mkdir()
         (folder / "model").mkdir()
-        counters = {"version": self.version, "steps": self.steps, "skipped": self.skipped}
-        shard_files.write_counters(folder, counters | {"ranks": self.recipe.learner.ranks})
+        counters: dict[str, Any] = {"version": self.version, "steps": self.steps, "skipped": self.skipped}
+        counters |= {"ranks": self.recipe.learner.ranks, "coefficients": self.pool.call("coefficients")[0]}
+        shard_files.write_counters(folder, counters)
         self._write_configuration(folder / "model")
         sealed: dict[str, tuple[int, str]] = {}
         for part in self.pool.call("write", (str(folder),)):
@@ -197,7 +198,7 @@ class ShardedLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a checkpoint of any number of ranks."""
-        counters = {name: state[name] for name in ("version", "steps", "skipped")}
+        counters = {name: state.get(name) for name in ("version", "steps", "skipped", "coefficients")}
         with tempfile.TemporaryDirectory(prefix="agentrl-shards-") as temporary:
             folder = Path(state["shards"]) if "shards" in state else Path(temporary)
             if "shards" not in state:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.errors import EngineError
+
 EDGES = (-1.0, -0.3, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Edges of the mismatch histogram: log π_learner − log π_engine, in nats."""
 BOUNDS = {torch.float32: 0.05, torch.float64: 0.05, torch.bfloat16: 0.15, torch.float16: 0.15}
@@ -15,6 +17,8 @@ BOUNDS = {torch.float32: 0.05, torch.float64: 0.05, torch.bfloat16: 0.15, torch.
 Normal is next to 0 in float32, and 0.003 (at most 0.008) in bfloat16 with SGLang; a wrong temperature gave 0.56."""
 STALE_BOUND = 0.5
 """The same where tokens of older versions decide: the policy has moved since, by up to 0.1 in normal runs."""
+OPTIONAL = ("reference_kl", "explained_variance", "value_error", "positive_nll", "kl_coefficient", "entropy_bonus")
+"""Figures that only some algorithms have."""
 ENOUGH = 100
 """Tokens of the learner's own version that are enough for a mean over them alone."""
 
@@ -87,6 +91,10 @@ class StepReport:
     """With a critic: the root of its mean squared error."""
     positive_nll: float | None = None
     """Mean negative logprob of the tokens of solved episodes, where they are imitated."""
+    kl_coefficient: float | None = None
+    """What the divergence weighed in this step, where that follows a target."""
+    entropy_bonus: float | None = None
+    """What the entropy weighed in this step, where that follows a target."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures of the metrics file, as agentrl/metrics.py declares them."""
@@ -118,7 +126,7 @@ class StepReport:
             "memory_gib": self.memory_gb,
             "memory_reserved_gib": self.memory_held_gb,
         }
-        for name in ("reference_kl", "explained_variance", "value_error", "positive_nll"):
+        for name in OPTIONAL:
             if getattr(self, name) is not None:
                 figures[name] = getattr(self, name)
         return {f"learn/{name}": value for name, value in figures.items()}
@@ -168,6 +176,22 @@ def mismatch(learner: Tensor, engine: Tensor, current: Tensor) -> Mismatch:
         current=float(current.double().mean()),
         stale=len(judged) > int(current.bool().sum()),
     )
+
+
+def judge(result: Mismatch, bound: float | None, dtype: torch.dtype, version: int) -> Mismatch:
+    """Return the result, or raise EngineError where engine and learner disagree beyond the bound (by default that of
+    the precision)."""
+    if bound is None:
+        bound = STALE_BOUND if result.stale else BOUNDS[dtype]
+    if not result.judged <= bound:
+        raise EngineError(
+            f"engine and learner disagree by {result.judged:.3g} nats per token on average (learner.max_mismatch "
+            f"is {bound}); {result.current:.0%} of the tokens come from the learner's own version {version}. "
+            "If that share is high, the engine uses other weights, another temperature, tokenizer or precision: "
+            "check rollout.temperature, model.path and the engine's version. If it is low, the samples are too "
+            "old: lower async.max_staleness or learner.lr"
+        )
+    return result
 
 
 def quantile(values: Tensor, q: float) -> float:

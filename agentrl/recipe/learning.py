@@ -186,7 +186,7 @@ class AlgorithmSection(Section):
 
     type: Literal[
         "grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "maxrl", "simko", "rloo",
-        "reinforce_pp", "reinforce_pp_baseline", "gigpo", "vineppo", "ppo", "vapo",
+        "reinforce_pp", "reinforce_pp_baseline", "gigpo", "vineppo", "ppo", "vapo", "vespo",
     ] = "dapo"  # fmt: skip
     """The row of the table."""
     advantage: (
@@ -206,13 +206,21 @@ class AlgorithmSection(Section):
     aggregation: Literal["token", "sequence", "constant", "prompt"] | None = None
     """How token losses are averaged. `token`: over all sampled tokens. `sequence`: over episodes of their token means.
     `constant`: token sums over `rollout.max_tokens`. `prompt`: over groups of their token means."""
-    correction: Literal["none", "tis", "mis", "icepop"] | None = None
+    length_preference: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
+    """λ-GRPO's λ, fixed: above 0 the longer episodes of a group count more, below 0 the shorter ones. By default 0."""
+    correction: Literal["none", "tis", "mis", "icepop", "geometric", "negative"] | None = None
     """Correction for logprobs that differ between learner and engine. `tis` caps their ratio, `mis` drops sequences and
-    `icepop` drops tokens outside the bounds. Needs `learner.old_logprobs: recompute`."""
+    `icepop` drops tokens outside the bounds; `geometric` drops sequences by the geometric mean of their tokens' ratios,
+    and weights nothing. These need `learner.old_logprobs: recompute` or `interpolate`. `negative` drops sequences of a
+    negative advantage that the current policy finds much less likely than the engine did, by the same mean."""
     correction_low: NonNegative | None = None
-    """Lower bound of the correction's ratio. By default 0 (tis, mis) or 0.5 (icepop)."""
+    """Lower bound of the correction's ratio. By default 0 (tis, mis), 0.5 (icepop), 0.99 (geometric) or 0.6
+    (negative)."""
     correction_high: Positive | None = None
-    """Upper bound of the correction's ratio. By default 2 (tis), 3 (mis) or 5 (icepop)."""
+    """Upper bound of the correction's ratio. By default 2 (tis), 3 (mis), 5 (icepop), 1.01 (geometric) or none
+    (negative)."""
+    staleness_decay: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """A token's policy loss counts this to the power of the versions that it is old. By default 1: all count alike."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"
     """Estimator of the divergence from the reference model, which is the policy that RL started from. `k1` needs
     `kl_unbiased`: alone it has no gradient in expectation."""
@@ -220,10 +228,30 @@ class AlgorithmSection(Section):
     """Weight of that divergence in the loss. It must be set where `kl` is; 0.001 is a start."""
     kl_unbiased: bool = False
     """Multiply the estimator by the ratio, so that it stays unbiased off-policy (TRL's default)."""
+    kl_in_reward: bool = False
+    """Take `kl_coefficient` times the divergence of the sampled tokens from the episode's score (with a critic, from
+    each token's reward) before advantages are made, instead of adding it to the loss."""
+    kl_target: Positive | None = None
+    """Have `kl_coefficient` follow the divergence (nats per token): it rises while that is above this, by at most 2 % a
+    step, and falls while it is below. By default it stays."""
     reference_reset: Count | None = None
     """Take the current policy as the new reference every this many steps. By default never."""
+    optimizer_reset: bool = False
+    """Forget AdamW's moments whenever the reference is reset, as ProRL does."""
     entropy_bonus: NonNegative = 0.0
     """Weight of the entropy (nats per token) that the loss rewards. Raise it where entropy collapses."""
+    entropy_target: Positive | None = None
+    """Have `entropy_bonus` follow the entropy (nats per token): it grows by 0.005 a step up to 1 while that is at most
+    this, and otherwise shrinks and is not applied. By default it stays."""
+    entropy_advantage: NonNegative | None = None
+    """Raise every token's advantage by this times its entropy, but by no more than half its size; 0.4 is usual. By
+    default 0."""
+    covariance: Literal["none", "clip", "kl"] | None = None
+    """What holds back the few tokens that drive entropy down, whose logprob and advantage lie far off the batch's means
+    on the same side: `clip` takes some out of the loss (Clip-Cov), `kl` penalises their move away from the old policy
+    (KL-Cov)."""
+    covariance_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """`covariance`: the share of the batch's tokens that is held back, at least one. By default 0.0002."""
     credit: Literal["trajectory", "turn", "state", "branch", "token"] | None = None
     """`trajectory`: one advantage for all tokens of an episode. `turn`: one per turn, from the verifier's scores per
     turn; each turn is compared with the same turn of the group's other episodes, or with the final score of those that
@@ -304,6 +332,10 @@ def refuse_unfit(algorithm: AlgorithmSection, ranks: int, agents: Sequence[str])
             f"algorithm.credit: {algorithm.credited} needs the state before each turn, which the agent of {agents[0]} "
             "does not show; use credit: trajectory, for example type: dapo"
         )
+    if algorithm.kl_in_reward and ranks > 1:
+        raise ValueError(
+            "algorithm.kl_in_reward is computed in one process; set learner.ranks: 1, or kl_in_reward: false"
+        )
     if algorithm.has_critic and ranks > 1:
         raise ValueError(
             f"algorithm: {algorithm.type} has a critic, which is trained in one process; set learner.ranks: 1, or use "
@@ -346,9 +378,10 @@ class LearnerSection(Section):
     """`adamw8bit` keeps 8-bit moments, with bitsandbytes or torchao."""
     offload: bool = False
     """Keep master weights and AdamW's moments in the host's memory: 12 bytes per parameter less on the GPU, slower."""
-    old_logprobs: Literal["engine", "recompute"] = "engine"
+    old_logprobs: Literal["engine", "recompute", "interpolate"] = "engine"
     """Which logprobs ratios are taken against: those the engine reported, or the learner's own. `recompute` costs
-    nothing where `epochs` and `minibatches` are 1, and a forward pass otherwise."""
+    nothing where `epochs` and `minibatches` are 1, and a forward pass otherwise. `interpolate` (A-3PO) costs nothing
+    ever: it guesses them between the engine's and the current ones, nearer to the latter the older a token is."""
     max_mismatch: Positive | None = None
     """Stop with a diagnosis where engine and learner disagree by more than this on average (nats per token). By default
     0.05 in float32 and 0.15 in bfloat16, or 0.5 where a step holds hardly any token of the learner's own version. An

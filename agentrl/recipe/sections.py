@@ -437,7 +437,7 @@ class Recipe(Section):
         names = [env.name for env in self.envs]
         if len(set(names)) < len(names):
             raise ValueError("envs: one environment is listed twice; list it once, with the levels you want")
-        if self.algorithm.kl == "k1" and not self.algorithm.kl_unbiased:
+        if self.algorithm.kl == "k1" and not (self.algorithm.kl_unbiased or self.algorithm.kl_in_reward):
             raise ValueError(NO_GRADIENT)
         agents = [env.name for env in self.envs if env.agent is not None]
         refuse_unfit(self.algorithm, self.learner.ranks, agents)

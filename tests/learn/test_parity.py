@@ -7,6 +7,7 @@ sum by its length + 1e-8; TRL's cispo takes the cap itself where verl and we tak
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from agentrl.learn.advantage import estimate
 from agentrl.learn.algorithms import CORRECTION_BOUNDS, ROWS, Algorithm
+from agentrl.learn.coefficients import Coefficients
+from agentrl.learn.covariance import held_back
 from agentrl.learn.objective import Tokens, divergence, token_losses
 from agentrl.learn.pack import token_coefficients
 from agentrl.types import Segment, TrainingSample
@@ -45,20 +48,25 @@ class Case:
         self.engine = self.old + normal(ROW, WIDTH) * 0.3
         self.entropy = torch.rand(ROW, WIDTH, generator=random, dtype=torch.float64)
         self.advantages = normal(ROW)
+        self.marked: Tensor | None = None
+        """The tokens that covary most with their advantage."""
 
-    def ours(self, algorithm: Algorithm) -> Result:
-        flat = self.mask.bool()
+    def samples(self) -> list[TrainingSample]:
         samples = []
         for row, length in enumerate(self.lengths.tolist()):
             sources = np.array([0] + [2] * length, dtype=np.uint8)
             sampled = sources == 2
-            segment = Segment(
-                np.zeros(length + 1, np.int32), np.zeros(length + 1, np.float32), np.where(sampled, 0, -1), sources
-            )
-            advantage = np.zeros(length + 1, np.float32)
+            engine = np.concatenate(([0.0], self.engine[row, :length].clamp(max=0.0).numpy())).astype(np.float32)
+            segment = Segment(np.zeros(length + 1, np.int32), engine, np.where(sampled, 0, -1), sources)
+            advantage = np.where(sampled, float(self.advantages[row]), 0.0).astype(np.float32)
             samples.append(
                 TrainingSample(segment=segment, advantages=advantage, weight=1.0, group=row // 4, trajectory=row % 4)
             )
+        return samples
+
+    def ours(self, algorithm: Algorithm) -> Result:
+        flat = self.mask.bool()
+        samples = self.samples()
         coefficients = torch.tensor(token_coefficients(samples, algorithm.aggregation, MAX), dtype=torch.float64)
         sequence = torch.arange(ROW)[:, None].expand(ROW, WIDTH)[flat]
         made = token_losses(
@@ -72,6 +80,7 @@ class Case:
                 sequence=sequence,
                 sequences=ROW,
                 reference_logprobs=self.reference[flat],
+                held_back=self.marked,
             ),
         )
         return self.result((made.loss * coefficients[sequence]).sum())
@@ -83,11 +92,17 @@ class Case:
     def trl(self, loss_type: str, *, ratio: Tensor | None = None, **options: Any) -> Result:
         from trl.trainer.grpo_trainer import GRPOTrainer
 
+        adaptive, bounds = options.pop("adaptive", None), options.pop("bounds", {})
         arguments = SimpleNamespace(
+            **bounds,
             delta=options.pop("delta", None),
             use_bias_correction_kl=options.pop("unbiased", False),
             sapo_temperature_pos=1.0,
             sapo_temperature_neg=1.05,
+            vespo_k_pos=2.0,
+            vespo_lambda_pos=3.0,
+            vespo_k_neg=3.0,
+            vespo_lambda_neg=2.0,
             steps_per_generation=1,
             entropy_coef=options.get("entropy_coef", 0.0),
         )
@@ -95,7 +110,7 @@ class Case:
             args=arguments,
             aux_loss_enabled=False,
             top_entropy_quantile=1.0,
-            off_policy_mask_threshold=None,
+            off_policy_mask_threshold=options.pop("threshold", None),
             importance_sampling_level=options.pop("level", "token"),
             beta=options.pop("beta", 0.0),
             loss_type=loss_type,
@@ -109,8 +124,9 @@ class Case:
             accelerator=SimpleNamespace(
                 num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x
             ),
-            _entropy_bonus_enabled="entropy_coef" in options,
-            use_adaptive_entropy=False,
+            _entropy_bonus_enabled="entropy_coef" in options or adaptive is not None,
+            use_adaptive_entropy=adaptive is not None,
+            _entropy_window_stats=None,
             entropy_coef=options.pop("entropy_coef", 0.0),
             _metrics={"train": defaultdict(list)},
             _get_per_token_logps_and_entropies=lambda *a, **k: (self.logprobs, self.entropy, None),
@@ -127,8 +143,18 @@ class Case:
             "num_items_in_batch": self.mask.sum(),
             "importance_sampling_ratio": ratio,
         }
+        if adaptive is not None:
+            stub.entropy_coef, stub._last_world_entropy = adaptive["coefficient"], adaptive["seen"]
+        stub.get_gamma_weights, stub.get_off_policy_mask = (
+            GRPOTrainer.get_gamma_weights,
+            GRPOTrainer.get_off_policy_mask,
+        )
+        inputs["sampling_per_token_logps"] = self.engine
         compute: Any = GRPOTrainer._compute_loss
-        return self.result(compute(stub, None, inputs))
+        found = self.result(compute(stub, None, inputs))
+        if adaptive is not None:
+            adaptive |= {"coefficient": stub.entropy_coef, "seen": stub._last_world_entropy}
+        return found
 
     def verl(self, verl: Any, name: str, mode: str, *, weights: Tensor | None = None, **options: Any) -> Result:
         config = verl.config(**options)
@@ -155,7 +181,9 @@ def verl() -> Any:
     core = pytest.importorskip("verl.trainer.ppo.core_algos", reason=reason)
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
-    def config(*, low: float = 0.2, high: float = 0.2, dual: float = 1e9, divisor: int | None = None) -> Any:
+    def config(
+        *, low: float = 0.2, high: float = 0.2, dual: float = 1e9, divisor: int | None = None, share: Any = None
+    ) -> Any:
         made = ActorConfig(
             strategy="fsdp",
             rollout_n=4,
@@ -164,7 +192,7 @@ def verl() -> Any:
             clip_ratio_low=low,
             clip_ratio_high=high,
             clip_ratio_c=dual,
-            policy_loss=PolicyLossConfig(),
+            policy_loss=PolicyLossConfig(**(share or {})),
         )
         if divisor is not None:
             made.global_batch_info["loss_scale_factor"] = divisor
@@ -187,6 +215,7 @@ TRL: dict[str, tuple[Algorithm, Callable[[Case], Result]]] = {
     "gspo": (ROWS["gspo"], lambda c: c.trl("grpo", level="sequence", low=3e-4, high=4e-4)),
     "cispo": (ROWS["cispo"], lambda c: c.trl("cispo", high=5.0)),
     "sapo": (ROWS["sapo"], lambda c: c.trl("sapo")),
+    "vespo": (ROWS["vespo"], lambda c: c.trl("vespo")),
     "k3": (replace(ROWS["grpo"], kl="k3", kl_coefficient=0.1), lambda c: c.trl("grpo", beta=0.1)),
     "k3 unbiased": (
         replace(ROWS["dapo"], kl="k3", kl_coefficient=0.1, kl_unbiased=True),
@@ -205,6 +234,36 @@ TRL: dict[str, tuple[Algorithm, Callable[[Case], Result]]] = {
 def test_same_as_trl(case: Case, name: str) -> None:
     algorithm, theirs = TRL[name]
     same(case.ours(algorithm), theirs(case))
+
+
+def test_masks_on_stale_failures_are_trls(case: Case) -> None:
+    """TRL's bound is on the mean of log π_engine − log π over a sequence, ours on the exponential of minus that."""
+    row = replace(ROWS["dapo"], correction="negative", correction_low=math.exp(-0.05), correction_high=math.inf)
+    ours, plain = case.ours(row), case.ours(ROWS["dapo"])
+    same(ours, case.trl("dapo", high=0.28, threshold=0.05))
+    assert ours[0] != plain[0]
+
+
+def test_luspo_is_gspo_with_a_constant_divisor(case: Case) -> None:
+    """TRL divides by nothing; our divisor, `rollout.max_tokens`, scales loss and gradient alike."""
+    loss, gradient = case.ours(replace(ROWS["gspo"], aggregation="constant"))
+    same((MAX * loss, MAX * gradient), case.trl("luspo", level="sequence", low=3e-4, high=4e-4))
+
+
+def test_the_entropy_bonus_follows_its_target_as_trls(case: Case) -> None:
+    """TRL changes its coefficient in the loss's own call: three steps, with a target between their entropies."""
+    row = replace(ROWS["dapo"], entropy_bonus=0.05, entropy_target=0.5)
+    coefficients, state = Coefficients(row), {"coefficient": 0.05, "seen": float("inf")}
+    bounds = {"entropy_target": 0.5, "entropy_coef_delta": 0.005, "entropy_coef_min": 0.0, "entropy_coef_max": 1.0}
+    for scale in (0.5, 1.5, 0.5, 0.5):
+        case.entropy = case.entropy * scale * case.mask.sum() / (case.entropy * case.mask).sum() / 2 * 1.0
+        theirs = case.trl("dapo", high=0.28, adaptive=state, bounds=bounds)
+        same(case.ours(coefficients.applied()), theirs)
+        measured = float((case.entropy * case.mask).sum() / case.mask.sum())
+        assert measured == pytest.approx(scale / 2)
+        coefficients.follow(kl=None, entropy=measured)
+        assert coefficients.state_dict()["bonus"] == pytest.approx(state["coefficient"])
+    assert state["coefficient"] == pytest.approx(0.06)
 
 
 def test_masked_corrections_are_trls(case: Case) -> None:
@@ -259,6 +318,51 @@ def test_corrections_are_verls(case: Case, verl: Any, correction: Any, level: st
     low, high = CORRECTION_BOUNDS[correction]
     row = replace(ROWS["dapo"], correction=correction, correction_low=low, correction_high=high)
     same(case.ours(row), case.verl(verl, "vanilla", "token-mean", high=0.28, weights=weights), 1e-7)
+
+
+def test_geometric_masks_are_verls(case: Case, verl: Any) -> None:
+    """verl's rejection by a sequence's mean k1, minus the log of its geometric mean: its bounds are 1 / ours."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    mask, _ = compute_rollout_rejection_mask(case.old - case.engine, case.mask, "seq_mean_k1", f"{1 / 1.1}_{1 / 0.9}")
+    assert 0 < mask.sum() < case.mask.sum()
+    row = replace(ROWS["dapo"], correction="geometric", correction_low=0.9, correction_high=1.1)
+    same(case.ours(row), case.verl(verl, "vanilla", "token-mean", high=0.28, weights=mask), 1e-7)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("clip", "clip_cov"), ("kl", "kl_cov")])
+def test_covariances_are_verls(case: Case, verl: Any, kind: Any, name: str) -> None:
+    """With the tokens that both choose from the same logprobs: verl's of this update are our engine's.
+
+    Advantages are so large that Clip-Cov's range holds several tokens, and its share so large that it takes them all,
+    because it draws them at random. verl's KL-Cov clips nothing. A token that is clipped anyway is no candidate for
+    verl; it has no gradient either way, so that gradients are compared alone.
+    """
+    case.advantages = 2 * case.advantages
+    flat = case.mask.bool()
+    case.engine = case.logprobs.detach()
+    samples = case.samples()
+    flags = held_back(samples, kind, 0.5 if kind == "clip" else 0.1, 0)
+    case.marked = torch.from_numpy(np.concatenate(flags))
+    assert 2 < int(case.marked.sum()) < int(flat.sum())
+    bounds = {"clip": (0.2, 0.28), "kl": (1.0, 1e9)}[kind]
+    row = replace(ROWS["dapo"], covariance=kind, clip_low=bounds[0], clip_high=bounds[1])
+    share = {"clip_cov_ratio": 0.5, "kl_cov_ratio": 0.1, "ppo_kl_coef": 1.0}  # the paper's; verl's default is 0.1
+    loss, gradient = case.verl(verl, name, "token-mean", low=0.2, high=0.28, share=share)
+    ours = case.ours(row)
+    same((loss, ours[1]), (loss, gradient), 1e-6)  # a sample's logprobs are float32
+    if kind == "kl":
+        assert ours[0] == pytest.approx(loss, rel=1e-6)
+
+
+def test_the_kl_coefficient_follows_its_target_as_verls(verl: Any) -> None:
+    """verl counts sequences against a horizon: one in ten is our gain of 0.1 per step."""
+    theirs = verl.core.AdaptiveKLController(0.1, 0.02, 10)
+    ours = Coefficients(replace(ROWS["grpo"], kl="k3", kl_coefficient=0.1, kl_target=0.02))
+    for kl in (0.03, 0.021, 0.001, 0.5):
+        theirs.update(kl, 1)
+        ours.follow(kl=kl, entropy=0.0)
+        assert ours.kl == pytest.approx(theirs.value, rel=1e-12)
 
 
 @pytest.mark.parametrize(("correction", "level"), [("icepop", "token"), ("mis", "sequence")])

@@ -25,6 +25,12 @@ RECIPE: dict[str, Any] = {
     "algorithm": {"type": "grpo", "kl": "k3", "kl_coefficient": 0.1, "entropy_bonus": 0.01},
     "learner": {"device": "cpu", "lr": 1e-2, "max_mismatch": 100.0, "micro_tokens": 100},
 }
+STABILITY = {
+    "kl_target": 0.01, "entropy_target": 9.0, "covariance": "clip", "covariance_share": 0.1, "staleness_decay": 0.5,
+    "entropy_advantage": 0.4, "length_preference": 1.0, "correction": "geometric", "correction_low": 0.5,
+    "reference_reset": 1, "optimizer_reset": True,
+}  # fmt: skip
+"""What needs numbers of the whole batch, or of other steps."""
 SHAPE = {
     "vocab_size": 270, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1,
@@ -43,7 +49,10 @@ JOBS: dict[str, dict[str, Any]] = {
         "recipe": recipe(learner={"checkpointing": True, "minibatches": 2, "epochs": 2}),
     },
     "float": {"do": "gradients", "ranks": [0, 2, 3] if FULL else [0, 3], "recipe": recipe()},
-    "large": {"do": "gradients", "ranks": [0, 2], "double": True, "large": True, "recipe": recipe()},
+    "large": {
+        "do": "gradients", "ranks": [0, 2], "double": True, "large": True,
+        "recipe": recipe(algorithm=STABILITY, learner={"old_logprobs": "interpolate"}),
+    },
     "lora": {"do": "gradients", "ranks": [0, 2], "double": True, "lora": True, "recipe": recipe()},
     "experts": {
         "do": "gradients", "ranks": [0, 2], "kind": "qwen3_moe", "shape": SHAPE | EXPERTS, "recipe": recipe(),

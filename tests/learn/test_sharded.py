@@ -36,7 +36,7 @@ from tests.tiny_run import train
 MakeRecipe = Callable[..., Recipe]
 MakeSamples = Callable[..., list[TrainingSample]]
 ROOT = Path(__file__).resolve().parents[2]
-KL = {"type": "grpo", "kl": "k2", "kl_coefficient": 0.1}
+KL = {"type": "grpo", "kl": "k2", "kl_coefficient": 0.1, "kl_target": 1e-3, "entropy_target": 9.0}
 
 
 def gone(pids: list[int]) -> bool:
@@ -97,9 +97,12 @@ def test_two_ranks_train_like_one_process_and_lose_nothing_when_one_is_killed(
         from_ranks = Learner(*load_model(recipe.model, folder=saved.model, device="cpu"), alone.recipe)
         from_ranks.load_state_dict(saved.learner)
         assert same(from_ranks.weights(), learner.weights())
+        assert from_ranks.coefficients.state_dict() == saved.learner["coefficients"]
+        assert from_ranks.coefficients.kl == pytest.approx(0.102)  # the step moved further than the target
         from_one = checkpoint.load(checkpoint.save(tmp_path / "one", alone))
         learner.load_state_dict(from_one.learner)
         assert same(learner.weights(), alone.weights())
+        assert learner.pool.call("coefficients") == [alone.coefficients.state_dict()] * 2
 
         call, killed = learner.pool.call, learner.pool.ranks[1]
 
