@@ -2,6 +2,7 @@
 
 from agentrl.recipe.advice import warnings
 from agentrl.recipe.agents import AgentSection
+from agentrl.recipe.compaction import Compaction, DropCompaction, SubagentCompaction, SummaryCompaction
 from agentrl.recipe.environments import EnvSection
 from agentrl.recipe.learning import (
     AlgorithmSection,
@@ -17,9 +18,9 @@ from agentrl.recipe.learning import (
     WarmStartSection,
 )
 from agentrl.recipe.load import build, build_with, dump, load, located, shipped
+from agentrl.recipe.machines import ClusterSection, SandboxSection
 from agentrl.recipe.sections import (
     CheckpointSection,
-    ClusterSection,
     Engine,
     EvalSection,
     JudgeBudget,
@@ -33,7 +34,6 @@ from agentrl.recipe.sections import (
     Recipe,
     RolloutSection,
     RunSection,
-    SandboxSection,
     ScratchModel,
     SglangEngine,
     SglangJudge,
@@ -48,7 +48,9 @@ __all__ = [
     "AuditSection",
     "CheckpointSection",
     "ClusterSection",
+    "Compaction",
     "Curriculum",
+    "DropCompaction",
     "Engine",
     "EnvSection",
     "EvalSection",
@@ -72,6 +74,8 @@ __all__ = [
     "SglangEngine",
     "SglangJudge",
     "StagedCurriculum",
+    "SubagentCompaction",
+    "SummaryCompaction",
     "TeacherSection",
     "TransformersEngine",
     "UniformCurriculum",
