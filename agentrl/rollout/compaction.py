@@ -404,10 +404,11 @@ class CompactedTurns:
     def _shortened(self, now: Running, summary: str, rounds: list[list[Message]], keep: int) -> list[Message]:
         """Return what a conversation begins with after a summary: as many kept turns as fit, then as much of it."""
         kept, limit = min(keep, len(rounds)), len(summary)
+        threshold, middle = self.compacting.threshold, (self.compacting.threshold + self.budget.context) // 2
         while True:
             shown = SUMMARISED.format(frame(summary, limit)[0]) if summary else NO_SUMMARY
             newest = [message for turn in rounds[len(rounds) - kept :] for message in turn]
             messages = [*self._task(), Message(role="user", content=shown), *newest]
-            if self._length(messages, now) <= self.compacting.threshold or not (kept or limit):
+            if self._length(messages, now) <= (threshold if kept else middle) or not (kept or limit):
                 return messages
             kept, limit = kept // 2, limit if kept else limit // 2
