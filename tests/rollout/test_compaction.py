@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from agentrl import codec, recipe
 from agentrl.engines.base import Sampling
 from agentrl.envs import tool
+from agentrl.envs.play import Stage
+from agentrl.envs.replay import of_row, replay
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.advantage import advantages
 from agentrl.learn.pack import token_coefficients
@@ -307,6 +309,22 @@ def test_without_compaction_it_is_the_plain_rollout(chat: Renderer, lister: EnvR
         watched = play(replace(compacting, threshold=1999), engine_of(chat, *turns), chat, lister)
         assert (watched.segments, watched.messages, watched.outcome) == (plain.segments, plain.messages, plain.outcome)
         assert [part.messages for part in watched.conversations] == [plain.messages]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_stored_episode_replays(kind: str, chat: Renderer, lister: EnvRuntime) -> None:
+    """What acted on the environment is in the messages, in its order, sub-agents' turns and refused calls included."""
+    looked = call("look", path="a").tool_calls
+    both = Message(role="assistant", content="", tool_calls=(*looked, *call("delegate", task="b").tool_calls))
+    parts = {
+        "summary": [call("many", count=120), say("s"), call("look", path="b")],
+        "drop": [call("many", count=60)] * 3,
+        "subagent": [both, call("delegate", task="x"), call("look", path="c"), say("so")],
+    }
+    played = play(KINDS[kind], engine_of(chat, *parts[kind], say("right")), chat, lister)
+    assert played.outcome.score == 1.0 and len(played.conversations) > 1
+    record = of_row(codec.to_row(played, "lister"))
+    assert asyncio.run(replay(Lister(), record, Stage(boxes=NoBoxes()))) is None
 
 
 # Nothing is gained by it, and nothing breaks ----------------------------------------------------------------------
