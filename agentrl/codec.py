@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agentrl.errors import Fault, StorageError
-from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory, Verdict
+from agentrl.types import Conversation, Message, Outcome, Segment, Task, ToolCall, Trajectory, Verdict
 
 FORMAT = 2
 """Raised whenever rows change so that an older reader would misread them; other formats are refused."""
@@ -104,6 +104,9 @@ def to_row(trajectory: Trajectory, env: str, note: Note | None = None) -> dict[s
         "states": _dump(trajectory.states) if trajectory.states else None,
         "branch_turn": trajectory.branch_turn,
         "prefix_tokens": trajectory.prefix_tokens,
+        "conversations": _dump([_conversation_row(c) for c in trajectory.conversations])
+        if trajectory.conversations
+        else None,
         **asdict(note),
     }
 
@@ -149,6 +152,7 @@ def from_row(row: Mapping[str, Any]) -> Stored:
         states=tuple(json.loads(row["states"])) if row.get("states") else (),
         branch_turn=row.get("branch_turn"),
         prefix_tokens=row.get("prefix_tokens", 0),
+        conversations=tuple(map(_conversation, json.loads(row.get("conversations") or "[]"))),
     )
     return Stored(row["env"], trajectory, Note(**{name: row[name] for name in NOTED if name in row}))
 
@@ -183,6 +187,15 @@ def message_from_row(row: Mapping[str, Any]) -> Message:
     """Read one message of a conversation."""
     calls = (ToolCall(**{**call, "arguments": json.loads(call["arguments"])}) for call in row["tool_calls"])
     return Message(**{**row, "tool_calls": tuple(calls)})
+
+
+def _conversation_row(conversation: Conversation) -> dict[str, Any]:
+    messages = [message_row(message) for message in conversation.messages]
+    return {"kind": conversation.kind, "opening": conversation.opening, "messages": messages}
+
+
+def _conversation(row: Mapping[str, Any]) -> Conversation:
+    return Conversation(**{**row, "messages": tuple(map(message_from_row, row["messages"]))})
 
 
 def stored(value: Any) -> Any:

@@ -77,6 +77,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/tokens_thrown_by_length", "tokens", "The same, of episodes that ended after their group had."),
     Metric("rollout/tokens_mean", "tokens", "Sampled tokens per graded episode, mean."),
     Metric("rollout/tokens_max", "tokens", "Sampled tokens of the longest graded episode."),
+    Metric("rollout/compacted", "share", "Graded episodes in several conversations (`rollout.compaction`)."),
+    Metric("rollout/conversations_mean", "count", "Conversations per graded episode, with `rollout.compaction`."),
+    Metric("rollout/context_max", "tokens", "The longest sequence of a graded episode, with `rollout.compaction`."),
     Metric("rollout/tokens_per_second", "tokens/s", "`rollout/tokens` over the wall time of the whole step."),
     Metric("rollout/staleness_mean", "versions", "Age of the kept episodes' oldest token when trained on, mean."),
     Metric("rollout/staleness_max", "versions", "The same, of the oldest episode."),
@@ -325,6 +328,7 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
         "rollout/round_seconds": round_.timings.get("rollout", 0.0),
         "rollout/pause_seconds": round_.timings.get("learner", 0.0),
         **(_branch_row(episodes, branches, unforkable) if branches or unforkable else {}),
+        **(_compaction_row(graded) if any(t.conversations for t in graded) else {}),
         **learn,
     }
 
@@ -340,6 +344,15 @@ def _branch_row(episodes: Sequence[Trajectory], branches: Sequence[Trajectory], 
         "rollout/branch_seconds": sum(t.timings.get("branching", 0.0) for t in episodes),
         "rollout/unforkable": len(unforkable),
         "rollout/branch_cause": next(iter([*void, *unforkable]), ""),
+    }
+
+
+def _compaction_row(graded: Sequence[Trajectory]) -> Row:
+    """Return the figures of episodes whose context is compacted."""
+    return {
+        "rollout/compacted": _mean([len(t.conversations) > 1 for t in graded]),
+        "rollout/conversations_mean": _mean([len(t.conversations) for t in graded]),
+        "rollout/context_max": max(len(segment) for t in graded for segment in t.segments),
     }
 
 

@@ -13,11 +13,13 @@ from agentrl.engines.base import Engine
 from agentrl.engines.build import chat
 from agentrl.engines.build import make as make_engine
 from agentrl.envs.base import Environment
+from agentrl.errors import RecipeError
 from agentrl.initial_policy import PolicyModel, load_policy
 from agentrl.interop.agents import with_agents
 from agentrl.interop.gateway import Gateway
 from agentrl.judges import Judge
 from agentrl.recipe import OpenaiEngine, Recipe
+from agentrl.recipe.compaction import NO_ENDPOINT
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.player import Gate, Player, RequestGate, budget_of, make_player, sampling_of
 from agentrl.rollout.rollout import EnvRuntime
@@ -120,6 +122,8 @@ async def open_player(
     A recipe whose engine is a chat endpoint has its policy there, and needs neither torch nor a tokenizer.
     """
     if isinstance(recipe.rollout.engine, OpenaiEngine) and model is None and url is None:
+        if recipe.rollout.compaction is not None:
+            raise RecipeError(NO_ENDPOINT)
         endpoint, gateway = chat(recipe.rollout.engine), Gateway()
         try:
             await endpoint.start()

@@ -214,6 +214,25 @@ def turns_in(segments: Sequence[Segment]) -> int:
     return sum(int(segment.turns.max(initial=-1)) + 1 for segment in segments)
 
 
+ConversationKind = Literal["task", "summary", "drop", "subagent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What the policy saw and said from one beginning on, in an episode whose context is compacted."""
+
+    kind: ConversationKind
+    """What it began with: the task, a summary, a history without its old results, or a task of a sub-agent."""
+    opening: int
+    """Messages that it began with; each of the assistant's messages after them was sampled in it."""
+    messages: tuple[Message, ...]
+
+    @property
+    def turns(self) -> int:
+        """The number of turns that were sampled in it."""
+        return sum(message.role == "assistant" for message in self.messages[self.opening :])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A verifier's judgement of one submission."""
@@ -283,9 +302,9 @@ class Trajectory:
     seed: int
     """The group's reset seed."""
     segments: tuple[Segment, ...]
-    """Usually one; one per turn where the chat template rewrites history."""
+    """Usually one; one per turn where the chat template rewrites history; at least one for each of `conversations`."""
     messages: tuple[Message, ...]
-    """The conversation as text."""
+    """The conversation as text: what was said to the environment, and what it answered."""
     outcome: Outcome
     verdict: Verdict | None = None
     ledger: Mapping[str, Any] = field(default_factory=dict)
@@ -308,6 +327,9 @@ class Trajectory:
     """Of a continuation: how many turns its episode had before it. They are in its messages, not among its turns."""
     prefix_tokens: int = 0
     """Of a continuation: how many tokens its episode had sampled before it."""
+    conversations: tuple[Conversation, ...] = ()
+    """Where context is compacted: what the policy saw, in the order of `segments`; a summary and the words between an
+    agent and its sub-agent stand here only, since the environment never sees them."""
 
     def __post_init__(self) -> None:
         if self.usage is not None and self.segments:

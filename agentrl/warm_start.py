@@ -12,8 +12,10 @@ from agentrl import initial_policy, seeds
 from agentrl.assembly import Run
 from agentrl.evaluation import seen_hashes
 from agentrl.rollout import examples
+from agentrl.rollout.compaction import compacted_rollout, compaction_of
 from agentrl.rollout.examples import Examples
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.player import budget_of
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Task, Trajectory
 
@@ -57,6 +59,9 @@ async def demonstrate(run: Run) -> list[Trajectory]:
     assert recipe.warm_start is not None
     tasks = initial_policy.demonstration_tasks(recipe, run.runtimes, recipe.warm_start.demonstrations)
     budget = Budget(context=run.policy.context, tokens=run.policy.context)
+    compacting = compaction_of(recipe, budget_of(recipe, run.policy.context).context)
+    if compacting is not None and not compacting.scriptable:
+        compacting = None
     slots = asyncio.Semaphore(recipe.sandboxes.boxes)
     run.progress.phase("experts play", 0, len(tasks))
 
@@ -65,7 +70,9 @@ async def demonstrate(run: Run) -> list[Trajectory]:
             script = ScriptedEngine(renderer, runtime.make().expert(task))
             secret = seeds.secret(b"", task.id, number)  # experts know every answer anyhow
             rollout_id = RolloutId(seed=recipe.run.seed, group=number, index=0, secret=secret)
-            trajectory = await rollout(script, renderer, runtime, task, rollout_id=rollout_id, budget=budget)
+            trajectory = await compacted_rollout(
+                compacting, script, renderer, runtime, task, rollout_id=rollout_id, budget=budget
+            )
             run.progress.advance()
             return trajectory
 

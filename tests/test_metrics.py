@@ -26,7 +26,7 @@ from agentrl.recipe import (
     UniformCurriculum,
 )
 from agentrl.rollout.inflight import FATES
-from agentrl.types import Group, Outcome, Round, Segment, Task, Trajectory, Verdict
+from agentrl.types import Conversation, Group, Outcome, Round, Segment, Task, Trajectory, Verdict
 
 CURRICULA: list[Curriculum] = [
     LearnabilityCurriculum(),
@@ -106,6 +106,22 @@ def test_a_round_by_hand() -> None:
         "rollout/pause_seconds": 3.0,
         "learn/loss": 0.5,
     }
+
+
+def compaction_row() -> dict[str, Any]:
+    """A round of two episodes whose context is compacted: one in two conversations, one in a single one."""
+    task = Conversation(kind="task", opening=2, messages=())
+    long = replace(episode(0, 0, 1.0, 6), conversations=(task, replace(task, kind="drop")))
+    long = replace(long, segments=(*long.segments, episode(0, 0, 1.0, 8).segments[0]))
+    kept = group(0, long, replace(episode(0, 1, 0.0), conversations=(task,)))
+    return metrics.step_row(Round(number=0, kept=(kept,)), {}, version=5, informative=[True])
+
+
+def test_compacted_episodes_are_told_where_there_are_any() -> None:
+    row = compaction_row()
+    compacted = ("rollout/compacted", "rollout/conversations_mean", "rollout/context_max")
+    assert [row[name] for name in compacted] == [0.5, 1.5, 9]
+    assert not {*compacted} & metrics.step_row(round_(), {}, version=5, informative=[]).keys()
 
 
 TRAFFIC = {"ready_groups": 1, "running_groups": 2, "stale_groups": 3, "spared_rollouts": 4}
@@ -200,7 +216,7 @@ def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
     rows = [row for path in evidence for row in metrics.read(path)]
     rows += [metrics.step_row(round_(), learner_row(), version=5, informative=[True]), *curriculum_rows()]
     rows += [metrics.traffic_row(TRAFFIC, {fate: {"8": 5} for fate in FATES}, {})]
-    rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row(), *watch_rows()]
+    rows += [compaction_row(), judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row(), *watch_rows()]
     assert len(evidence) > 10 and [key for row in rows for key in metrics.undeclared(row)] == []
     assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
         "score", "rollout/scores", "eval/a/b/score",

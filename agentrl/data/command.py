@@ -31,6 +31,7 @@ REASONS = {
     "step": "of other steps",
     "score": "of other scores",
     "suspicious": "look like reward hacking",
+    "compacted": "of several conversations (rollout.compaction)",
     "unpaired": "not paired",
     "exact": "exact duplicates",
     "near": "near duplicates",

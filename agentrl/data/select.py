@@ -21,8 +21,9 @@ from agentrl.audit.signals import PASSED, SUSPICIOUS, rewarded, suspicion
 from agentrl.audit.watch import judge
 from agentrl.envs import tools_of
 from agentrl.errors import UserError
-from agentrl.recipe import Recipe
+from agentrl.recipe import Recipe, SubagentCompaction
 from agentrl.report.viewer.runs import is_run
+from agentrl.rollout.compaction import DELEGATE
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.runtimes import makers
 from agentrl.runfolder import check_format
@@ -65,7 +66,8 @@ class RunSource:
     def tools(self) -> dict[str, tuple[dict[str, Any], ...]]:
         """The JSON schemas of each environment's tools."""
         made = {name: make() for name, make in makers(self.recipe).items()}
-        return {name: tuple(tool.schema() for tool in tools_of(env).values()) for name, env in made.items()}
+        own = [DELEGATE] if isinstance(self.recipe.rollout.compaction, SubagentCompaction) else []
+        return {name: tuple(tool.schema() for tool in (*tools_of(env).values(), *own)) for name, env in made.items()}
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -164,7 +166,9 @@ def _of_run(source: RunSource, selection: Selection, counts: Counter[str]) -> li
     counts["suspicious"] += len(hacked)
     items = []
     for number, (place, one) in enumerate(stored):
-        if number not in hacked:
+        if number not in hacked and _compacted(one.trajectory):
+            counts["compacted"] += 1
+        elif number not in hacked:
             decision = steps[place]
             step = decision.step if decision else None
             items.append(Item(run=source, env=one.env, trajectory=one.trajectory, step=step))
@@ -180,6 +184,12 @@ def _columns(run: Path, rounds: records.Rounds) -> Iterator[tuple[Path, Mapping[
                 if columns["kind"] == "train" and rounds.counts(columns):
                     newest[columns["grp"], columns["idx"]] = (part, columns)
     yield from newest.values()
+
+
+def _compacted(trajectory: Trajectory) -> bool:
+    """Return whether the policy saw something else than the messages: a line of data holds one conversation only."""
+    parts = trajectory.conversations
+    return len(parts) > 1 or any(p.messages != trajectory.messages[: len(p.messages)] for p in parts)
 
 
 def _unwanted(columns: Mapping[str, Any], step: int | None, selection: Selection) -> str:

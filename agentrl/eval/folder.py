@@ -59,6 +59,7 @@ def protocol(
         "budget": {name: getattr(rollout, name) for name in BUDGET},
         "sampling": {"temperature": section.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k, "seed": seed},
         "versions": dict(versions),
+        **({"compaction": rollout.compaction.model_dump()} if rollout.compaction else {}),
         **({"judge": judge} if judge else {}),
         **({"strategy": dict(strategy)} if strategy else {}),
     }

@@ -2,6 +2,7 @@
 
 from agentrl.recipe.advice import warnings
 from agentrl.recipe.agents import AgentSection
+from agentrl.recipe.compaction import Compaction, DropCompaction, SubagentCompaction, SummaryCompaction
 from agentrl.recipe.environments import EnvSection
 from agentrl.recipe.learning import (
     AlgorithmSection,
@@ -18,9 +19,9 @@ from agentrl.recipe.learning import (
     WarmStartSection,
 )
 from agentrl.recipe.load import build, build_with, dump, load, located, shipped
+from agentrl.recipe.machines import ClusterSection, SandboxSection
 from agentrl.recipe.sections import (
     CheckpointSection,
-    ClusterSection,
     Engine,
     EvalSection,
     JudgeBudget,
@@ -34,7 +35,6 @@ from agentrl.recipe.sections import (
     Recipe,
     RolloutSection,
     RunSection,
-    SandboxSection,
     ScratchModel,
     SglangEngine,
     SglangJudge,
@@ -49,7 +49,9 @@ __all__ = [
     "AuditSection",
     "CheckpointSection",
     "ClusterSection",
+    "Compaction",
     "Curriculum",
+    "DropCompaction",
     "Engine",
     "EnvSection",
     "EvalSection",
@@ -74,6 +76,8 @@ __all__ = [
     "SglangEngine",
     "SglangJudge",
     "StagedCurriculum",
+    "SubagentCompaction",
+    "SummaryCompaction",
     "TeacherSection",
     "TransformersEngine",
     "UniformCurriculum",

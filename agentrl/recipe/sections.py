@@ -13,6 +13,7 @@ from pydantic import Field, Tag, model_validator
 
 from agentrl.errors import RecipeError
 from agentrl.recipe.base import Count, Fraction, NonNegative, Positive, Section, kind
+from agentrl.recipe.compaction import Compaction, refuse_compaction
 from agentrl.recipe.environments import EnvSection
 from agentrl.recipe.learning import (
     NO_GRADIENT,
@@ -26,6 +27,7 @@ from agentrl.recipe.learning import (
     WarmStartSection,
     refuse_unfit,
 )
+from agentrl.recipe.machines import ClusterSection, SandboxSection
 from agentrl.recipe.teacher import TeacherSection
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -324,6 +326,9 @@ class RolloutSection(Section):
     """How often an episode that infrastructure failed is played again, with the same seeds."""
     verify_seconds: Positive = 60.0
     """Wall time in seconds that the verifier has per episode."""
+    compaction: Compaction | None = None
+    """What is done about a conversation that gets too long: `summary`, `drop` or `subagent`. By default nothing: an
+    episode ends with `max_tokens` when its context is full."""
 
 
 class EvalSection(Section):
@@ -352,26 +357,6 @@ class CheckpointSection(Section):
     over."""
     keep: Count = 2
     """Checkpoints kept; older ones are deleted."""
-
-
-class SandboxSection(Section):
-    """Limits on the sandboxes of all environments."""
-
-    boxes: Count = 64
-    """Sandboxes alive at once per backend, episodes and grading together. Raise it with `rollout.concurrency`."""
-
-
-class ClusterSection(Section):
-    """Play rollouts in processes of their own, on this machine or on a Ray cluster. RAY_ADDRESS says which cluster;
-    without it Ray starts on this machine."""
-
-    type: Literal["ray"] = "ray"
-    """Selects Ray."""
-    players: Annotated[int, Field(ge=1, le=4096)] = 2
-    """Processes that play rollouts, spread over the nodes of the cluster. About one per two cores; they share
-    `rollout.concurrency` and `sandboxes.boxes`."""
-    cpus: Positive = 1.0
-    """CPU cores that Ray sets aside for each player."""
 
 
 def one_spelling(data: dict[str, Any]) -> dict[str, Any]:
@@ -441,6 +426,8 @@ class Recipe(Section):
             raise ValueError(NO_GRADIENT)
         agents = [env.name for env in self.envs if env.agent is not None]
         refuse_unfit(self.algorithm, self.learner.ranks, agents)
+        endpoint, context = isinstance(engine, OpenaiEngine), self.rollout.max_context
+        refuse_compaction(self.rollout.compaction, self.algorithm, agents, endpoint=endpoint, context=context)
         if self.warm_start is not None and self.warm_start.loss != "sft" and self.learner.ranks > 1:
             loss = self.warm_start.loss
             raise ValueError(f"warm_start.loss: {loss} is trained in one process; set learner.ranks: 1")

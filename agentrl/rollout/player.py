@@ -10,8 +10,9 @@ from typing import Protocol
 
 from agentrl.engines.base import Sampling
 from agentrl.recipe import Recipe
+from agentrl.rollout.compaction import Compacting, compacted_rollout, compaction_of
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
 from agentrl.types import Completion, Task, Trajectory
 
@@ -38,10 +39,13 @@ class LocalPlayer:
     """The environments, by name."""
     budget: Budget
     sampling: SamplingParams = SamplingParams()
+    compacting: Compacting | None = None
+    """How conversations that get too long are compacted; None: not at all."""
 
     async def play(self, env: str, task: Task, rollout_id: RolloutId) -> Trajectory:
         """Play one task to its end and have it graded."""
-        return await rollout(
+        return await compacted_rollout(
+            self.compacting,
             self.engine,
             self.renderer,
             self.runtimes[env],
@@ -64,12 +68,14 @@ def make_player(
     environments: Mapping[str, EnvRuntime],
 ) -> LocalPlayer:
     """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
+    budget = budget_of(recipe, context)
     return LocalPlayer(
         engine=engine,
         renderer=renderer,
         runtimes=environments,
-        budget=budget_of(recipe, context),
+        budget=budget,
         sampling=sampling_of(recipe),
+        compacting=compaction_of(recipe, budget.context),
     )
 
 

@@ -132,7 +132,7 @@ async def rollout(
     def attempt(earlier: Sequence[Call], origin: Border | None = None, own: RolloutId = rollout_id) -> _Turns:
         nonlocal borders
         chosen = sampling or SamplingParams()
-        source = _Replay(engine, earlier) if earlier else engine
+        source = Replay(engine, earlier) if earlier else engine
         turns = _Turns(source, renderer, task, own, budget, chosen, states=runtime.states, origin=origin)
         borders = turns.borders if origin is None else borders
         return turns
@@ -242,7 +242,7 @@ async def play_out(
     return _trajectory(rollout_id, episode, turns, perf_counter() - began, broken)
 
 
-class _Replay:
+class Replay:
     """An engine that repeats the calls of an earlier attempt for as long as the prompts are the same."""
 
     def __init__(self, engine: TokenGenerator, earlier: Sequence[Call]) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from agentrl import envs, sandboxes
 from agentrl.envs.base import Environment
+from agentrl.envs.tools import tools_of
 from agentrl.errors import AuthoringError, RecipeError
-from agentrl.recipe import EnvSection, Recipe
+from agentrl.recipe import EnvSection, Recipe, SubagentCompaction
+from agentrl.rollout.compaction import DELEGATE
 from agentrl.rollout.rollout import AuditShares, EnvRuntime
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.version import version_of
@@ -82,12 +84,22 @@ def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
         environment = kind(**section.options)
     except (TypeError, AuthoringError) as error:
         raise RecipeError(f"envs: {section.name} does not take these options: {error}") from error
+    _check_compaction(section.name, environment, recipe)
     for key, levels in {"envs[].levels": section.levels, "eval.levels": eval_levels, "warm_start.levels": warm}.items():
         unknown = [level for level in levels or () if level not in environment.levels]
         if unknown:
             first, last = environment.levels[0], environment.levels[-1]
             raise RecipeError(f"{key}: {section.name} has the levels {first} to {last}, not {unknown[0]}")
     return lambda: kind(**section.options)
+
+
+def _check_compaction(name: str, environment: Environment, recipe: Recipe) -> None:
+    """Refuse compaction where an environment names its agent itself, or has a tool of the name that sub-agents need."""
+    section = recipe.rollout.compaction
+    if section is not None and getattr(environment, "agent", None) is not None:
+        raise RecipeError(f"rollout.compaction: the agent of {name} keeps its own context; leave one of them out")
+    if isinstance(section, SubagentCompaction) and DELEGATE.name in tools_of(environment):
+        raise RecipeError(f"rollout.compaction: {name} has a tool named {DELEGATE.name} already; use summary or drop")
 
 
 def source_versions(environments: Mapping[str, EnvRuntime]) -> dict[str, str]:

@@ -177,7 +177,7 @@ def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored row with the values of free form as data."""
     loaded = {
         name: json.loads(row[name]) if row.get(name) else None
-        for name in ("outcome", "verdict", "audit", "ledger", "timings")
+        for name in ("outcome", "verdict", "audit", "ledger", "timings", "conversations")
     }
     task = {**row["task"], "setup": json.loads(row["task"]["setup"])}
     return {**row, **loaded, "task": task}

@@ -207,6 +207,10 @@ class RunView:
             segments.append({**shown, "ids": ids, "texts": tokens.texts(self.path, ids), "count": count})
             left -= len(ids)
         messages = [_cut(message, full) for message in whole.pop("messages")]
+        whole["conversations"] = [
+            {**part, "messages": [_cut(message, full) for message in part["messages"]]}
+            for part in whole.get("conversations") or ()
+        ]
         task = whole["task"] if full else _cut_task(whole["task"])
         group = queries.siblings(self.index, key)
         return {**whole, "task": task, "messages": messages, "segments": segments, "columns": columns, "group": group}

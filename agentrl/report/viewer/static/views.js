@@ -209,6 +209,12 @@ function Ledger({ ledger }) {
   return html`<section class="card"><h3>Side effects</h3>${rest.length || lists.length ? '' : html`<p class="soft">None were recorded.</p>`}${lists.map(([k, v]) => html`<div key=${k}><small>${pieces(k)}</small><${Text} value=${plain(v)} first=${2000} /></div>`)}<dl>${rest.map(([k, v]) => html`<dt key=${k}>${pieces(k.replaceAll('_', ' '))}</dt><dd>${typeof v === 'number' ? number(v) : pieces(String(v))}</dd>`)}</dl></section>`
 }
 
+const BEGINS = { task: 'Conversation', summary: 'After a summary', drop: 'After old results were left out', subagent: 'Sub-agent' }
+function Conversations({ parts, name }) {
+  const turns = (part, from, to) => part.messages.slice(from, to).map((m, n) => html`<${Turn} key=${name + (from + n)} m=${m} n=${from + n} />`)
+  return parts.map((part, i) => html`<section key=${name + i}><h3>${BEGINS[part.kind] || pieces(part.kind)} <small>${i + 1} of ${parts.length}</small></h3>${i ? html`<details><summary>begins with ${part.opening} messages</summary>${turns(part, 0, part.opening)}</details>` : turns(part, 0, part.opening)}${turns(part, part.opening)}</section>`)
+}
+
 function OneView({ run, trajectory, query, go }) {
   const state = useData(['run', run, 'one', trajectory], { full: query.full })
   const [tokens, setTokens] = [query.tokens === '1', on => { location.hash = link(['run', run, 'one', trajectory], { ...query, tokens: on ? '1' : '' }).slice(1) }]
@@ -219,7 +225,7 @@ function OneView({ run, trajectory, query, go }) {
   go.keys = { t: () => setTokens(!tokens), g: () => { location.hash = link(['run', run, 'group', trajectory]).slice(1) }, j: () => sibling(1), k: () => sibling(-1), ...(tokens ? { ArrowRight: () => go.tokens.ArrowRight(), ArrowLeft: () => go.tokens.ArrowLeft() } : { ArrowRight: () => sibling(1), ArrowLeft: () => sibling(-1) }) }
   return html`<div class="title"><h1>${pieces(t.task.id)}</h1><${Score} value=${c.score} /><${Fate} row=${c} /><span class=${`pill ${c.ending === 'done' ? '' : 'warn'}`}>${c.ending}</span>${c.grade !== 'graded' ? html`<span class="pill bad">${c.grade}</span>` : ''}
     <span class="right"><button aria-pressed=${!tokens} onClick=${() => setTokens(false)}>Turns</button> <button aria-pressed=${tokens} onClick=${() => setTokens(true)}>Tokens</button></span></div>
-  <div class="split"><div>${tokens ? html`<${Tokens} segments=${t.segments} advantage=${c.advantage} go=${go} />` : t.messages.map((m, n) => html`<${Turn} key=${trajectory + n + (query.full || '')} m=${m} n=${n} />`)}</div>
+  <div class="split"><div>${tokens ? html`<${Tokens} segments=${t.segments} advantage=${c.advantage} go=${go} />` : (t.conversations || []).length > 1 ? html`<${Conversations} parts=${t.conversations} name=${trajectory + (query.full || '')} />` : t.messages.map((m, n) => html`<${Turn} key=${trajectory + n + (query.full || '')} m=${m} n=${n} />`)}</div>
   <aside class="side"><section class="card"><h3>${c.kind === 'train' ? `Group ${c.grp}` : 'Tries of this task'} <a href=${link(['run', run, 'group', trajectory])}>side by side</a></h3><${Squares} run=${run} rows=${rows} current=${trajectory} /></section>
     <${Verdict} verdict=${t.verdict} outcome=${t.outcome} />
     ${t.audit ? html`<section class="card"><h3>Audit verifier</h3><p><${Score} value=${t.audit.score} /> <small>no part of the reward</small></p><ul class="plain">${(t.audit.evidence || []).map((e, n) => html`<li key=${n}>${pieces(String(e))}</li>`)}</ul></section>` : ''}
