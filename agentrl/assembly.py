@@ -30,6 +30,7 @@ from agentrl.rollout.rollout import EnvRuntime, RolloutId
 from agentrl.rollout.runtimes import source_versions
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
+from agentrl.rollout.tails import make_scheduler
 from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.serving import check_judge, open_engine, runtimes
 from agentrl.types import Round, TrainingSample, Trajectory
@@ -220,7 +221,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             engine=engine,
             player=player,
             group_filter=group_filter,
-            scheduler=Scheduler(play, group_filter, plan_of(recipe), version=lambda: engine.version),
+            scheduler=make_scheduler(play, group_filter, plan_of(recipe), version=lambda: engine.version),
             learner=learner,
             publish=partial(_publish, publisher, None if recipe.asynchronous.in_flight else gate),
             metrics=metrics,
@@ -338,4 +339,6 @@ def plan_of(recipe: Recipe) -> Plan:
         concurrency=recipe.rollout.concurrency,
         asynchronous=recipe.asynchronous.enabled,
         max_staleness=recipe.asynchronous.max_staleness,
+        mode=recipe.asynchronous.mode,
+        over_start=recipe.asynchronous.over_start,
     )

@@ -1,11 +1,11 @@
 """What long episodes cost under each schedule, and which schedule trains on fewer of them.
 
-    python -m benchmarks.tails [--rounds 150] [--tails lognormal,pareto] [--json]
+    python -m benchmarks.tails [--rounds 80] [--tails lognormal,pareto] [--json]
 
 The schedulers are the real ones, with their queues, bounds and counters. Engine and learner are stand-ins on a clock
-that jumps: an episode takes as long as its tokens at 50 per second, the learner as long as a round's tokens at 8,000
-per second. Lengths are drawn per task and per episode from a heavy tail, cut at 16,384 tokens. All modes see the same
-tasks with the same lengths:
+that jumps: an episode takes as long as its tokens at 5 per second, the learner as long as a round's tokens at 800 per
+second (only the ratios matter). Lengths are drawn per task and per episode from a heavy tail with a median of 120, cut
+at 1,638 tokens. All modes see the same tasks with the same lengths:
 
     in turns         synchronous: learner and engine wait for each other
     oldest           `async: {enabled: true}`: the learner waits for the oldest group
@@ -14,13 +14,14 @@ tasks with the same lengths:
     restarted        for comparison, tail batching on-policy: what is put aside is cancelled, and later begun again
 
 Long episodes are the longest tenth of all that were begun. `long share` is theirs among the episodes that were trained
-on, `fair` what it would be without a bias; groups begun in the last rounds count for neither.
+on: 0.1 without a bias. Groups begun in the last quarter of the rounds do not count. `wasted` are sampled tokens that no
+step was trained on, nor will be.
 
 The same comparison with a real server, on a GPU, one line per mode; compare `rollout/round_seconds` (the learner's
 waiting), `seconds`, `rollout/tokens_*_by_length`, `rollout/staleness_mean` and `rollout/long_rounds` in metrics.jsonl:
 
     common="--set run.steps=30 --set eval=null --set rollout.engine.type=sglang --set rollout.max_tokens=8192 \
-            --set rollout.concurrency=256 --set async.max_staleness=4 --set learner.groups_per_step=16 \
+            --set rollout.concurrency=256 --set async.max_staleness=8 --set learner.groups_per_step=16 \
             --set algorithm.correction=tis --set learner.old_logprobs=recompute"
     agentrl train RECIPE $common --set run.name=tails-turns  --set async.enabled=false
     agentrl train RECIPE $common --set run.name=tails-oldest --set async.enabled=true --set async.mode=oldest
@@ -52,9 +53,9 @@ from agentrl.rollout.tails import make_scheduler
 from agentrl.types import Outcome, Round, Segment, Source, Task, Trajectory
 from benchmarks.asynchronous import Overtaking, on_virtual_time
 
-TOKENS_PER_SECOND = 50.0
-LEARNT_PER_SECOND = 8_000.0
-LONGEST = 16_384
+TOKENS_PER_SECOND = 5.0
+LEARNT_PER_SECOND = 800.0
+LONGEST = 1_638
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Tail:
     """How long episodes are."""
 
     kind: str = "lognormal"
-    median: int = 1_200
+    median: int = 120
 
     def length(self, task: int, group: int, index: int, attempt: int = 0) -> int:
         """Return an episode's tokens: its task's length times its own luck."""
@@ -131,7 +132,7 @@ class Simulation:
     plan: Plan
     kind: Any = None
     """The scheduler's class, where it is not the plan's."""
-    rounds: int = 150
+    rounds: int = 80
     version: int = 0
     published: list[float] = field(default_factory=lambda: [0.0])
     """When each version's weights came."""
@@ -141,7 +142,9 @@ class Simulation:
     begun_in: dict[int, int] = field(default_factory=dict)
     """The round before which each group was begun."""
     sampled: float = 0.0
-    """Tokens that the engine sampled, whatever became of them."""
+    """Tokens that the engine sampled, whatever became of them; not those of episodes under way."""
+    finished: Counter[int] = field(default_factory=Counter)
+    """Tokens of each group's finished episodes."""
     trained: list[Round] = field(default_factory=list)
     ages: list[tuple[int, int]] = field(default_factory=list)
     """The length and the age of each episode that was trained on."""
@@ -158,6 +161,7 @@ class Simulation:
             await asyncio.sleep(length / TOKENS_PER_SECOND)
         finally:
             self.sampled += min(length, (clock() - began) * TOKENS_PER_SECOND)
+        self.finished[draw.group] += length
         times = began + np.arange(length) / TOKENS_PER_SECOND
         segment = Segment(
             token_ids=np.zeros(length, np.int32),
@@ -175,7 +179,7 @@ class Simulation:
         keep_all = GroupFilter(GroupFilterSection(dynamic_sampling=False), LONGEST)
         make = self.kind or make_scheduler
         scheduler = make(self.play, keep_all, self.plan, version=lambda: self.version)
-        clock, waited = asyncio.get_running_loop().time, 0.0
+        clock = asyncio.get_running_loop().time
         waits: list[float] = []
         source = scheduler.rounds(Tasks())
         asked = clock()
@@ -190,53 +194,41 @@ class Simulation:
             if len(self.trained) == self.rounds:
                 break
             asked = clock()
-        waited, seconds = sum(waits), clock()
-        under_way = self._under_way(scheduler)
+        figures = self._figures(scheduler, clock(), waits)
         await source.aclose()
-        return self._figures(scheduler, seconds, waited, waits, under_way)
+        return figures
 
-    def _under_way(self, scheduler: Scheduler) -> int:
-        return int(scheduler.statistics()["running_groups"] + scheduler.statistics()["ready_groups"])
-
-    def _figures(
-        self, scheduler: Scheduler, seconds: float, waited: float, waits: list[float], under_way: int
-    ) -> dict[str, Any]:
+    def _figures(self, scheduler: Scheduler, seconds: float, waits: list[float]) -> dict[str, Any]:
         trained = [t for r in self.trained for g in r.kept for t in g.trajectories]
         numbers = [g.number for r in self.trained for g in r.kept]
         assert len(numbers) == len(set(numbers)), "a group was trained on twice"
         tokens = sum(t.sampled_tokens for t in trained)
-        last = self.rounds - self.plan.max_staleness - 3 - round(1 / self.plan.over_start)
-        settled = {number for number, round_ in self.begun_in.items() if round_ < last}
+        waiting = scheduler._groups.numbers | {group.number for group in scheduler._pending.kept}
+        settled = {number for number, round_ in self.begun_in.items() if round_ < self.rounds * 3 // 4}
         started = [length for (group, _), length in self.begun.items() if group in settled]
         used = [t.sampled_tokens for t in trained if t.group in settled]
         long = statistics.quantiles(started, n=10)[-1]
-        ages = [age for _, age in self.ages]
-        old = [age for length, age in self.ages if length > long]
         return {
             "seconds_per_step": seconds / self.rounds,
-            "learner_idle": waited / seconds,
+            "learner_idle": sum(waits) / seconds,
             "longest_wait_s": max(waits),
-            "tokens_per_second": tokens / seconds,
             "engine_busy": self.sampled / TOKENS_PER_SECOND / self.plan.concurrency / seconds,
-            "tokens_wasted": sum(scheduler.tokens_by_length()["stale"].values()) / max(1.0, self.sampled)
-            if self.kind is not Restarting
-            else 1.0 - tokens / self.sampled,
+            "tokens_wasted": 1.0 - (tokens + sum(self.finished[number] for number in waiting)) / self.sampled,
             "mean_length_started": statistics.fmean(started),
             "mean_length_trained": statistics.fmean(used),
             "long_share_started": sum(length > long for length in started) / len(started),
             "long_share_trained": sum(length > long for length in used) / len(used),
             "groups_started": len(settled),
             "groups_trained": len(settled & set(numbers)),
-            "under_way_at_the_end": under_way,
-            "staleness_mean": statistics.fmean(ages),
-            "staleness_max": max(ages),
-            "staleness_of_long_ones": statistics.fmean(old),
+            "staleness_mean": statistics.fmean(age for _, age in self.ages),
+            "staleness_max": max(age for _, age in self.ages),
+            "staleness_of_long_ones": statistics.fmean(age for length, age in self.ages if length > long),
             "long_rounds": int(scheduler.statistics().get("long_rounds", 0)),
             "stale_groups": int(scheduler.statistics()["stale_groups"]),
         }
 
 
-def compare(kind: str, rounds: int, staleness: int = 4) -> dict[str, dict[str, Any]]:
+def compare(kind: str, rounds: int, staleness: int = 8) -> dict[str, dict[str, Any]]:
     """Run every mode on one tail."""
     turns = Plan(group_size=8, groups=16, concurrency=256, max_staleness=staleness)
     oldest = replace(turns, asynchronous=True)
@@ -256,8 +248,8 @@ def compare(kind: str, rounds: int, staleness: int = 4) -> dict[str, dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=150, help="rounds per mode")
-    parser.add_argument("--staleness", type=int, default=4, help="async.max_staleness")
+    parser.add_argument("--rounds", type=int, default=80, help="rounds per mode")
+    parser.add_argument("--staleness", type=int, default=8, help="async.max_staleness")
     parser.add_argument("--tails", default="lognormal,pareto", help="distributions of lengths, separated by commas")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
@@ -267,7 +259,9 @@ def main() -> None:
         return
     for kind, rows in result.items():
         print(f"\n{kind}, max_staleness {options.staleness}")
-        print("  mode            s/step   idle  engine  wasted  length: started trained   long share   staleness (long)")
+        print(
+            "  mode            s/step   idle  engine  wasted  length: started trained   long share   staleness (long)"
+        )
         for name, row in rows.items():
             print(
                 f"  {name:14}{row['seconds_per_step']:8.1f}{row['learner_idle']:7.2f}{row['engine_busy']:8.2f}"

@@ -1,29 +1,29 @@
 """Asynchronous rounds that long episodes do not hold up: tail batching, and a constant number of episodes under way.
 
-`Scheduler` (scheduler.py) lets the learner wait for the oldest group. Here a round is filled by the groups that finish
-first, and a long one runs on under the next versions with the tokens that it has. No group is cancelled for its length,
-and all are trained on whole: a policy gains nothing from being long where it is wrong. What bounds a group's age is a
-reservation. At version v, a group that began under version b has its place in one of the rounds v, ..., b + k; a younger
-group may go first only while the rounds that are left hold all older ones (`due`). Where they would not, the learner
-waits for the older ones.
+`Scheduler` (scheduler.py) lets the learner wait for the oldest group. Here a round is filled by groups that have
+finished, and a long one runs on under the next versions with the tokens that it has. No group is cancelled for its
+length, and all are trained on whole: a policy gains nothing from being long where it is wrong. What bounds a group's age
+is a reservation. A group that began under version b must go by version b + k; a round may go without the groups that
+still run only while the rounds after it have room for all of them in time (`due`). Otherwise the learner waits.
 
     version       3         4         5         6            k = 3, W = 2; group 4 is long
     round       [0 1]     [2 3]     [5 6]     [4 7]          at 6 group 4 is due: the learner waits for it
     under way    4 ────────────────────────────┘
 
 tail     Tail batching (RollPacker). W · (1 + over_start) groups begin for a round, and the first W to finish are it.
-         The others are put aside. When one of them is due, or W are aside, the next round is a long one: the learner
-         waits for all that are aside, once, instead of for one straggler per round.
+         The others are put aside. When one of them is due, the next round is a long one: the learner waits for all that
+         are aside (W at most), once, instead of for one straggler per round.
 steady   Concurrency control (CoPRIS). A group begins whenever fewer than `concurrency` episodes are under way, over the
-         borders of steps, so that the engine's batch stays full. The learner waits only for what is due.
+         borders of steps, so that the engine's batch stays full; it stops where a whole round is ready, since more would
+         only grow old. The learner waits only for what is due.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
-from agentrl.rollout.inflight import GroupFilter, Play
+from agentrl.rollout.inflight import GroupFilter, InFlightGroup, Play
 from agentrl.rollout.scheduler import PendingRound, Plan, Sampler, Scheduler, oldest_version
 
 
@@ -34,20 +34,20 @@ def make_scheduler(play: Play, group_filter: GroupFilter, plan: Plan, *, version
 
 
 def due(began: Sequence[int], version: int, staleness: int, groups: int) -> int:
-    """Return how many of the oldest groups the round at `version` must hold, so that none gets too old later.
+    """Return how many of the groups under way the round at `version` has to wait for, so that none gets too old.
 
-    `began` are the versions under which all groups that wait or run began. After this round, `groups` can go with each
-    later one: those that must have gone by version d may be at most groups · (d − version) then.
+    `began` are the versions under which they began. Those that must go by version d have the rounds from version + 1 to
+    d, with `groups` places each.
     """
-    needs = [
-        sum(b + staleness <= deadline for b in began) - groups * (deadline - version)
-        for deadline in range(version, version + staleness + 1)
+    late = [
+        sum(b + staleness <= last for b in began) - groups * (last - version)
+        for last in range(version, version + staleness + 1)
     ]
-    return max(0, *needs)
+    return max(0, *late)
 
 
 class FirstFinished(Scheduler):
-    """Fills rounds by what finishes first, as far as nothing gets too old by it."""
+    """Fills rounds with what has finished, as far as nothing gets too old by it."""
 
     def __init__(self, play: Play, group_filter: GroupFilter, plan: Plan, *, version: Callable[[], int]) -> None:
         super().__init__(play, group_filter, plan, version=version)
@@ -67,55 +67,50 @@ class FirstFinished(Scheduler):
         if outstanding >= wanted or not self.group_filter.may_refill(wanted, running + pending.judged()):
             return False
         if self.plan.mode == "steady":
-            return self._groups.episodes < self.plan.concurrency
+            return self._groups.episodes < self.plan.concurrency and len(pending.kept) < groups
         aside = sum(number in self._aside for number in self._groups.numbers)
         return outstanding - aside < groups + math.ceil(self.plan.over_start * groups)
 
     def _full(self) -> bool:
         pending = self._pending
-        if self._must() & self._groups.numbers:
+        if self._due() or any(group.draw.group in self._long for group in self._waited()):
             return False
         wanted = self._target(pending, self._wanted)
         return self._enough(pending.kept) or not self.group_filter.may_refill(wanted, pending.judged())
 
-    def _must(self) -> set[int]:
-        """Return the numbers of the groups that the next round has to hold; what was overtaken is not waited for."""
+    def _waited(self) -> list[InFlightGroup]:
+        """Return the groups under way that may be waited for: not what was overtaken."""
+        return [group for group in self._groups.running if not group.overtaken]
+
+    def _due(self, among: Container[int] | None = None, ready: Sequence[int] = ()) -> int:
+        """Return how many of the groups under way, and of others of the versions `ready`, cannot go with later rounds;
+        `among` are the numbers that count, by default all."""
         version = self.version()
-        began = {
-            group.draw.group: version if group.version is None else group.version
-            for group in self._groups.running
-            if not group.overtaken
-        }
-        running = set(began)
-        began |= {group.number: oldest_version(group) for group in self._pending.kept}
-        ages = sorted(began, key=lambda number: (began[number], number))
-        count = due(list(began.values()), version, self.plan.max_staleness, self._wanted)
-        return set(ages[:count]) | (self._long & running)
+        running = [group for group in self._waited() if among is None or group.draw.group in among]
+        began = [version if group.version is None else group.version for group in running]
+        return due([*began, *ready], version, self.plan.max_staleness, self._wanted)
 
     def _age(self, sampler: Sampler) -> None:
         aged = self._aged
         super()._age(sampler)
-        if self._aged == aged or self.plan.mode != "tail":
-            return
-        aside = sorted(self._aside & self._groups.numbers)
-        if len(aside) >= self._wanted or self._must() & set(aside):
-            self._long = frozenset(aside[: self._wanted])
+        aside = self._aside & self._groups.numbers
+        if self._aged != aged and self.plan.mode == "tail" and self._due(aside):
+            self._long = frozenset(sorted(aside)[: self._wanted])
             self._groups.counts["long_rounds"] += 1
 
     def _take(self) -> PendingRound:
-        must, judged = self._must(), self._pending
-        # Long ones that ended meanwhile go with the long round; all others in the order in which they finished.
-        first = sorted(judged.kept, key=lambda group: (group.number not in must, group.number not in self._long))
-        count = sum(group.number in must for group in first)
-        while count < len(first) and not self._enough(first[:count]):
+        judged = self._pending
+        # Where rounds were smaller than planned, what has finished may need more than its place.
+        least = self._due(ready=list(map(oldest_version, judged.kept)))
+        oldest = sorted(judged.kept, key=lambda group: (oldest_version(group), group.number))
+        count = min(least, len(oldest))
+        while count < len(oldest) and not self._enough(oldest[:count]):
             count += 1
         if self.plan.tokens:
             self._wanted = max(1, count)
-        taken, self._pending = PendingRound(self.group_filter), PendingRound(self.group_filter)
-        taken.kept = sorted(first[:count], key=lambda group: group.number)
-        self._pending.kept = [group for group in judged.kept if group.number not in {g.number for g in taken.kept}]
+        taken, rest = PendingRound(self.group_filter), PendingRound(self.group_filter)
+        taken.kept, rest.kept = sorted(oldest[:count], key=lambda group: group.number), oldest[count:]
         for group in sorted(judged.dropped, key=lambda group: group.number):
             taken.drop([group], judged.reasons[group.number])
-        self._long, self._aside = frozenset(), set(self._groups.numbers)
+        self._pending, self._long, self._aside = rest, frozenset(), self._groups.numbers
         return taken
-
