@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import StorageError
-from agentrl.types import Round, Trajectory
+from agentrl.types import Round, Trajectory, forced_turns
 
 Row = dict[str, Any]
 
@@ -69,6 +69,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/alarm_cause", "text", "What the first of these alarms was: environment, exception and line."),
     Metric("rollout/truncated", "share", "Graded episodes that a budget ended."),
     Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
+    Metric("rollout/think_forced", "turns", "Turns whose thinking was closed at `rollout.think_tokens`, if any."),
     Metric("rollout/tokens", "tokens", "Tokens sampled for the round, dropped groups included."),
     Metric("rollout/tokens_dropped", "tokens", "Tokens sampled for groups that were dropped."),
     Metric("rollout/tokens_trained_by_length", "tokens", "Tokens trained on so far, by the length of their episode: "
@@ -293,6 +294,7 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
     ages = [version - t.oldest_version for group in round_.kept for t in group.trajectories if t.oldest_version >= 0]
     branches = [branch for t in episodes for branch in t.branches]
     played = [*episodes, *branches]
+    forced = sum(forced_turns(t.segments) for t in played)
     seconds = {name: sum(t.timings.get(name, 0.0) for t in played) for name in ("engine", "tools", "verifier")}
     unforkable = [why for t in episodes for why in t.ledger.get("unforkable", {}).values()]
     return {
@@ -312,6 +314,7 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
         "rollout/alarm_cause": _cause(*alarmed[0]) if alarmed else "",
         "rollout/truncated": _mean([t.outcome.cut_off for t in graded]),
         "rollout/agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
+        **({"rollout/think_forced": forced} if forced else {}),
         "rollout/tokens": sum(t.sampled_tokens for t in played),
         "rollout/tokens_dropped": sum(t.spent_tokens for group in round_.dropped for t in group.trajectories),
         "rollout/tokens_mean": _mean(lengths),

@@ -104,6 +104,11 @@ def with_agents(
         for name, runtime in player.runtimes.items()
     }
     agents = {name: program for name, program in programs.items() if program is not None}
+    if agents and recipe.rollout.think_tokens is not None:
+        raise UserError(
+            f"rollout.think_tokens: the agent of {min(agents)} writes its own requests, into which nothing is forced; "
+            "remove the key, or the agent"
+        )
     return AgentPlayer(inner=player, gateway=gateway, programs=agents) if agents else player
 
 

@@ -364,9 +364,9 @@ class AsyncSection(Section):
     """Change weights under running requests, which keep their tokens (partial rollouts, APRIL). Otherwise the engine
     finishes its requests first."""
     mode: Literal["oldest", "tail", "steady"] = "oldest"
-    """Which groups a round waits for. `oldest`: those begun first. With the others a round is what finishes first, and
-    long groups run on under later versions until they are due. `tail`: tail batching, where some more groups begin than
-    a round needs, and long ones are waited for together. `steady`: `rollout.concurrency` episodes are kept under way."""
+    """Which groups a round waits for. `oldest`: those begun first. With the others a round is what has finished, and
+    long groups run on under later versions until they are due. `tail`: tail batching, where more groups begin than a
+    round needs, and long ones are waited for together. `steady`: `rollout.concurrency` episodes are kept under way."""
     over_start: Annotated[float, Field(ge=0.0, le=4.0)] = 0.25
     """Groups that begin beyond those of a round, as a share of them; with `mode: tail`."""
 

@@ -27,6 +27,7 @@ from agentrl.recipe.learning import (
     refuse_unfit,
 )
 from agentrl.recipe.teacher import TeacherSection
+from agentrl.recipe.thinking import ThinkingBudget
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 OTHER_NAMES = {"gates": "group_filter"}
@@ -146,8 +147,7 @@ class SglangEngine(Section):
     flags: list[str] = Field(default_factory=list)
     """Command-line flags passed on to the servers; they override the run's own."""
     memory_fraction: Fraction = 0.4
-    """Share of the GPU's free memory for all servers together, with `cluster` for each. The learner needs the rest
-    where both share the GPU."""
+    """Share of the GPU's free memory for all servers together, with `cluster` for each; a learner beside them needs the rest."""
     start_timeout_s: Positive = 600.0
     """Seconds a server may take to start."""
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"
@@ -291,7 +291,7 @@ class JudgeSection(Section):
     """What the judge must agree with before it is used."""
 
 
-class RolloutSection(Section):
+class RolloutSection(ThinkingBudget):
     """How episodes are sampled, and what each may use."""
 
     engine: Engine = Field(default_factory=TransformersEngine)

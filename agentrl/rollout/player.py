@@ -13,6 +13,7 @@ from agentrl.recipe import Recipe
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
+from agentrl.rollout.thinking import think_budget
 from agentrl.types import Completion, Task, Trajectory
 
 
@@ -64,6 +65,7 @@ def make_player(
     environments: Mapping[str, EnvRuntime],
 ) -> LocalPlayer:
     """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
+    think_budget(recipe.rollout.think_tokens, renderer)  # refuses a format without thinking
     return LocalPlayer(
         engine=engine,
         renderer=renderer,
@@ -80,6 +82,7 @@ def budget_of(recipe: Recipe, context: int) -> Budget:
         context=min(section.max_context or context, context),
         tokens=section.max_tokens,
         turn_tokens=section.max_turn_tokens,
+        think_tokens=section.think_tokens,
         turns=section.max_turns,
         tool_seconds=section.tool_seconds,
         wall_seconds=section.episode_seconds,

@@ -2,20 +2,20 @@
 
 `Scheduler` (scheduler.py) lets the learner wait for the oldest group. Here a round is filled by groups that have
 finished, and a long one runs on under the next versions with the tokens that it has. No group is cancelled for its
-length, and all are trained on whole: a policy gains nothing from being long where it is wrong. What bounds a group's age
-is a reservation. A group that began under version b must go by version b + k; a round may go without the groups that
+length, and all are trained on whole: a policy gains nothing from being long where it is wrong. What bounds a group's
+age is a reservation. A group that began under version b must go by version b + k; a round may go without the groups that
 still run only while the rounds after it have room for all of them in time (`due`). Otherwise the learner waits.
 
-    version       3         4         5         6            k = 3, W = 2; group 4 is long
-    round       [0 1]     [2 3]     [5 6]     [4 7]          at 6 group 4 is due: the learner waits for it
-    under way    4 ────────────────────────────┘
+    version     0          1          2          3           k = 3, W = 2; group 2 is long
+    round     [0 1]      [3 4]      [5 6]      [2 7]         at 3 group 2 is due: the learner waits for it
+    under way   2 ─────────────────────────────┘
 
 tail     Tail batching (RollPacker). W · (1 + over_start) groups begin for a round, and the first W to finish are it.
-         The others are put aside. When one of them is due, the next round is a long one: the learner waits for all that
-         are aside (W at most), once, instead of for one straggler per round.
+         The others are put aside. When one of them is due, the next round is a long one: the learner waits for all
+         that are aside (W at most), once, instead of for one straggler per round.
 steady   Concurrency control (CoPRIS). A group begins whenever fewer than `concurrency` episodes are under way, over the
-         borders of steps, so that the engine's batch stays full; it stops where a whole round is ready, since more would
-         only grow old. The learner waits only for what is due.
+         borders of steps, so that the engine's batch stays full; none begins where a whole round is ready, since more
+         would only grow old. The learner waits only for what is due.
 """
 
 from __future__ import annotations
