@@ -8,7 +8,7 @@ second (only the ratios matter). Lengths are drawn per task and per episode from
 at 1,638 tokens. All modes see the same tasks with the same lengths:
 
     in turns         synchronous: learner and engine wait for each other
-    oldest           `async: {enabled: true}`: the learner waits for the oldest group
+    oldest           `async: {enabled: true}`: the learner waits for the oldest group; also with another bound on age
     tail, steady     `async.mode: tail` and `steady`
     first, dropped   for comparison: whatever finishes first is trained on, and what gets too old is dropped
     restarted        for comparison, tail batching on-policy: what is put aside is cancelled, and later begun again
@@ -235,6 +235,7 @@ def compare(kind: str, rounds: int, staleness: int = 8) -> dict[str, dict[str, A
     plans: dict[str, tuple[Plan, Any]] = {
         "in turns": (turns, None),
         "oldest": (oldest, None),
+        "oldest, k = 3": (replace(oldest, max_staleness=3), None),
         "tail": (replace(oldest, mode="tail"), None),
         "steady": (replace(oldest, mode="steady"), None),
         "first, dropped": (oldest, Overtaking),

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from agentrl.envs.episode import Episode, Step
 from agentrl.envs.play import Played, Stop, drive
 from agentrl.envs.tool_output import well_formed
-from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, fault_of
+from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, UserError, fault_of
 from agentrl.interop.gateway import Gateway
 from agentrl.interop.policies import ChatPolicy, TokenPolicy
 from agentrl.interop.programs import (

@@ -147,7 +147,7 @@ class SglangEngine(Section):
     flags: list[str] = Field(default_factory=list)
     """Command-line flags passed on to the servers; they override the run's own."""
     memory_fraction: Fraction = 0.4
-    """Share of the GPU's free memory for all servers together, with `cluster` for each; a learner beside them needs the rest."""
+    """Share of the GPU's free memory for all servers together, with `cluster` for each; the learner needs the rest."""
     start_timeout_s: Positive = 600.0
     """Seconds a server may take to start."""
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"

@@ -3,8 +3,8 @@
 `Scheduler` (scheduler.py) lets the learner wait for the oldest group. Here a round is filled by groups that have
 finished, and a long one runs on under the next versions with the tokens that it has. No group is cancelled for its
 length, and all are trained on whole: a policy gains nothing from being long where it is wrong. What bounds a group's
-age is a reservation. A group that began under version b must go by version b + k; a round may go without the groups that
-still run only while the rounds after it have room for all of them in time (`due`). Otherwise the learner waits.
+age is a reservation. A group that began under version b must go by version b + k; a round may go without the groups
+that still run only while the rounds after it have room for all of them in time (`due`). Otherwise the learner waits.
 
     version     0          1          2          3           k = 3, W = 2; group 2 is long
     round     [0 1]      [3 4]      [5 6]      [2 7]         at 3 group 2 is due: the learner waits for it
