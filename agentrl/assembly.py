@@ -13,6 +13,8 @@ from agentrl import judges, seeds
 from agentrl.audit.watch import Watch
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
+from agentrl.curriculum.replay import Replay
+from agentrl.curriculum.replay import refuse_unfit as refuse_unfit_replay
 from agentrl.curriculum.sampler import Sampler
 from agentrl.curriculum.tasks import Source, check_trainable
 from agentrl.engines.base import Engine
@@ -80,6 +82,8 @@ class Run:
     """What verifiers ask, where any of them does; started and measured."""
     watch: Watch | None
     """Looks again at a sample of each step's episodes."""
+    replay: Replay | None
+    """Rare successes that join groups which fail as a whole."""
 
     def watched(self, round_: Round) -> Row:
         """Return what the reward-hacking watch sees in a round."""
@@ -102,6 +106,10 @@ class Run:
             assert isinstance(self.learner, Learner), "the recipe refuses a critic with learner.ranks"
             samples = await asyncio.to_thread(self.learner.credit, samples)
         return samples if self.teacher is None else await self.teacher.credit(samples)
+
+    def replayed(self) -> dict[str, int]:
+        """Return what was stored and replayed in the last step."""
+        return {} if self.replay is None else self.replay.row()
 
     def taught(self) -> dict[str, float]:
         """Return what the teacher said in the last step."""
@@ -129,6 +137,8 @@ class Run:
         self.sampler.restore(self.checkpoint.sampler)
         self.scheduler.restore(self.checkpoint.scheduler)
         self.trained.update(self.checkpoint.metrics["trained"])
+        if self.replay is not None:
+            self.replay.restore(self.checkpoint.metrics.get("replay", []))
         checkpoint.restore_generators(self.checkpoint.generators)
 
     def save(self) -> None:
@@ -140,7 +150,7 @@ class Run:
             self.learner,
             self.sampler.state(),
             self.scheduler.state(),
-            {"trained": sorted(self.trained)},
+            {"trained": sorted(self.trained), **({"replay": self.replay.state()} if self.replay else {})},
             keep=self.recipe.checkpoint.keep,
         )
 
@@ -157,6 +167,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         folder_of(recipe.teacher)
     check_trainable(recipe)  # what is wrong with environments or trackers shows before a folder is made
     check_judge(recipe)
+    refuse_unfit_replay(recipe)
     tracking.check(recipe.trackers)
     warning = memory.refuse_what_cannot_fit(recipe)
     async with AsyncExitStack() as stack:
@@ -209,6 +220,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         group_filter = GroupFilter(
             recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm, taught=recipe.teacher is not None
         )
+        watch = await asyncio.to_thread(Watch.open, recipe, environments, folder.path)
         yield Run(
             recipe=recipe,
             folder=folder,
@@ -233,7 +245,8 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             trained=set(),
             teacher=teacher,
             judge=judge,
-            watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
+            watch=watch,
+            replay=None if recipe.replay is None or watch is None else Replay(recipe.replay, watch.flags),
         )
 
 

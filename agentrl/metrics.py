@@ -88,6 +88,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
     Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
     Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("replay/size", "episodes", "With `replay`: rare successes in store."),
+    Metric("replay/stored", "episodes", "Those that the step's groups added."),
+    Metric("replay/joined", "episodes", "Stored successes that joined a group which had failed as a whole."),
+    Metric("replay/refused", "episodes", "Rare successes not stored, since a budget ended them or the watch objects."),
     Metric("rollout/branches", "episodes", "With `credit: branch`: continuations that were played to value states."),
     Metric("rollout/branches_void", "episodes", "Those without a score: another state than their turn's, or other "
            "trouble outside the policy."),

@@ -17,6 +17,7 @@ from agentrl.recipe.learning import (
     WarmStartSection,
 )
 from agentrl.recipe.load import build, build_with, dump, load, located, shipped
+from agentrl.recipe.replay import ReplaySection
 from agentrl.recipe.sections import (
     CheckpointSection,
     ClusterSection,
@@ -65,6 +66,7 @@ __all__ = [
     "PoolsCurriculum",
     "PretrainedModel",
     "Recipe",
+    "ReplaySection",
     "RolloutSection",
     "RunSection",
     "SandboxSection",

@@ -26,6 +26,7 @@ from agentrl.recipe.learning import (
     WarmStartSection,
     refuse_unfit,
 )
+from agentrl.recipe.replay import ReplaySection
 from agentrl.recipe.teacher import TeacherSection
 from agentrl.recipe.thinking import ThinkingBudget
 
@@ -259,8 +260,7 @@ class JudgeBudget(Section):
     calls: Count | None = None
     """Questions in all. By default there is no limit."""
     tokens: Count | None = None
-    """Tokens of questions and answers in all; requests under way may exceed it a little. By default there is no
-    limit."""
+    """Tokens of questions and answers in all; requests under way may exceed it a little. By default: no limit."""
 
 
 class JudgeCalibration(Section):
@@ -346,8 +346,7 @@ class CheckpointSection(Section):
     """What `--resume` continues from."""
 
     every: Annotated[int, Field(ge=0)] = 20
-    """Steps between checkpoints. 0: only after the warm start, at the end, at SIGTERM and when `run.max_hours` is
-    over."""
+    """Steps between checkpoints. 0: only after the warm start, at the end, at SIGTERM and after `run.max_hours`."""
     keep: Count = 2
     """Checkpoints kept; older ones are deleted."""
 
@@ -415,10 +414,11 @@ class Recipe(Section):
     sandboxes: SandboxSection = Field(default_factory=SandboxSection)
     """Limits on the sandboxes of all environments."""
     judge: JudgeSection | None = None
-    """The model that judges where a verifier asks one, or that plays a part of an environment, such as its customer. By
-    default there is none."""
+    """The model that judges where a verifier asks one, or that plays a part of an environment, such as its customer."""
     teacher: TeacherSection | None = None
     """A model whose judgement of every token is learnt from: on-policy distillation. By default there is none."""
+    replay: ReplaySection | None = None
+    """Replay of rare successes. By default there is none."""
     cluster: ClusterSection | None = None
     """Rollouts in many processes, on many machines. By default all of them are played in this process."""
 
