@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agentrl import envs
 from agentrl.codec import from_row, to_row
 from agentrl.engines.transformers.engine import TransformersEngine
 from agentrl.errors import RecipeError, UserError
+from agentrl.interop.agents import with_agents
+from agentrl.interop.gateway import Gateway
 from agentrl.recipe.load import build
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
@@ -176,3 +180,18 @@ def test_formats_and_recipes_it_cannot_work_with_are_refused(renderers: dict[str
     with pytest.raises(RecipeError, match="needs token ids"):
         build({**base, "rollout": {"think_tokens": 64, "engine": {"type": "openai", "url": "http://x", "model": "m"}}})
     assert build({**base, "rollout": {"think_tokens": 64}}).rollout.think_tokens == 64
+
+
+def test_agents_that_write_their_own_requests_are_refused() -> None:
+    recipe = build(
+        {
+            "run": {"name": "x"},
+            "model": {"type": "scratch"},
+            "envs": [{"name": "countdown", "agent": {"command": ["true"]}}],
+            "rollout": {"think_tokens": 64},
+        }
+    )
+    runtime = EnvRuntime(name="countdown", make=envs.load("countdown"), boxes=None)  # type: ignore[arg-type]
+    player: Any = SimpleNamespace(runtimes={"countdown": runtime})
+    with pytest.raises(UserError, match="the agent of countdown writes its own requests"):
+        with_agents(recipe, player, Gateway())
