@@ -139,7 +139,8 @@ def _waiting(run: Run) -> None:
 async def _step(run: Run, round_: Round, last: float) -> None:
     """Make one step: from a round of groups to new weights in the engine and a row in the metrics."""
     began, version = time.monotonic(), run.learner.version
-    groups, aged = round_.kept, None
+    groups: Sequence[Group] = round_.kept
+    aged: Mapping[Key, float] = {}
     if run.replay is not None:
         joined = run.replay.join(round_, version)
         round_, groups, aged = joined.round, joined.groups, joined.weights
@@ -147,7 +148,7 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     run.sampler.observe(arrived, kept={group.number for group in round_.kept})
     run.trained.update(seen_hashes(group.task for group in round_.kept))
     run.progress.phase("learning")
-    samples = await run.credit(_samples(run, groups, aged or {}))
+    samples = await run.credit(_samples(run, groups, aged))
     report = await run.learn(run.learner.pack(samples))
     learnt = time.monotonic()
     run.progress.phase("publishing the weights")

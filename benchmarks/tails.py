@@ -166,7 +166,7 @@ class Simulation:
         segment = Segment(
             token_ids=np.zeros(length, np.int32),
             logprobs=np.full(length, -1.0, np.float32),
-            versions=np.searchsorted(np.array(self.published), times, side="right") - 1,
+            versions=(np.searchsorted(np.array(self.published), times, side="right") - 1).astype(np.int32),
             sources=np.full(length, Source.SAMPLED, np.uint8),
         )
         outcome = Outcome(ending="done", grade="graded", score=float(index % 2))

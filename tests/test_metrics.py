@@ -70,7 +70,8 @@ def forced_row() -> metrics.Row:
     whole = episode(0, 0, 1.0, 4)
     ids, sources = whole.segments[0].token_ids, np.array([2, 3, 3, 2, 3], np.uint8)
     mask = sources == 2
-    segment = Segment(ids, np.where(mask, -1.0, 0.0), np.where(mask, 3, -1), sources)
+    logprobs, versions = np.where(mask, -1.0, 0.0).astype(np.float32), np.where(mask, 3, -1).astype(np.int32)
+    segment = Segment(ids, logprobs, versions, sources)
     kept = group(0, replace(whole, segments=(segment,)))
     return metrics.step_row(Round(number=0, kept=(kept,)), {}, version=5, informative=[])
 

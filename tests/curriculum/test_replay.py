@@ -21,10 +21,10 @@ SECTION = ReplaySection(share=0.25, max_age=10, half_life=4.0, size=3, rare=0.25
 def episode(group: int, index: int, score: float, task: str = "a", version: int = 0, **options: Any) -> Trajectory:
     tokens = 3
     segment = Segment(
-        token_ids=np.arange(tokens) + 10 * group + index,
-        logprobs=np.full(tokens, -0.3333333),
-        versions=np.full(tokens, version),
-        sources=np.full(tokens, Source.SAMPLED),
+        token_ids=np.arange(10 * group + index, 10 * group + index + tokens, dtype=np.int32),
+        logprobs=np.full(tokens, -0.3333333, np.float32),
+        versions=np.full(tokens, version, np.int32),
+        sources=np.full(tokens, Source.SAMPLED, np.uint8),
     )
     outcome = options.pop("outcome", Outcome(ending="done", grade="graded", score=score))
     public = Task(id=f"e/{task}", split=options.pop("split", "train"), level=1, prompt="Do.")
@@ -106,7 +106,7 @@ def test_only_rare_successes_are_kept_and_the_store_is_bounded() -> None:
         {"outcome": Outcome(ending="max_tokens", grade="graded", score=1.0)},
         {"outcome": Outcome(ending="done", grade="graded", score=1.0, alarm=True)},
         {"outcome": Outcome(ending="agent_error", grade="graded", score=1.0)},
-        {"outcome": Outcome(ending="done", grade="graded", score=1.0, fault=Fault("environment", "E", "x"))},
+        {"outcome": Outcome(ending="done", grade="graded", score=1.0, fault=Fault("environment", "agent", "x"))},
     ],
 )
 def test_what_something_speaks_against_is_never_stored(options: dict[str, Any]) -> None:

@@ -217,7 +217,8 @@ def test_a_mode_that_cannot_run_on_is_refused() -> None:
         "model": {"type": "scratch"},
         "envs": [{"name": "countdown"}],
     }
-    for section in ({}, {"enabled": True, "in_flight": False}, {"enabled": True, "max_staleness": 0}):
+    sections: list[dict[str, Any]] = [{}, {"enabled": True, "in_flight": False}, {"enabled": True, "max_staleness": 0}]
+    for section in sections:
         with pytest.raises(RecipeError, match="lets long groups run on under later versions"):
             build({**base, "async": {"mode": "tail", **section}})
     build({**base, "async": {"mode": "steady", "enabled": True, "max_staleness": 8}})

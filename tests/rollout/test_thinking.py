@@ -165,7 +165,8 @@ def test_turns_with_forced_tokens_are_counted_once() -> None:
     """T S S F F S O S F S S: two turns, though there are four runs of sampled tokens."""
     sources = np.array([0, 2, 2, 3, 3, 2, 1, 2, 3, 2, 2], np.uint8)
     mask = sources == 2
-    segment = Segment(np.zeros(11), np.where(mask, -1.0, 0.0), np.where(mask, 0, -1), sources)
+    logprobs, versions = np.where(mask, -1.0, 0.0).astype(np.float32), np.where(mask, 0, -1).astype(np.int32)
+    segment = Segment(np.zeros(11, np.int32), logprobs, versions, sources)
     assert segment.turns.tolist() == [-1, 0, 0, -1, -1, 0, -1, 1, -1, 1, 1]
     assert (turns_in([segment]), forced_turns([segment])) == (2, 2)
 
