@@ -13,6 +13,8 @@ from agentrl import judges, seeds
 from agentrl.audit.watch import Watch
 from agentrl.codec import Note
 from agentrl.curriculum.group_filter import GroupFilter
+from agentrl.curriculum.replay import Replay
+from agentrl.curriculum.replay import refuse_unfit as refuse_unfit_replay
 from agentrl.curriculum.sampler import Sampler
 from agentrl.curriculum.tasks import Source, check_trainable
 from agentrl.engines.base import Engine
@@ -30,6 +32,7 @@ from agentrl.rollout.rollout import EnvRuntime, RolloutId
 from agentrl.rollout.runtimes import source_versions
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
+from agentrl.rollout.tails import make_scheduler
 from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.serving import check_judge, open_engine, runtimes
 from agentrl.types import Round, TrainingSample, Trajectory
@@ -79,6 +82,8 @@ class Run:
     """What verifiers ask, where any of them does; started and measured."""
     watch: Watch | None
     """Looks again at a sample of each step's episodes."""
+    replay: Replay | None
+    """Rare successes that join groups which fail as a whole."""
 
     def watched(self, round_: Round) -> Row:
         """Return what the reward-hacking watch sees in a round."""
@@ -113,6 +118,10 @@ class Run:
             samples = await asyncio.to_thread(self.learner.credit, samples)
         return samples if self.teacher is None else await self.teacher.credit(samples)
 
+    def replayed(self) -> dict[str, int]:
+        """Return what was stored and replayed in the last step."""
+        return {} if self.replay is None else self.replay.row()
+
     def taught(self) -> dict[str, float]:
         """Return what the teacher said in the last step."""
         return {} if self.teacher is None else self.teacher.figures
@@ -139,6 +148,8 @@ class Run:
         self.sampler.restore(self.checkpoint.sampler)
         self.scheduler.restore(self.checkpoint.scheduler)
         self.trained.update(self.checkpoint.metrics["trained"])
+        if self.replay is not None:
+            self.replay.restore(self.checkpoint.metrics.get("replay", []))
         checkpoint.restore_generators(self.checkpoint.generators)
 
     def save(self) -> None:
@@ -150,7 +161,7 @@ class Run:
             self.learner,
             self.sampler.state(),
             self.scheduler.state(),
-            {"trained": sorted(self.trained)},
+            {"trained": sorted(self.trained), **({"replay": self.replay.state()} if self.replay else {})},
             keep=self.recipe.checkpoint.keep,
         )
 
@@ -167,6 +178,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         folder_of(recipe.teacher)
     check_trainable(recipe)  # what is wrong with environments or trackers shows before a folder is made
     check_judge(recipe)
+    refuse_unfit_replay(recipe)
     tracking.check(recipe.trackers)
     warning = memory.refuse_what_cannot_fit(recipe)
     async with AsyncExitStack() as stack:
@@ -219,6 +231,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         group_filter = GroupFilter(
             recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm, taught=recipe.teacher is not None
         )
+        watch = await asyncio.to_thread(Watch.open, recipe, environments, folder.path)
         yield Run(
             recipe=recipe,
             folder=folder,
@@ -231,7 +244,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             engine=engine,
             player=player,
             group_filter=group_filter,
-            scheduler=Scheduler(play, group_filter, plan_of(recipe), version=lambda: engine.version),
+            scheduler=make_scheduler(play, group_filter, plan_of(recipe), version=lambda: engine.version),
             learner=learner,
             publish=partial(_publish, publisher, None if recipe.asynchronous.in_flight else gate),
             metrics=metrics,
@@ -243,7 +256,8 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             trained=set(),
             teacher=teacher,
             judge=judge,
-            watch=await asyncio.to_thread(Watch.open, recipe, environments, folder.path),
+            watch=watch,
+            replay=None if recipe.replay is None or watch is None else Replay(recipe.replay, watch.flags),
         )
 
 
@@ -349,4 +363,6 @@ def plan_of(recipe: Recipe) -> Plan:
         concurrency=recipe.rollout.concurrency,
         asynchronous=recipe.asynchronous.enabled,
         max_staleness=recipe.asynchronous.max_staleness,
+        mode=recipe.asynchronous.mode,
+        over_start=recipe.asynchronous.over_start,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -18,13 +19,15 @@ from agentrl import assembly, event_loop, metrics, warm_start
 from agentrl import recipe as recipes
 from agentrl.alarms import alarms
 from agentrl.assembly import Run
+from agentrl.curriculum.group_filter import Key
+from agentrl.curriculum.replay import REPLAYED
 from agentrl.envs.play import uninterrupted
 from agentrl.errors import UserError
 from agentrl.evaluation import seen_hashes
 from agentrl.recipe import Recipe
 from agentrl.report import summary
 from agentrl.report.terminal import Show
-from agentrl.types import Round, TrainingSample
+from agentrl.types import Group, Round, TrainingSample
 
 NO_MEMORY = (
     "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction, or set "
@@ -147,39 +150,46 @@ def _waiting(run: Run) -> None:
 async def _step(run: Run, round_: Round, last: float) -> None:
     """Make one step: from a round of groups to new weights in the engine and a row in the metrics."""
     began, version = time.monotonic(), run.learner.version
+    groups: Sequence[Group] = round_.kept
+    aged: Mapping[Key, float] = {}
+    if run.replay is not None:
+        joined = run.replay.join(round_, version)
+        round_, groups, aged = joined.round, joined.groups, joined.weights
     arrived = sorted((*round_.kept, *round_.dropped), key=lambda group: group.number)
     run.sampler.observe(arrived, kept={group.number for group in round_.kept})
     run.trained.update(seen_hashes(group.task for group in round_.kept))
     run.progress.phase("learning")
-    samples = await run.credit(await _samples(run, round_))
+    samples = await run.credit(await _samples(run, groups, aged))
     report = await run.learn(run.learner.pack(samples))
     learnt = time.monotonic()
     run.progress.phase("publishing the weights")
     await run.publish(report.version)
     published = time.monotonic()
     row = metrics.step_row(round_, report.metrics(), version, run.group_filter.informative(arrived))
-    row |= run.sampler.metrics() | run.judged() | run.watched(round_) | run.taught()
+    row |= run.sampler.metrics() | run.judged() | run.watched(round_) | run.taught() | run.replayed()
     scheduler = run.scheduler
     row |= metrics.traffic_row(scheduler.statistics(), scheduler.tokens_by_length(), run.engine.statistics())
     row |= {"learn/seconds": learnt - began, "learn/publish_seconds": published - learnt, "seconds": published - last}
     row["rollout/tokens_per_second"] = row["rollout/tokens"] / row["seconds"]
     run.progress.show(run.metrics.log("step", run.learner.steps, row))
-    run.store.decided(run.learner.steps, round_, samples)
+    run.store.decided(run.learner.steps, round_, [sample for sample in samples if sample.trajectory != REPLAYED])
     known = {alarm["name"] for alarm in run.metrics.of("alarm")}
     for name, text in alarms(run.metrics.of("step"), run.metrics.of("eval")).items():
         if name not in known:
             run.progress.show(run.metrics.log("alarm", run.learner.steps, {"name": name, "text": text}))
 
 
-async def _samples(run: Run, round_: Round) -> list[TrainingSample]:
-    """Turn the kept groups into training samples: scores shaped, advantages computed, weights set."""
+async def _samples(run: Run, groups: Sequence[Group], aged: Mapping[Key, float]) -> list[TrainingSample]:
+    """Turn groups into training samples: scores shaped, advantages computed, weights set; `aged` are those of what is
+    replayed."""
     from agentrl.learn.advantage import advantages
 
-    scores, weights = run.group_filter.scores(round_.kept), run.group_filter.weights(round_.kept)
-    samples = advantages(round_.kept, run.recipe.algorithm, scores=scores, weights=weights)
+    scores, weights = run.group_filter.scores(groups), run.group_filter.weights(groups)
+    weights |= {key: weights.get(key, 1.0) * weight for key, weight in aged.items()}
+    samples = advantages(groups, run.recipe.algorithm, scores=scores, weights=weights)
     if (penalties := await run.penalties(samples)) is None:
         return samples
-    return advantages(round_.kept, run.recipe.algorithm, scores=scores, weights=weights, penalties=penalties)
+    return advantages(groups, run.recipe.algorithm, scores=scores, weights=weights, penalties=penalties)
 
 
 async def _evaluate_if_due(run: Run) -> bool:

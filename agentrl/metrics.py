@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import StorageError
-from agentrl.types import Round, Trajectory
+from agentrl.types import Round, Trajectory, forced_turns
 
 Row = dict[str, Any]
 
@@ -59,6 +59,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/groups_ready", "groups", "Finished groups that wait for the learner when the step ends."),
     Metric("rollout/groups_in_flight", "groups", "Groups under way when the step ends."),
     Metric("rollout/groups_stale", "groups", "Groups dropped because they were too old, over the run so far."),
+    Metric("rollout/long_rounds", "rounds", "With `async.mode: tail`: rounds that waited for long groups, so far."),
     Metric("rollout/episodes", "episodes", "Episodes of the round, dropped groups included."),
     Metric("rollout/episodes_spared", "episodes", "Episodes that never began because half a group agreed, so far."),
     Metric("rollout/reported", "share", "Graded episodes whose score another framework reported (trust `reported`)."),
@@ -68,6 +69,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/alarm_cause", "text", "What the first of these alarms was: environment, exception and line."),
     Metric("rollout/truncated", "share", "Graded episodes that a budget ended."),
     Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
+    Metric("rollout/think_forced", "turns", "Turns whose thinking was closed at `rollout.think_tokens`, if any."),
     Metric("rollout/tokens", "tokens", "Tokens sampled for the round, dropped groups included."),
     Metric("rollout/tokens_dropped", "tokens", "Tokens sampled for groups that were dropped."),
     Metric("rollout/tokens_trained_by_length", "tokens", "Tokens trained on so far, by the length of their episode: "
@@ -89,6 +91,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
     Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
     Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
+    Metric("replay/size", "episodes", "With `replay`: rare successes in store."),
+    Metric("replay/stored", "episodes", "Those that the step's groups added."),
+    Metric("replay/joined", "episodes", "Stored successes that joined a group which had failed as a whole."),
+    Metric("replay/refused", "episodes", "Rare successes not stored, since a budget ended them or the watch objects."),
     Metric("rollout/branches", "episodes", "With `credit: branch`: continuations that were played to value states."),
     Metric("rollout/branches_void", "episodes", "Those without a score: another state than their turn's, or other "
            "trouble outside the policy."),
@@ -297,6 +303,7 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
     ages = [version - t.oldest_version for group in round_.kept for t in group.trajectories if t.oldest_version >= 0]
     branches = [branch for t in episodes for branch in t.branches]
     played = [*episodes, *branches]
+    forced = sum(forced_turns(t.segments) for t in played)
     seconds = {name: sum(t.timings.get(name, 0.0) for t in played) for name in ("engine", "tools", "verifier")}
     unforkable = [why for t in episodes for why in t.ledger.get("unforkable", {}).values()]
     return {
@@ -316,6 +323,7 @@ def step_row(round_: Round, learn: Mapping[str, Any], version: int, informative:
         "rollout/alarm_cause": _cause(*alarmed[0]) if alarmed else "",
         "rollout/truncated": _mean([t.outcome.cut_off for t in graded]),
         "rollout/agent_errors": _mean([t.outcome.ending == "agent_error" for t in graded]),
+        **({"rollout/think_forced": forced} if forced else {}),
         "rollout/tokens": sum(t.sampled_tokens for t in played),
         "rollout/tokens_dropped": sum(t.spent_tokens for group in round_.dropped for t in group.trajectories),
         "rollout/tokens_mean": _mean(lengths),
@@ -376,6 +384,7 @@ def traffic_row(
         "rollout/groups_in_flight": scheduler["running_groups"],
         "rollout/groups_stale": scheduler["stale_groups"],
         "rollout/episodes_spared": scheduler["spared_rollouts"],
+        **({"rollout/long_rounds": scheduler["long_rounds"]} if "long_rounds" in scheduler else {}),
         **{f"rollout/tokens_{fate}_by_length": _by_length(by_length) for fate, by_length in tokens.items()},
         "rollout/prompt_cache": engine.get("cached_tokens", 0.0) / max(1.0, engine.get("prompt_tokens", 0.0)),
         **{f"learn/publish_{part}_seconds": seconds for part, seconds in publish.items()},

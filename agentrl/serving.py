@@ -25,6 +25,7 @@ from agentrl.rollout.player import Gate, Player, RequestGate, budget_of, make_pl
 from agentrl.rollout.rollout import EnvRuntime
 from agentrl.rollout.runtimes import makers
 from agentrl.rollout.runtimes import runtimes as open_runtimes
+from agentrl.rollout.thinking import think_budget
 
 Say = Callable[[str], None]
 
@@ -90,6 +91,7 @@ def open_engine(
         say=say,
         **options,
     )
+    think_budget(recipe.rollout.think_tokens, policy.renderer)  # refuses a format without thinking
     if recipe.cluster is not None:
         from agentrl.cluster.build import open_players
 

@@ -124,6 +124,8 @@ class Source(IntEnum):
     TEMPLATE = 0
     OBSERVATION = 1
     SAMPLED = 2
+    FORCED = 3
+    """Written into the policy's turn to end its thinking: part of the turn, never of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +166,8 @@ class Segment:
         shapes = {a.shape for a in (self.token_ids, self.logprobs, self.versions, self.sources)}
         if len(shapes) != 1 or self.token_ids.ndim != 1:
             raise ValueError(f"a segment's arrays must have one length and one dimension, got {sorted(shapes)}")
-        if len(self.sources) and int(self.sources.max()) > Source.SAMPLED:
-            raise ValueError("a segment's sources must be TEMPLATE, OBSERVATION or SAMPLED")
+        if len(self.sources) and int(self.sources.max()) > Source.FORCED:
+            raise ValueError("a segment's sources must be TEMPLATE, OBSERVATION, SAMPLED or FORCED")
         if (self.token_ids < 0).any():
             raise ValueError("a segment holds a negative token id")
         sampled = self.loss_mask
@@ -202,11 +204,18 @@ class Segment:
     def turns(self) -> NDArray[np.int32]:
         """Return for each token the number of its turn within this segment; -1 for tokens that were not sampled.
 
-        A turn is a run of sampled tokens: between two turns there is always a bridge.
+        A turn is a run of tokens that were sampled or forced: between two turns there is always a bridge.
         """
         mask = self.loss_mask
-        starts = mask & ~np.concatenate(([False], mask[:-1]))
+        inside = mask | (self.sources == Source.FORCED)
+        starts = inside & ~np.concatenate(([False], inside[:-1]))
         return np.where(mask, np.cumsum(starts) - 1, -1).astype(np.int32)
+
+
+def forced_turns(segments: Sequence[Segment]) -> int:
+    """Return how often a turn's thinking was closed for it."""
+    forced = [np.concatenate(([False], segment.sources == Source.FORCED)) for segment in segments]
+    return sum(int((flags[1:] & ~flags[:-1]).sum()) for flags in forced)
 
 
 def turns_in(segments: Sequence[Segment]) -> int:

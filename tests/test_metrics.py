@@ -13,6 +13,7 @@ import pytest
 from agentrl import judges, metrics
 from agentrl.audit.watch import Watch
 from agentrl.catalogue import CHECKOUT
+from agentrl.curriculum.replay import Replay
 from agentrl.curriculum.sampler import Sampler, Source
 from agentrl.envs import load
 from agentrl.errors import Fault
@@ -22,6 +23,7 @@ from agentrl.recipe import (
     LearnabilityCurriculum,
     LevelsCurriculum,
     PoolsCurriculum,
+    ReplaySection,
     StagedCurriculum,
     UniformCurriculum,
 )
@@ -63,6 +65,21 @@ def round_() -> Round:
     kept = group(0, episode(0, 0, 1.0, 4), episode(0, 1, 0.0, 2, "max_turns"), episode(0, 2, None))
     dropped = group(1, episode(1, 0, 0.0), episode(1, 1, 0.0, 2, "agent_error"), censored=True)
     return Round(number=0, kept=(kept,), dropped=(dropped,), timings={"rollout": 2.0, "learner": 3.0})
+
+
+def forced_row() -> metrics.Row:
+    """The row of an episode of five tokens, with forced ones in two places."""
+    whole = episode(0, 0, 1.0, 4)
+    ids, sources = whole.segments[0].token_ids, np.array([2, 3, 3, 2, 3], np.uint8)
+    mask = sources == 2
+    logprobs, versions = np.where(mask, -1.0, 0.0).astype(np.float32), np.where(mask, 3, -1).astype(np.int32)
+    segment = Segment(ids, logprobs, versions, sources)
+    kept = group(0, replace(whole, segments=(segment,)))
+    return metrics.step_row(Round(number=0, kept=(kept,)), {}, version=5, informative=[])
+
+
+def test_turns_whose_thinking_was_closed_are_counted() -> None:
+    assert forced_row()["rollout/think_forced"] == 2
 
 
 def test_alarms_are_counted_by_environment_and_name_their_cause() -> None:
@@ -215,8 +232,9 @@ def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
     evidence = sorted((CHECKOUT / "docs" / "evidence").glob("**/metrics.jsonl"))
     rows = [row for path in evidence for row in metrics.read(path)]
     rows += [metrics.step_row(round_(), learner_row(), version=5, informative=[True]), *curriculum_rows()]
-    rows += [metrics.traffic_row(TRAFFIC, {fate: {"8": 5} for fate in FATES}, {})]
-    rows += [compaction_row(), judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row(), *watch_rows()]
+    rows += [metrics.traffic_row({**TRAFFIC, "long_rounds": 1}, {fate: {"8": 5} for fate in FATES}, {})]
+    rows += [compaction_row(), forced_row(), Replay(ReplaySection(), lambda env, trajectory: False).row()]
+    rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row(), *watch_rows()]
     assert len(evidence) > 10 and [key for row in rows for key in metrics.undeclared(row)] == []
     assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
         "score", "rollout/scores", "eval/a/b/score",

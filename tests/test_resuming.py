@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl import metrics
+from agentrl import assembly, metrics
+from agentrl.audit.watch import Watch
 from agentrl.learn import checkpoint
 from agentrl.records import entries
 from agentrl.rollout import store
+from agentrl.types import Outcome, Trajectory
 from tests.tiny_run import equal, train, weights
 from tests.tiny_run import write as write
 
@@ -226,3 +229,33 @@ def test_a_run_with_kl_in_the_reward_and_targets_is_resumed_to_the_bit(
         assert [row[name] for row in rows[0]] == [row[name] for row in rows[1]], name
     assert [row["learn/entropy_bonus"] for row in rows[0]] == pytest.approx([0.0, 0.015, 0.02, 0.025])
     assert rows[0][0]["learn/kl_coefficient"] == 0.5 != rows[0][1]["learn/kl_coefficient"]
+
+
+@pytest.mark.skipif(
+    not os.environ.get("AGENTRL_FULL"), reason="three more runs; tests/curriculum/test_replay.py is short"
+)
+def test_a_run_that_replays_is_resumed_to_the_bit(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first groups of two tasks succeed once, all later ones fail: what was stored before the stop joins them."""
+    play = assembly._play
+
+    async def lucky(*parts: Any) -> Trajectory:
+        draw, index = parts[-2:]
+        score = float(draw.group < 2 and index == 0)
+        return replace(await play(*parts), outcome=Outcome(ending="done", grade="graded", score=score))
+
+    monkeypatch.setattr(assembly, "_play", lucky)
+    monkeypatch.setattr(Watch, "flags", lambda *_: False)
+    path = str(write(rollout={"group_size": 4}, replay={"share": 0.25}))
+    options = ("--set", "envs=[{name: files, levels: [1], tasks: 2}]", "--set", "warm_start=null")
+    assert train(path, *options, "--set", "run.name=whole") == 0
+    assert train(path, *options, "--set", "run.name=parts", "--set", "run.steps=2") == 0
+    assert train(path, *options, "--set", "run.name=parts", "--resume") == 0
+    assert equal(weights(tmp_path / "runs" / "whole"), weights(tmp_path / "runs" / "parts"))
+    whole, parts = (
+        list(metrics.read(tmp_path / "runs" / name / "metrics.jsonl", "step")) for name in ("whole", "parts")
+    )
+    names = [name for name in whole[0] if name.startswith("replay/")]
+    assert [[row[name] for name in names] for row in whole] == [[row[name] for name in names] for row in parts]
+    assert whole[-1]["replay/joined"] > 0 and whole[-1]["replay/size"] > 0 and whole[-1]["learn/grad_norm"] > 0

@@ -60,6 +60,14 @@ class Watch:
         reference.save(folder, known)
         return cls(recipe.audit, known, recipe.run.seed)
 
+    def flags(self, env: str, trajectory: Trajectory) -> bool:
+        """Return whether what speaks against an episode, taken alone, makes it suspicious. A fault is one too."""
+        try:
+            ((_, all_reasons),) = judge([(env, trajectory)], self.references)
+        except Exception:
+            return True
+        return suspicion(all_reasons) >= SUSPICIOUS
+
     def look(self, step: int, round_: Round, steps: Sequence[Row] = (), evals: Sequence[Row] = ()) -> Row:
         """Return the figures of one round; `steps` and `evals` are the run's rows before it."""
         try:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from agentrl.envs.episode import Episode, Step
 from agentrl.envs.play import Played, Stop, drive
 from agentrl.envs.tool_output import well_formed
-from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, fault_of
+from agentrl.errors import AgentError, AuthoringError, Fault, InfraError, UserError, fault_of
 from agentrl.interop.gateway import Gateway
 from agentrl.interop.policies import ChatPolicy, TokenPolicy
 from agentrl.interop.programs import (
@@ -104,6 +104,11 @@ def with_agents(
         for name, runtime in player.runtimes.items()
     }
     agents = {name: program for name, program in programs.items() if program is not None}
+    if agents and recipe.rollout.think_tokens is not None:
+        raise UserError(
+            f"rollout.think_tokens: the agent of {min(agents)} writes its own requests, into which nothing is forced; "
+            "remove the key, or the agent"
+        )
     return AgentPlayer(inner=player, gateway=gateway, programs=agents) if agents else player
 
 

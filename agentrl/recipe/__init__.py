@@ -20,6 +20,7 @@ from agentrl.recipe.learning import (
 )
 from agentrl.recipe.load import build, build_with, dump, load, located, shipped
 from agentrl.recipe.machines import ClusterSection, SandboxSection
+from agentrl.recipe.replay import ReplaySection
 from agentrl.recipe.sections import (
     CheckpointSection,
     Engine,
@@ -69,6 +70,7 @@ __all__ = [
     "PoolsCurriculum",
     "PretrainedModel",
     "Recipe",
+    "ReplaySection",
     "RolloutSection",
     "RunSection",
     "SandboxSection",

@@ -405,7 +405,23 @@ class AsyncSection(Section):
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
     """Policy versions that a token may be old when it is trained on. Older groups are dropped."""
     in_flight: bool = True
-    """Change weights under running requests. Otherwise the engine finishes its requests first."""
+    """Change weights under running requests, which keep their tokens (partial rollouts, APRIL). Otherwise the engine
+    finishes its requests first."""
+    mode: Literal["oldest", "tail", "steady"] = "oldest"
+    """Which groups a round waits for. `oldest`: those begun first. With the others a round is what has finished, and
+    long groups run on under later versions until they are due. `tail`: tail batching, where more groups begin than a
+    round needs, and long ones are waited for together. `steady`: `rollout.concurrency` episodes are kept under way."""
+    over_start: Annotated[float, Field(ge=0.0, le=4.0)] = 0.25
+    """Groups that begin beyond those of a round, as a share of them; with `mode: tail`."""
+
+    @model_validator(mode="after")
+    def _runs_on(self) -> AsyncSection:
+        if self.mode == "oldest" or (self.enabled and self.in_flight and self.max_staleness):
+            return self
+        raise ValueError(
+            f"`mode: {self.mode}` lets long groups run on under later versions: it needs `enabled: true`, "
+            "`in_flight: true` and `max_staleness` of at least 1 (8 or more lets most long groups end in time)"
+        )
 
 
 class AuditSection(Section):

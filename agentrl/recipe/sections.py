@@ -28,7 +28,9 @@ from agentrl.recipe.learning import (
     refuse_unfit,
 )
 from agentrl.recipe.machines import ClusterSection, SandboxSection
+from agentrl.recipe.replay import ReplaySection
 from agentrl.recipe.teacher import TeacherSection
+from agentrl.recipe.thinking import ThinkingBudget
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 OTHER_NAMES = {"gates": "group_filter"}
@@ -150,8 +152,7 @@ class SglangEngine(Section):
     flags: list[str] = Field(default_factory=list)
     """Command-line flags passed on to the servers; they override the run's own."""
     memory_fraction: Fraction = 0.4
-    """Share of the GPU's free memory for all servers together, with `cluster` for each. The learner needs the rest
-    where both share the GPU."""
+    """Share of the GPU's free memory for all servers together, with `cluster` for each; the learner needs the rest."""
     start_timeout_s: Positive = 600.0
     """Seconds a server may take to start."""
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"
@@ -263,8 +264,7 @@ class JudgeBudget(Section):
     calls: Count | None = None
     """Questions in all. By default there is no limit."""
     tokens: Count | None = None
-    """Tokens of questions and answers in all; requests under way may exceed it a little. By default there is no
-    limit."""
+    """Tokens of questions and answers in all; requests under way may exceed it a little. By default: no limit."""
 
 
 class JudgeCalibration(Section):
@@ -295,7 +295,7 @@ class JudgeSection(Section):
     """What the judge must agree with before it is used."""
 
 
-class RolloutSection(Section):
+class RolloutSection(ThinkingBudget):
     """How episodes are sampled, and what each may use."""
 
     engine: Engine = Field(default_factory=TransformersEngine)
@@ -353,8 +353,7 @@ class CheckpointSection(Section):
     """What `--resume` continues from."""
 
     every: Annotated[int, Field(ge=0)] = 20
-    """Steps between checkpoints. 0: only after the warm start, at the end, at SIGTERM and when `run.max_hours` is
-    over."""
+    """Steps between checkpoints. 0: only after the warm start, at the end, at SIGTERM and after `run.max_hours`."""
     keep: Count = 2
     """Checkpoints kept; older ones are deleted."""
 
@@ -402,10 +401,11 @@ class Recipe(Section):
     sandboxes: SandboxSection = Field(default_factory=SandboxSection)
     """Limits on the sandboxes of all environments."""
     judge: JudgeSection | None = None
-    """The model that judges where a verifier asks one, or that plays a part of an environment, such as its customer. By
-    default there is none."""
+    """The model that judges where a verifier asks one, or that plays a part of an environment, such as its customer."""
     teacher: TeacherSection | None = None
     """A model whose judgement of every token is learnt from: on-policy distillation. By default there is none."""
+    replay: ReplaySection | None = None
+    """Replay of rare successes. By default there is none."""
     cluster: ClusterSection | None = None
     """Rollouts in many processes, on many machines. By default all of them are played in this process."""
 

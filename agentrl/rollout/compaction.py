@@ -29,7 +29,8 @@ from agentrl.rollout.conversation import Running
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, Call, EnvRuntime, Replay, RolloutId, play_out, rollout
-from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
+from agentrl.rollout.sampling import SamplingParams, TokenGenerator
+from agentrl.rollout.thinking import sample_turn, think_budget
 from agentrl.rollout.token_log import TokenLog
 from agentrl.types import (
     Completion,
@@ -150,7 +151,7 @@ class CompactedTurns:
     ) -> None:
         self.engine, self.renderer, self.task = engine, renderer, task
         self.rollout_id, self.budget, self.sampling, self.compacting = rollout_id, budget, sampling, compacting
-        self._section = compacting.section
+        self._section, self._think = compacting.section, think_budget(budget.think_tokens, renderer)
         self._states: list[str] | None = [] if states else None
         self._begun: list[Running] = []
         """All conversations, in the order in which they began."""
@@ -280,10 +281,11 @@ class CompactedTurns:
         """Sample the next turn of a conversation, and read it."""
         episode.stage = "engine"
         log = now.log
-        work = sample(
+        work = sample_turn(
             self.engine,
             log,
             room,
+            think=self._think,
             params=self.sampling,
             stop_token_ids=self.renderer.stop_token_ids,
             seed=lambda part: self.rollout_id.sampling(self.task, self._turn, part),

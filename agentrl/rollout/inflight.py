@@ -97,6 +97,10 @@ class InFlightGroups:
         """Over the run: sampled tokens by what became of them, then by the length of their episode."""
         self.timed, self.longest = 0, 0.0
         """Groups that finished since this process began, and the seconds that the longest of them took."""
+        self.episodes = 0
+        """Rollouts that have begun, or wait for a place, and have not ended."""
+        self.on_freed: Callable[[], None] | None = None
+        """Called when one of them ends."""
         self._slots = asyncio.Semaphore(concurrency)
         self._running: dict[int, InFlightGroup] = {}
         self._ending: set[asyncio.Task[Group]] = set()
@@ -108,6 +112,16 @@ class InFlightGroups:
     def tasks(self) -> set[asyncio.Task[Group]]:
         """Of the groups under way."""
         return {group.task for group in self._running.values() if group.task is not None}
+
+    @property
+    def running(self) -> tuple[InFlightGroup, ...]:
+        """The groups under way."""
+        return tuple(self._running.values())
+
+    @property
+    def numbers(self) -> set[int]:
+        """The numbers of the groups under way."""
+        return set(self._running)
 
     @property
     def waited_for(self) -> int:
@@ -164,7 +178,10 @@ class InFlightGroups:
         tasks: list[asyncio.Task[Trajectory]] = []
 
         def begin(number: int) -> None:
-            tasks.extend(asyncio.create_task(self._one(group, index)) for index in range(len(tasks), number))
+            for index in range(len(tasks), number):
+                tasks.append(asyncio.create_task(self._one(group, index)))
+                tasks[-1].add_done_callback(self._freed)
+                self.episodes += 1
 
         censored = False
         begin(self.group_filter.begin_with(size, belief))
@@ -188,6 +205,11 @@ class InFlightGroups:
             self.counts["thrown_tokens"] += sum(t.spent_tokens for t in late)
             self.count("thrown", late)
         return group.group(censored=censored)
+
+    def _freed(self, _: asyncio.Task[Trajectory]) -> None:
+        self.episodes -= 1
+        if self.on_freed is not None:
+            self.on_freed()
 
     def count(self, fate: str, trajectories: Sequence[Trajectory]) -> None:
         """Count the tokens of finished rollouts by their length: under "512", those of 257 to 512 tokens."""

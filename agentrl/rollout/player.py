@@ -14,6 +14,7 @@ from agentrl.rollout.compaction import Compacting, compacted_rollout, compaction
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
+from agentrl.rollout.thinking import think_budget
 from agentrl.types import Completion, Task, Trajectory
 
 
@@ -69,6 +70,7 @@ def make_player(
 ) -> LocalPlayer:
     """Make the player of a recipe's rollouts. `context` is the model's longest sequence."""
     budget = budget_of(recipe, context)
+    think_budget(recipe.rollout.think_tokens, renderer)  # refuses a format without thinking
     return LocalPlayer(
         engine=engine,
         renderer=renderer,
@@ -86,6 +88,7 @@ def budget_of(recipe: Recipe, context: int) -> Budget:
         context=min(section.max_context or context, context),
         tokens=section.max_tokens,
         turn_tokens=section.max_turn_tokens,
+        think_tokens=section.think_tokens,
         turns=section.max_turns,
         tool_seconds=section.tool_seconds,
         wall_seconds=section.episode_seconds,

@@ -87,6 +87,8 @@ class Renderer:
         """Whether the generation prompt opens the thinking."""
         source = str(getattr(tokenizer, "chat_template", ""))
         self._thinking_field = "reasoning_content" in source
+        self.has_thinking = self._thinks or "</think>" in source
+        """Whether the template knows a thinking block."""
         tags = sorted({*_TAG.findall(source), "<think>", "</think>"}, key=len, reverse=True)
         self._tags = re.compile("|".join(f"{re.escape(tag[0])}(?={re.escape(tag[1:])})" for tag in tags))
         """Finds the first character of every tag that the template names: it may split a turn's text there."""
@@ -153,6 +155,11 @@ class Renderer:
         broken = any(call.error is not None for call in parsed.calls)  # then the text itself is the only record of it
         content = rest.strip() if broken else parsed.content
         return Message(role="assistant", content=content, tool_calls=parsed.calls, thinking=thinking)
+
+    def still_thinking(self, token_ids: Sequence[int]) -> bool:
+        """Return whether a turn's tokens so far end inside its thinking block, as `parse` reads it."""
+        text = ("<think>" if self._thinks else "") + self.decode(token_ids)
+        return text.lstrip().startswith("<think>") and "</think>" not in text
 
     def turn_text(self, tools: Container[str] = ()) -> TurnText:
         """Return what tells the settled beginning of `parse` while a turn is being sampled."""

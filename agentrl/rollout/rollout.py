@@ -26,7 +26,8 @@ from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.branch import Border, Borders, Branching, continued
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
+from agentrl.rollout.sampling import SamplingParams, TokenGenerator
+from agentrl.rollout.thinking import sample_turn, think_budget
 from agentrl.rollout.token_log import TokenLog
 from agentrl.types import BRANCH, Completion, Outcome, Task, Trajectory, Verdict, turns_in
 from agentrl.verifiers.base import Boxes, Context, Judge, Submission, Verifier
@@ -72,6 +73,8 @@ class Budget:
     """Sampled tokens of the episode."""
     turn_tokens: int | None = None
     """Sampled tokens of one turn."""
+    think_tokens: int | None = None
+    """Sampled tokens of one turn after which its thinking is closed; by default it is not."""
     turns: int | None = None
     """By default the environment's own limit."""
     tool_seconds: float = 120.0
@@ -277,7 +280,7 @@ class _Turns:
         """The hash of the state before each turn, where it is wanted."""
         self.borders = Borders() if rollout_id.branching else None
         """Where the episode stood between its turns, where it is branched from."""
-        self._origin = origin
+        self._origin, self._think = origin, think_budget(budget.think_tokens, renderer)
         self.log = origin.log.continuation() if origin else TokenLog()
         self._turn = origin.turn if origin else 0
         self._completion: Completion | None = origin.completion if origin else None
@@ -363,10 +366,11 @@ class _Turns:
         return span
 
     async def _sample(self, room: int) -> Completion:
-        return await sample(
+        return await sample_turn(
             self.engine,
             self.log,
             room,
+            think=self._think,
             params=self.sampling,
             stop_token_ids=self.renderer.stop_token_ids,
             seed=lambda part: self.rollout_id.sampling(self.task, self._turn, part),

@@ -46,14 +46,16 @@ async def sample(
     retries: int,
     note: Callable[[tuple[int, ...], Completion], None],
     hear: Callable[[int, Sequence[int]], None] | None = None,
+    first_part: int = 0,
 ) -> Completion:
     """Sample one turn over as many requests as it takes: what an abort left is kept and continued.
 
     `seed` gives the seed of each part of the turn; `note` is given every prompt with its completion. `hear` is told
-    the turn's tokens while they are sampled: the place of the first, and those from there on.
+    the turn's tokens while they are sampled: the place of the first, and those from there on. Parts are numbered from
+    `first_part` on.
     """
     sampled: Completion | None = None
-    part = empty = failures = 0
+    part, empty, failures = first_part, 0, 0
     while True:
         prompt = log.prompt()
         count = len(sampled.token_ids) if sampled else 0
@@ -81,7 +83,7 @@ async def sample(
         log.append_sampled(prompt, new)
         if hear is not None:
             hear(count, new.token_ids)
-        sampled = new if sampled is None else _joined(sampled, new)
+        sampled = new if sampled is None else joined(sampled, new)
         if new.finish != "abort":
             return sampled
         if len(sampled.token_ids) >= room:
@@ -94,7 +96,8 @@ async def sample(
             await asyncio.sleep(min(1.0, 0.01 * 2 ** min(empty, 10)))
 
 
-def _joined(one: Completion, other: Completion) -> Completion:
+def joined(one: Completion, other: Completion) -> Completion:
+    """Return two parts of a turn as one."""
     return Completion(
         token_ids=one.token_ids + other.token_ids,
         logprobs=one.logprobs + other.logprobs,

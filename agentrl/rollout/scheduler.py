@@ -34,7 +34,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from agentrl.rollout.inflight import Draw, GroupFilter, InFlightGroups, Play
 from agentrl.types import Group, Round
@@ -68,6 +68,10 @@ class Plan:
     asynchronous: bool = False
     max_staleness: int = 2
     """Policy versions that a sample may be old when it is trained on; asynchronous only."""
+    mode: Literal["oldest", "tail", "steady"] = "oldest"
+    """Which groups an asynchronous round waits for; agentrl/rollout/tails.py has the last two."""
+    over_start: float = 0.25
+    """Share of a round's groups that begin beyond it; mode `tail` only."""
 
 
 @dataclass(slots=True)
@@ -213,6 +217,8 @@ class Scheduler:
         wake, news = asyncio.Event(), asyncio.Event()
         feeder = asyncio.create_task(self._feed(sampler, wake, news), name="feeder")
         feeder.add_done_callback(lambda _: news.set())
+        if self.plan.mode == "steady":
+            self._groups.on_freed = wake.set
         try:
             while True:
                 while True:
@@ -292,10 +298,10 @@ class Scheduler:
         if version == self._aged:
             return
         self._aged, oldest = version, version - self.plan.max_staleness
-        stale = [group for group in self._pending.kept if _oldest(group) < oldest]
+        stale = [group for group in self._pending.kept if oldest_version(group) < oldest]
         cancelled = self._groups.cancel_stale(oldest)
         self._groups.counts["stale_groups"] += len(stale) + len(cancelled)
-        self._pending.kept = [group for group in self._pending.kept if _oldest(group) >= oldest]
+        self._pending.kept = [group for group in self._pending.kept if oldest_version(group) >= oldest]
         self._pending.drop([*stale, *cancelled], STALE)
         for group in (*stale, *cancelled):
             sampler.redraw(group.number)
@@ -324,7 +330,7 @@ class Scheduler:
         """Return how many groups hold a round's tokens; also those that would be too old for the next round."""
         assert self.plan.tokens is not None
         spent, count, last = 0, 0, self.version() - self.plan.max_staleness
-        while count < len(ready) and (spent < self.plan.tokens or _oldest(ready[count]) <= last):
+        while count < len(ready) and (spent < self.plan.tokens or oldest_version(ready[count]) <= last):
             spent, count = spent + _tokens(ready[count]), count + 1
         return count
 
@@ -340,7 +346,7 @@ def _tokens(group: Group) -> int:
     return sum(t.spent_tokens for t in group.trajectories)
 
 
-def _oldest(group: Group) -> int:
-    """The oldest version that sampled a token of it; a group without tokens never grows old."""
+def oldest_version(group: Group) -> int:
+    """Return the oldest version that sampled a token of it; a group without tokens never grows old."""
     versions = [t.oldest_version for t in group.trajectories]
     return min((version for version in versions if version >= 0), default=1 << 62)

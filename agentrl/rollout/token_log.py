@@ -97,6 +97,7 @@ class TokenLog:
         other._ids = self._ids[:]
         sampled = Source.SAMPLED.to_bytes()
         other._sources = self._sources.replace(sampled, Source.OBSERVATION.to_bytes())
+        other._sources = other._sources.replace(Source.FORCED.to_bytes(), Source.OBSERVATION.to_bytes())
         other._logprobs.frombytes(bytes(4 * len(self._ids)))
         other._versions.frombytes(b"\xff" * (4 * len(self._ids)))
         other._engine_saw = self._engine_saw

@@ -176,7 +176,7 @@ const Turn = ({ m, n, first }) => html`<article class=${`turn ${m.role} ${m.role
   ${!m.content && !m.thinking && !m.tool_calls.length ? html`<span class="soft">(nothing)</span>` : ''}
   ${m.cut && m.cut.content ? html`<small>cut: ${m.cut.content.toLocaleString('en')} characters in all; <a href=${'?full#'} onClick=${e => { e.preventDefault(); const [p, q] = location.hash.split('?'); location.hash = p + '?' + new URLSearchParams([...new URLSearchParams(q || ''), ['full', '1']]) }}>load all</a></small>` : ''}</article>`
 
-const SOURCE = ['template', 'observation', 'sampled']
+const SOURCE = ['template', 'observation', 'sampled', 'forced']
 const surprise = p => p > -0.1 ? '' : p > -0.7 ? 'p1' : p > -2.3 ? 'p2' : p > -4.6 ? 'p3' : 'p4'
 function Tokens({ segments, advantage, go }) {
   const [at, setAt] = useState([0, 0])
