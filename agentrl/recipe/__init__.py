@@ -3,6 +3,15 @@
 from agentrl.recipe.advice import warnings
 from agentrl.recipe.agents import AgentSection
 from agentrl.recipe.environments import EnvSection
+from agentrl.recipe.judges import (
+    JudgeBudget,
+    JudgeCalibration,
+    JudgeSection,
+    OpenaiEngine,
+    PolicyJudge,
+    RewardModelJudge,
+    SglangJudge,
+)
 from agentrl.recipe.learning import (
     AlgorithmSection,
     AsyncSection,
@@ -17,18 +26,21 @@ from agentrl.recipe.learning import (
     WarmStartSection,
 )
 from agentrl.recipe.load import build, build_with, dump, load, located, shipped
+from agentrl.recipe.rewards import (
+    CriterionSection,
+    EvolveSection,
+    ModelReward,
+    PairwiseReward,
+    RewardsSection,
+    RubricReward,
+)
 from agentrl.recipe.sections import (
     CheckpointSection,
     ClusterSection,
     Engine,
     EvalSection,
-    JudgeBudget,
-    JudgeCalibration,
-    JudgeSection,
     LoraSection,
     Model,
-    OpenaiEngine,
-    PolicyJudge,
     PretrainedModel,
     Recipe,
     RolloutSection,
@@ -36,7 +48,6 @@ from agentrl.recipe.sections import (
     SandboxSection,
     ScratchModel,
     SglangEngine,
-    SglangJudge,
     TransformersEngine,
 )
 from agentrl.recipe.teacher import TeacherSection
@@ -48,10 +59,12 @@ __all__ = [
     "AuditSection",
     "CheckpointSection",
     "ClusterSection",
+    "CriterionSection",
     "Curriculum",
     "Engine",
     "EnvSection",
     "EvalSection",
+    "EvolveSection",
     "GroupFilterSection",
     "JudgeBudget",
     "JudgeCalibration",
@@ -60,12 +73,17 @@ __all__ = [
     "LearnerSection",
     "LoraSection",
     "Model",
+    "ModelReward",
     "OpenaiEngine",
+    "PairwiseReward",
     "PolicyJudge",
     "PoolsCurriculum",
     "PretrainedModel",
     "Recipe",
+    "RewardModelJudge",
+    "RewardsSection",
     "RolloutSection",
+    "RubricReward",
     "RunSection",
     "SandboxSection",
     "ScratchModel",
