@@ -147,6 +147,7 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     await run.publish(report.version)
     published = time.monotonic()
     row = metrics.step_row(round_, report.metrics(), version, run.group_filter.informative(arrived))
+    row |= await run.rewarded(round_)
     row |= run.sampler.metrics() | run.judged() | run.watched(round_) | run.taught()
     scheduler = run.scheduler
     row |= metrics.traffic_row(scheduler.statistics(), scheduler.tokens_by_length(), run.engine.statistics())

@@ -4,7 +4,7 @@ from .calibration import Calibration, Gold
 from .comparison import Versus, compare
 from .prompt import Criterion, Rubric
 from .scalar import Scalar
-from .verifier import UNJUDGED, JudgeVerifier
+from .verifier import JudgeVerifier
 
-__all__ = ["UNJUDGED", "Calibration", "Criterion", "Gold", "JudgeVerifier", "Rubric", "Scalar", "Versus", "compare"]
+__all__ = ["Calibration", "Criterion", "Gold", "JudgeVerifier", "Rubric", "Scalar", "Versus", "compare"]
 EXPORT = JudgeVerifier

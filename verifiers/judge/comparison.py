@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from agentrl.errors import EngineError
 from agentrl.types import Message
@@ -63,10 +64,11 @@ def read_reply(reply: str) -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """The form of a `JudgeVerifier` that compares a submission with the reference: 1 where it is better in both orders."""
+    """The form of a `JudgeVerifier` that compares a submission with the reference: 1 if it is better in both orders."""
 
     question: str = "Which submission solves the problem better?"
     names = ("better",)
+    figures: ClassVar[Mapping[str, float]] = {}
     orders = (False, True)
     hash = HASH
 

@@ -26,6 +26,9 @@ POINTS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
 HASH = hashlib.sha256(SYSTEM.encode()).hexdigest()[:12]
 """The hash of the frozen prompt; every verdict names it."""
 
+RESERVED = frozenset({"order_spread", "agreement", "unjudged", "rubric_version"})
+"""Figures of a verdict that no criterion may be called."""
+
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
@@ -55,6 +58,11 @@ class Form(Protocol):
         """The hash of the frozen prompt."""
         ...
 
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What else a verdict tells about the question."""
+        ...
+
     def messages(self, problem: str, reference: str | None, text: str, key: str, *, swapped: bool) -> list[Message]:
         """Return the question; `key` marks untrusted text."""
         ...
@@ -73,14 +81,24 @@ class Rubric:
     """Weighted criteria about one submission."""
 
     criteria: tuple[Criterion, ...]
+    version: int | None = None
+    """Where the rubric changes during a run: which version this is; it stands in each verdict."""
     orders = (False, True)
     hash = HASH
 
     def __post_init__(self) -> None:
+        if taken := [c.name for c in self.criteria if c.name in RESERVED]:
+            raise AuthoringError(
+                f"JudgeVerifier: {taken[0]!r} is a figure of every verdict; name the criterion otherwise"
+            )
         if not self.criteria or len({c.name for c in self.criteria}) != len(self.criteria):
             raise AuthoringError("JudgeVerifier: the rubric needs criteria with different names")
         if not all(math.isfinite(c.weight) and c.weight > 0 for c in self.criteria):
             raise AuthoringError("JudgeVerifier: every criterion's weight must be finite and positive")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {} if self.version is None else {"rubric_version": float(self.version)}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from agentrl.errors import VerifierError
 from agentrl.types import Message
@@ -20,6 +21,7 @@ class Scalar:
     """The form of a `JudgeVerifier` for a judge whose answer is a number in [0, 1]: asked once."""
 
     names = ("reward_model",)
+    figures: ClassVar[Mapping[str, float]] = {}
     orders = (False,)
     hash = hashlib.sha256(b"scalar").hexdigest()[:12]
 

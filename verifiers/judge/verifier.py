@@ -14,14 +14,13 @@ from agentrl.errors import VerifierError
 from agentrl.types import Task, Verdict
 from agentrl.verifiers.base import Context, Judge, Submission, Verifier
 from agentrl.verifiers.busy import off_the_clock
+from agentrl.verifiers.compose import UNJUDGED
 from agentrl.verifiers.values import Malformed
 
 from .calibration import Calibration, Gold, calibration
 from .prompt import Criterion, Form, Rubric
 
 UNREADABLE = "the judge gave no readable reply"
-UNJUDGED = "unjudged"
-"""In the breakdown of a submission that was not read, made the judge fail or tried to instruct it."""
 PROBE = Gold(problem="What is 2 + 3?", text="The sum is 5: five in words.", passes=True, reference="The sum is 5.")
 """What a judge is asked where the verifier has no labelled submissions of its own."""
 _measured: WeakKeyDictionary[Judge, dict[str, asyncio.Task[Calibration]]] = WeakKeyDictionary()
@@ -44,7 +43,7 @@ class JudgeVerifier(Verifier):
 
     def __init__(
         self,
-        rubric: Sequence[Criterion] | Form | Callable[[], Form],
+        rubric: Sequence[Criterion] | Form | Callable[[bytes], Form],
         *,
         gold: Sequence[Gold],
         measured_elsewhere: bool = False,
@@ -57,7 +56,8 @@ class JudgeVerifier(Verifier):
     ) -> None:
         """
         Args:
-            rubric: the criteria, with weights; or another form of question: `Versus`, `Scalar`, or what returns one.
+            rubric: the criteria, with weights; or another form of question: `Versus`, `Scalar`, or what
+                returns the form of a group by its secret.
             gold: submissions that people have graded, of both kinds.
             measured_elsewhere: whether the judge is measured through whole episodes instead; `gold` may then be empty.
             min_agreement: below this balanced agreement with `gold` nothing is scored.
@@ -77,7 +77,7 @@ class JudgeVerifier(Verifier):
     async def probe(self, context: Context) -> None:
         """Check that the judge agrees with the gold labels, and that it answers a question about one right now."""
         await self._calibrated(_judge(context))
-        await self._check_readable(_judge(context), self.form)
+        await self._check_readable(_judge(context), self.form(context.secret))
 
     async def calibrate(self, judge: Judge) -> dict[str, float]:
         """Measure the judge on the gold labels; raise VerifierError if it agrees with too few."""
@@ -91,13 +91,12 @@ class JudgeVerifier(Verifier):
             "required": self.min_agreement,
         }
 
-    @property
-    def form(self) -> Form:
-        """What is asked now: it may change between two submissions, never while one is judged."""
-        return self.rubric() if callable(self.rubric) else self.rubric
+    def form(self, group: bytes) -> Form:
+        """Return what is asked about the submissions of a group."""
+        return self.rubric(group) if callable(self.rubric) else self.rubric
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
-        judge, form = _judge(context), self.form
+        judge, form = _judge(context), self.form(context.secret)
         measured = await self._calibrated(judge)
         text = self.view(submission) if self.view else submission.answer
         reference = self.reference(submission.task) if self.reference else None
@@ -110,7 +109,7 @@ class JudgeVerifier(Verifier):
         lines = [o.remark for o in opinions if o.remark]
         if spread > 0.5:
             lines.append("the judge contradicts itself when the order is reversed")
-        agreement, figures = "", {"order_spread": spread}
+        agreement, figures = "", {**form.figures, "order_spread": spread}
         if measured is not None:
             agreement = f"; balanced agreement {measured.balanced:.2f} on {measured.count} gold labels"
             figures["agreement"] = measured.balanced
@@ -182,9 +181,9 @@ class JudgeVerifier(Verifier):
         return measured
 
     async def _calibrate(self, judge: Judge) -> Calibration:
-        scores = []
+        scores, form = [], self.form(b"calibration")
         for item in self.gold:
-            opinions = await self._opinions(self.form, judge, item.problem, item.reference, item.text, b"calibration")
+            opinions = await self._opinions(form, judge, item.problem, item.reference, item.text, b"calibration")
             scores.append(math.fsum(o.score for o in opinions) / len(opinions))
         return calibration(self.gold, scores)
 
