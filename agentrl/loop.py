@@ -164,9 +164,12 @@ async def _step(run: Run, round_: Round, last: float) -> None:
 def _samples(run: Run, round_: Round) -> list[TrainingSample]:
     """Turn the kept groups into training samples: scores shaped, advantages computed, weights set."""
     from agentrl.learn.advantage import advantages
+    from agentrl.learn.algorithms import resolve
+    from agentrl.learn.shaping import shaped
 
     scores, weights = run.group_filter.scores(round_.kept), run.group_filter.weights(round_.kept)
-    return advantages(round_.kept, run.recipe.algorithm, scores=scores, weights=weights)
+    groups = shaped(round_.kept, run.recipe.rewards, resolve(run.recipe.algorithm).discount)
+    return advantages(groups, run.recipe.algorithm, scores=scores, weights=weights)
 
 
 async def _evaluate_if_due(run: Run) -> bool:

@@ -8,6 +8,7 @@ from pydantic import Field, Tag, model_validator
 
 from agentrl.recipe.base import Count, NonNegative, Section, kind
 from agentrl.recipe.judges import JudgeSection, RewardModelJudge
+from agentrl.recipe.learning import AlgorithmSection
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
@@ -119,9 +120,21 @@ class RewardsSection(Section):
     """Factor of these rewards."""
 
 
-def refuse_unfit_rewards(rewards: RewardsSection, judge: JudgeSection | None, group_size: int, cluster: bool) -> None:
-    """Raise ValueError for a judged reward that the rest of a recipe does not fit."""
-    judged = rewards.judged
+def refuse_unfit_rewards(
+    rewards: RewardsSection,
+    judge: JudgeSection | None,
+    algorithm: AlgorithmSection,
+    *,
+    group_size: int,
+    cluster: bool,
+) -> None:
+    """Raise ValueError for rewards that the rest of a recipe does not fit."""
+    judged, credit, discount = rewards.judged, algorithm.credited, algorithm.discount
+    if rewards.turn_scores == "potential":
+        if credit == "trajectory":
+            raise ValueError("rewards.turn_scores: scores per turn count only with algorithm.credit: turn, for example")
+        if (credit == "state" and discount != 1.0) or (credit == "token" and discount not in (None, 1.0)):
+            raise ValueError(f"rewards.turn_scores: potential needs algorithm.discount: 1 with credit: {credit}")
     if judged is None:
         return
     if judge is None:
@@ -137,5 +150,7 @@ def refuse_unfit_rewards(rewards: RewardsSection, judge: JudgeSection | None, gr
             f"rewards.judged: groups of {group_size} take {judged.calls(group_size)} questions each, more than "
             f"max_calls ({judged.max_calls}); set opponents: pivot, or raise it"
         )
+    if isinstance(judged, PairwiseReward) and credit == "branch":
+        raise ValueError("rewards.judged: pairwise compares whole episodes; algorithm.credit: branch grades parts too")
     if isinstance(judged, RubricReward) and judged.evolve is not None and cluster:
         raise ValueError("rewards.judged.evolve: criteria change in this process alone; leave out `cluster`")

@@ -330,7 +330,8 @@ class Recipe(Section):
             raise ValueError(NO_GRADIENT)
         agents = [env.name for env in self.envs if env.agent is not None]
         refuse_unfit(self.algorithm, self.learner.ranks, agents)
-        refuse_unfit_rewards(self.rewards, self.judge, self.rollout.group_size, self.cluster is not None)
+        size, cluster = self.rollout.group_size, self.cluster is not None
+        refuse_unfit_rewards(self.rewards, self.judge, self.algorithm, group_size=size, cluster=cluster)
         if self.warm_start is not None and self.warm_start.loss != "sft" and self.learner.ranks > 1:
             loss = self.warm_start.loss
             raise ValueError(f"warm_start.loss: {loss} is trained in one process; set learner.ranks: 1")
