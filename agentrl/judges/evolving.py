@@ -132,7 +132,8 @@ class EvolvingRubric:
         accepted: list[str] = []
         refused: list[dict[str, str]] = []
         for question in questions[:MOST]:
-            why = refusal(question, texts) or ("it is in use" if question in self._versions[-1]["questions"] else "")
+            used = [*self._versions[-1]["questions"], *accepted]
+            why = refusal(question, texts) or ("it is in use" if question in used else "")
             why = why or await self._disagreement(question, environments)
             if why:
                 refused.append({"question": str(question)[: LENGTHS[-1]], "why": why})
