@@ -2,8 +2,8 @@
 
 from agentrl.judges.calibration import Agreement, calibrate
 from agentrl.judges.evolving import EvolvingRubric, open_rubric
-from agentrl.judges.judge import Judge, make, named
-from agentrl.judges.rewards import reward_row, with_rewards
+from agentrl.judges.judge import Judge, make, named, named_rewards
+from agentrl.judges.rewards import judged_alone, reward_row, with_rewards
 from agentrl.judges.tournament import Tournament
 from agentrl.judges.use import (
     UNUSED,
@@ -33,10 +33,12 @@ __all__ = [
     "closing",
     "for_command",
     "judge_of",
+    "judged_alone",
     "make",
     "measured",
     "missing",
     "named",
+    "named_rewards",
     "needs_judge",
     "open_judge",
     "open_rubric",

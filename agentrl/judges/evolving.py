@@ -68,7 +68,10 @@ def refusal(question: object, texts: Sequence[str]) -> str:
 class EvolvingRubric:
     """The rubric's own criteria, and those in use that were proposed; every version is kept in the run folder."""
 
-    def __init__(self, judged: RubricReward, evolve: EvolveSection, calibration: JudgeCalibration, path: Path) -> None:
+    def __init__(
+        self, judged: RubricReward, evolve: EvolveSection, calibration: JudgeCalibration, path: Path | None
+    ) -> None:
+        """`path` keeps the versions; without it they live as long as this object."""
         self._judged, self._evolve, self._calibration, self._path = judged, evolve, calibration, path
         self._versions: list[dict[str, Any]] = [{"version": 0, "step": 0, "questions": []}]
         self._pinned: dict[bytes, Rubric] = {}
@@ -95,6 +98,8 @@ class EvolvingRubric:
 
     def resume(self, step: int) -> None:
         """Continue with the version that was in use after a step."""
+        if self._path is None:
+            return
         try:
             versions = json.loads(self._path.read_text(encoding="utf-8"))["versions"]
         except FileNotFoundError:
@@ -108,23 +113,26 @@ class EvolvingRubric:
     ) -> dict[str, int]:
         """Have criteria proposed where that is due; return the figures of a step."""
         if step % self._evolve.every == 0 and (contrast := contrasting(round_, self._judged)):
+            good, bad = (shown(trajectory.messages, self._judged.view) for trajectory in contrast)
             try:
-                accepted, refused = await self._proposed(contrast, judge, environments)
+                say(await self.grow(step, contrast[0].task.prompt, (good, bad), judge, environments))
             except Stop as error:
                 say(f"rubric: nothing was proposed: {error}")
-            else:
-                self._add(step, accepted, refused)
-                say(
-                    f"rubric: version {self.version}; {len(accepted)} of {len(accepted) + len(refused)} questions taken"
-                )
         return {"reward/rubric": self.version}
 
+    async def grow(
+        self, step: int, problem: str, texts: tuple[str, str], judge: Judge, environments: Environments
+    ) -> str:
+        """Have criteria proposed from a good and a bad text, and take those that can be used; say how many."""
+        accepted, refused = await self._proposed(step, problem, texts, judge, environments)
+        self._add(step, accepted, refused)
+        return f"rubric: version {self.version}; {len(accepted)} of {len(accepted) + len(refused)} questions taken"
+
     async def _proposed(
-        self, contrast: tuple[Trajectory, Trajectory], judge: Judge, environments: Environments
+        self, step: int, problem: str, texts: tuple[str, str], judge: Judge, environments: Environments
     ) -> tuple[list[str], list[dict[str, str]]]:
         """Return the questions that can be used, and why others cannot."""
-        problem, texts = contrast[0].task.prompt, [shown(t.messages, self._judged.view) for t in contrast]
-        reply = await judge.ask(proposal(problem, *texts), seed=contrast[0].group, max_tokens=512)
+        reply = await judge.ask(proposal(problem, *texts), seed=step, max_tokens=512)
         document = parse_json(reply.strip(), max_bytes=20_000)
         questions = document.get("questions") if isinstance(document, dict) else None
         if not isinstance(questions, list):
@@ -161,6 +169,8 @@ class EvolvingRubric:
         questions = [*before["questions"], *accepted][-self._evolve.max_criteria :]
         entry = {"version": version, "step": step, "questions": questions, "refused": list(refused)}
         self._versions.append(entry)
+        if self._path is None:
+            return
         part = self._path.with_name(self._path.name + ".part")
         try:
             part.write_text(json.dumps({"versions": self._versions}, indent=1) + "\n", encoding="utf-8")

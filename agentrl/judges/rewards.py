@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.envs.base import Environment
-from agentrl.envs.play import Stage, play, spoken
+from agentrl.envs.play import Stage, message_of, play, spoken
 from agentrl.errors import RecipeError
 from agentrl.judges.calibration import (
     Agreement,
@@ -23,10 +23,10 @@ from agentrl.judges.calibration import (
 )
 from agentrl.recipe import JudgeCalibration, ModelReward, PairwiseReward, Recipe, RewardsSection, RubricReward
 from agentrl.rollout.rollout import EnvRuntime
-from agentrl.types import Message, Round, Verdict
+from agentrl.types import Message, Round, Task, Verdict
 from agentrl.verifiers.base import Context, Judge, Submission, Verifier
 from agentrl.verifiers.compose import UNJUDGED, Refined
-from agentrl.verifiers.judge import Criterion, JudgeVerifier, Rubric, Scalar, compare
+from agentrl.verifiers.judge import Criterion, JudgeVerifier, Rubric, Scalar, Versus, compare
 from agentrl.verifiers.judge.prompt import Form
 
 SEEN = 500
@@ -59,13 +59,19 @@ def judging_part(
     judged: RubricReward | ModelReward, rubric: Form | Callable[[bytes], Form] | None = None
 ) -> JudgeVerifier:
     """Return the verifier that asks the judge, alone; `rubric` replaces the one that the recipe names."""
-    form = Scalar() if isinstance(judged, ModelReward) else rubric or rubric_of(judged)
+    return _asking(judged, Scalar() if isinstance(judged, ModelReward) else rubric or rubric_of(judged))
+
+
+def _asking(
+    judged: RubricReward | PairwiseReward | ModelReward, form: Form | Callable[[bytes], Form], **options: Any
+) -> JudgeVerifier:
     return JudgeVerifier(
         form,
         gold=(),
         measured_elsewhere=True,
         view=lambda submission: shown(submission.transcript, judged.view),
         max_characters=judged.max_characters,
+        **options,
     )
 
 
@@ -110,6 +116,25 @@ def reward_row(round_: Round) -> dict[str, float]:
         "reward/judged": len(opinions),
         "reward/unjudged": sum(f"judge.{UNJUDGED}" in breakdown for breakdown in breakdowns),
     }
+
+
+def judged_alone(rewards: RewardsSection, make: Callable[[], Environment]) -> Callable[[], Environment]:
+    """Return what makes an environment that the judge of these rewards grades alone, so that it can be attacked.
+
+    Comparisons are made with the expert's work, with which a tie is full marks.
+    """
+    judged = rewards.judged
+    if judged is None:
+        return make
+    if not isinstance(judged, PairwiseReward):
+        return graded_by(make, judging_part(judged))
+
+    def best(task: Task) -> str:
+        turns = [message_of(action) for action in make().expert(task)]
+        return shown(turns, judged.view)
+
+    form = Versus(question=judged.question, tie=1.0)
+    return graded_by(make, _asking(judged, form, reference=best))
 
 
 # Measuring ---------------------------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ class Versus:
     """The form of a `JudgeVerifier` that compares a submission with the reference: 1 if it is better in both orders."""
 
     question: str = "Which submission solves the problem better?"
+    tie: float = 0.5
+    """What a tie with the reference earns."""
     names = ("better",)
     figures: ClassVar[Mapping[str, float]] = {}
     orders = (False, True)
@@ -80,8 +82,11 @@ class Versus:
 
     def read(self, reply: str, *, swapped: bool) -> dict[str, float] | None:
         """Return the submission's points; None where it instructs the judge."""
-        read = read_reply(reply)
-        return None if read.instructs[int(swapped)] else {"better": read.points[int(swapped)]}
+        read, place = read_reply(reply), int(swapped)
+        if read.instructs[place]:
+            return None
+        tied = read.points[0] == read.points[1]
+        return {"better": self.tie if tied else read.points[place]}
 
     def score(self, points: Mapping[str, float]) -> float:
         """Return the points themselves."""
