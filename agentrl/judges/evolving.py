@@ -42,7 +42,7 @@ LOADED = re.compile(
 )
 """Words that make a question one about grading, or about what a submission says of itself."""
 LIFTED = 5
-"""A question that has as many words in a row from a submission is the policy's, not the judge's."""
+"""A question that has as many words in a row from a submission, or all of its own, is the policy's."""
 PINNED = 4096
 """Groups of which it is remembered which version judges them."""
 Stop = (AgentRLError, Malformed)
@@ -59,8 +59,9 @@ def refusal(question: object, texts: Sequence[str]) -> str:
     words = re.findall(r"\w+", question.lower())
     for text in texts:
         said = " ".join(re.findall(r"\w+", text.lower()))
-        for start in range(len(words) - LIFTED + 1):
-            if f" {' '.join(words[start : start + LIFTED])} " in f" {said} ":
+        size = min(LIFTED, len(words))
+        for start in range(len(words) - size + 1):
+            if f" {' '.join(words[start : start + size])} " in f" {said} ":
                 return "it repeats a submission"
     return ""
 

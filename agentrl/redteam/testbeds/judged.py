@@ -146,7 +146,7 @@ class GrownRubric(Verifier):
             texts = (submission.answer, GOLD[-1].text)
             with suppress(Malformed):
                 await rubric.grow(1, QUESTION, texts, context.judge, {"quiz": (Quiz, stage)})
-        return await JudgeVerifier(rubric.newest(), gold=GOLD).verify(submission, context)
+        return await JudgeVerifier(rubric.newest(), gold=(), measured_elsewhere=True).verify(submission, context)
 
     async def probe(self, context: Context) -> None:
         await JudgeVerifier(RUBRIC, gold=GOLD).probe(context)
