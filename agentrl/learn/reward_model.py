@@ -16,7 +16,7 @@ import torch
 from agentrl.engines.openai import Answer
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.hub import model_folder
-from agentrl.learn.model import device_of, precision
+from agentrl.learn.model import device_of, hide_progress_bars, precision
 from agentrl.recipe import RewardModelJudge
 from agentrl.rollout.encoder import Encoder, Marks
 from agentrl.types import Message
@@ -84,6 +84,7 @@ def _loaded(section: RewardModelJudge) -> tuple[Any, Any]:
     """Load the model and its tokenizer; RecipeError for anything that gives no trained reward."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    hide_progress_bars()
     folder = model_folder(section.path)
     if not (folder / "config.json").is_file():
         raise RecipeError(f"judge.engine.path: {folder} is no transformers folder: there is no config.json in it")
