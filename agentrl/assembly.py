@@ -160,6 +160,7 @@ class Run:
 async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
     from agentrl.learn import checkpoint, memory
+    from agentrl.learn.other_models import other_models
     from agentrl.learn.sharded import open_learner
     from agentrl.learn.teacher import folder_of, open_teacher
     from agentrl.learn.weights import Publisher
@@ -169,7 +170,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
     check_trainable(recipe)  # what is wrong with environments or trackers shows before a folder is made
     check_judge(recipe)
     tracking.check(recipe.trackers)
-    warning = memory.refuse_what_cannot_fit(recipe)
+    warning = memory.refuse_what_cannot_fit(recipe, other_models(recipe))
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None

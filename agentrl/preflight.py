@@ -155,8 +155,9 @@ def _judge(recipe: Recipe, runtimes: Mapping[str, EnvRuntime]) -> str:
 def _memory(recipe: Recipe) -> str:
     """Compare what the learner will need with what its device has, from shapes alone."""
     from agentrl.learn import memory
+    from agentrl.learn.other_models import other_models
 
-    result = memory.fit(recipe)
+    result = memory.fit(recipe, other_models(recipe))
     if result.need > result.have:
         raise AgentRLError(result.advice)
     return result.text

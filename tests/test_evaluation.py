@@ -5,11 +5,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
-from agentrl import codec, envs, initial_policy, serving
+from agentrl import codec, envs, initial_policy, metrics, serving
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
@@ -19,6 +21,7 @@ from agentrl.eval.report import compare, curve, figures
 from agentrl.evaluation import (
     EVAL_GROUP,
     Evaluation,
+    Evaluator,
     Problem,
     evaluate,
     overlap,

@@ -7,6 +7,7 @@ for its backward pass; they, and what kernels use in passing, are estimates.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from agentrl.learn.compile import can_compile
 from agentrl.learn.hub import model_folder
 from agentrl.learn.logprobs import chunk_rows
 from agentrl.learn.model import _with_lora, device_of, precision, scratch_model
-from agentrl.recipe import PolicyJudge, PretrainedModel, Recipe, RewardModelJudge, SglangEngine
+from agentrl.recipe import PolicyJudge, PretrainedModel, Recipe, SglangEngine
 
 MARGIN = 1.25
 """A run is refused when it needs so much more than there is; below that it is only told, since this is an estimate."""
@@ -48,8 +49,11 @@ class Fit:
         )
 
 
-def fit(recipe: Recipe) -> Fit:
-    """Compare what each part of the learner will take with what the device has now; nothing is loaded."""
+def fit(recipe: Recipe, others: Mapping[str, int] | None = None) -> Fit:
+    """Compare what each part of the learner will take with what the device has now; nothing is loaded.
+
+    `others`: bytes of other models there, by name (learn/other_models.py).
+    """
     section, ranks = recipe.learner, recipe.learner.ranks
     device = device_of(section.device)
     model = shapes(recipe, device)
@@ -57,7 +61,7 @@ def fit(recipe: Recipe) -> Fit:
     sizes = parts(model, recipe, device)
     if recipe.judge is not None and isinstance(recipe.judge.engine, PolicyJudge):
         sizes["judge"] = sum(p.numel() * p.element_size() for p in parameters)
-    sizes |= _other_models(recipe, device)
+    sizes |= others or {}
     need = sum(sizes.values()) / 2**30
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     if device.type == "cuda":
@@ -82,36 +86,9 @@ def fit(recipe: Recipe) -> Fit:
     return Fit(need, have, text)
 
 
-def _other_models(recipe: Recipe, device: torch.device) -> dict[str, int]:
-    """Return the bytes of a teacher and of a reward model that are loaded on the learner's device."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    from agentrl.learn.teacher import folder_of
-
-    teacher, judge = recipe.teacher, recipe.judge.engine if recipe.judge is not None else None
-    loaded: list[tuple[str, Any, Any, Any]] = []
-    if teacher is not None and not teacher.urls:
-        loaded.append(("teacher", teacher, folder_of(teacher), AutoModelForCausalLM))
-    if isinstance(judge, RewardModelJudge) and recipe.rewards.judged is not None:
-        loaded.append(("reward model", judge, model_folder(judge.path), AutoModelForSequenceClassification))
-    sizes = {}
-    for name, section, folder, kind in loaded:
-        place = device_of(section.device)
-        if place.type != device.type or (place.index or 0) != (device.index or 0):
-            continue
-        try:
-            with torch.device("meta"):
-                config = AutoConfig.from_pretrained(folder)
-                model = kind.from_config(config, dtype=precision(section.dtype, place, folder))
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise RecipeError(f"{name}: {folder} cannot be loaded: {error}") from error
-        sizes[name] = sum(p.numel() * p.element_size() for p in model.parameters())
-    return sizes
-
-
-def refuse_what_cannot_fit(recipe: Recipe) -> str | None:
+def refuse_what_cannot_fit(recipe: Recipe, others: Mapping[str, int] | None = None) -> str | None:
     """Raise RecipeError for a recipe that is far too large for the device; return a warning for one that may be."""
-    result = fit(recipe)
+    result = fit(recipe, others)
     if result.need > MARGIN * result.have:
         raise RecipeError(result.advice)
     return f"this may not fit. {result.advice}" if result.need > result.have else None

@@ -16,6 +16,7 @@ from agentrl.errors import RecipeError
 from agentrl.learn import memory
 from agentrl.learn.learner import Learner
 from agentrl.learn.model import load_model, save_model
+from agentrl.learn.other_models import other_models
 from agentrl.recipe import Recipe
 from agentrl.types import TrainingSample
 from benchmarks import ranks
@@ -166,8 +167,8 @@ def test_a_teacher_and_a_reward_model_in_this_process_are_counted(make_recipe: M
     data["judge"] = {"engine": {"type": "reward_model", **own}}
     data["rewards"] = {"judged": {"type": "reward_model"}}
     both = Recipe.model_validate(data)
-    assert memory._other_models(both, CPU) == {"teacher": 2 * parameters, "reward model": 2 * scoring}
-    assert "teacher 0.00" in memory.fit(both).text
+    assert other_models(both) == {"teacher": 2 * parameters, "reward model": 2 * scoring}
+    assert "teacher 0.00" in memory.fit(both, other_models(both)).text
     data["teacher"] = {**own, "urls": ["http://127.0.0.1:9"]}
-    assert memory._other_models(Recipe.model_validate(data), CPU) == {"reward model": 2 * scoring}
-    assert memory._other_models(plain, CPU) == {}
+    assert other_models(Recipe.model_validate(data)) == {"reward model": 2 * scoring}
+    assert other_models(plain) == {}
