@@ -22,11 +22,11 @@ from agentrl.evaluation import Evaluator, Problem
 from agentrl.initial_policy import PolicyModel, load_policy
 from agentrl.judges import Judge
 from agentrl.metrics import Metrics, Row
-from agentrl.recipe import Recipe
+from agentrl.recipe import PairwiseReward, Recipe
 from agentrl.report import tracking
 from agentrl.report.terminal import Progress, Show
 from agentrl.rollout.branch import Branching
-from agentrl.rollout.inflight import Draw
+from agentrl.rollout.inflight import Draw, Finish, Play
 from agentrl.rollout.player import Gate, Player
 from agentrl.rollout.rollout import EnvRuntime, RolloutId
 from agentrl.rollout.runtimes import source_versions
@@ -35,7 +35,7 @@ from agentrl.rollout.store import Store
 from agentrl.rollout.tails import make_scheduler
 from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.serving import check_judge, open_engine, runtimes
-from agentrl.types import Round, TrainingSample, Trajectory
+from agentrl.types import Group, Round, TrainingSample, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from agentrl.learn.weights import Publisher
 
 Say = Callable[[str], None]
+UNTAKEN = 8192
+"""Rollouts that wait for their group to be compared, at most; far more than are under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class Run:
     """Whose judgement of every token is learnt from."""
     judge: Judge | None
     """What verifiers ask, where any of them does; started and measured."""
+    evolving: judges.EvolvingRubric | None
+    """The rubric of the rewards, where the judge proposes criteria for it."""
     watch: Watch | None
     """Looks again at a sample of each step's episodes."""
     replay: Replay | None
@@ -108,6 +112,14 @@ class Run:
             return None
         assert isinstance(self.learner, Learner), "the recipe refuses KL in the reward with learner.ranks"
         return summed(samples, await asyncio.to_thread(self.learner.penalties, samples))
+
+    async def rewarded(self, round_: Round) -> Row:
+        """Return what verifiers and judge gave to a round; have criteria proposed where that is due."""
+        row: Row = dict(judges.reward_row(round_))
+        if self.evolving is not None and self.judge is not None:
+            stages = judges.stages_of(self.recipe, self.runtimes, self.judge)
+            row |= await self.evolving.step(self.learner.steps, round_, self.judge, stages, self.progress.say)
+        return row
 
     async def credit(self, samples: list[TrainingSample]) -> list[TrainingSample]:
         """Have the critic make the advantages, where the algorithm has one; a teacher adds its part."""
@@ -170,6 +182,7 @@ class Run:
 async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
     from agentrl.learn import checkpoint, memory
+    from agentrl.learn.other_models import other_models
     from agentrl.learn.sharded import open_learner
     from agentrl.learn.teacher import folder_of, open_teacher
     from agentrl.learn.weights import Publisher
@@ -180,11 +193,14 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
     check_judge(recipe)
     refuse_unfit_replay(recipe)
     tracking.check(recipe.trackers)
-    warning = memory.refuse_what_cannot_fit(recipe)
+    warning = memory.refuse_what_cannot_fit(recipe, other_models(recipe))
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
-        environments = stack.enter_context(runtimes(recipe, elsewhere=elsewhere))
+        evolving = judges.open_rubric(recipe, folder.rubric)
+        environments = stack.enter_context(
+            runtimes(recipe, elsewhere=elsewhere, rewarded=True, rubric=evolving.current if evolving else None)
+        )
         folder.same_sources(source_versions(environments))
         every = recipe.eval.every if recipe.eval else 0
         progress = stack.enter_context(
@@ -193,10 +209,12 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         if warning:
             progress.say(warning)
         judge = await stack.enter_async_context(
-            judges.open_judge(recipe, environments, path=folder.judge, say=progress.say)
+            judges.open_judge(recipe, environments, path=folder.judge, rewarded=True, say=progress.say)
         )
         saved = checkpoint.latest(folder.checkpoints)
         _tell(saved, folder, recipe.learner.ranks, progress.say)
+        if evolving is not None:
+            evolving.resume(saved.step if saved else -1)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
         teacher = await open_teacher(recipe, policy.tokenizer, policy.context)
         if teacher is not None:
@@ -227,11 +245,26 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         publisher = Publisher(engine, learner.weights, adapter=learner.adapter, deliver=learner.deliver, shared=shared)
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
-        play = partial(_play, recipe.run.seed, folder.key, branching_of(recipe), player, store, progress)
+        play = partial(_play, recipe.run.seed, folder.key, branching_of(recipe), player, progress)
+        judged = recipe.rewards.judged
         group_filter = GroupFilter(
-            recipe.group_filter, recipe.rollout.max_tokens, recipe.algorithm, taught=recipe.teacher is not None
+            recipe.group_filter,
+            recipe.rollout.max_tokens,
+            recipe.algorithm,
+            taught=recipe.teacher is not None,
+            refined=isinstance(judged, PairwiseReward),
+            gated=judged is not None and judged.gate,
         )
         watch = await asyncio.to_thread(Watch.open, recipe, environments, folder.path)
+        if isinstance(judged, PairwiseReward):
+            assert judge is not None
+            tournament = judges.Tournament(judged, judge, key=folder.key, seed=recipe.run.seed)
+            compared = ComparedGroups(store, play, tournament)
+            stack.push_async_callback(compared.close)
+            play_one: Any = compared.play
+            finish: Any = compared.finish
+        else:
+            play_one, finish = partial(_play_and_store, store, play), None
         yield Run(
             recipe=recipe,
             folder=folder,
@@ -244,7 +277,9 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             engine=engine,
             player=player,
             group_filter=group_filter,
-            scheduler=make_scheduler(play, group_filter, plan_of(recipe), version=lambda: engine.version),
+            scheduler=make_scheduler(
+                play_one, group_filter, plan_of(recipe), version=lambda: engine.version, finish=finish
+            ),
             learner=learner,
             publish=partial(_publish, publisher, None if recipe.asynchronous.in_flight else gate),
             metrics=metrics,
@@ -256,6 +291,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             trained=set(),
             teacher=teacher,
             judge=judge,
+            evolving=evolving,
             watch=watch,
             replay=None if recipe.replay is None or watch is None else Replay(recipe.replay, watch.flags),
         )
@@ -278,12 +314,11 @@ async def _play(
     key: bytes,
     branching: Branching | None,
     player: Player,
-    store: Store,
     progress: Progress,
     draw: Draw,
     index: int,
 ) -> Trajectory:
-    """Play one rollout of a drawn task and store it."""
+    """Play one rollout of a drawn task."""
     rollout_id = RolloutId(
         seed=seed,
         group=draw.group,
@@ -291,13 +326,52 @@ async def _play(
         secret=seeds.secret(key, draw.task.id, draw.group),
         task_index=draw.task_index,
         branching=branching,
+        rewarded=True,
     )
     trajectory = await player.play(draw.env, draw.task, rollout_id)
+    progress.advance()
+    return trajectory
+
+
+async def _play_and_store(store: Store, play: Play, draw: Draw, index: int) -> Trajectory:
+    """Play one rollout of a drawn task and store it."""
+    trajectory = await play(draw, index)
     await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
     for continuation in trajectory.branches:
         await store.add(continuation, draw.env, Note(kind="branch", predicted=draw.predicted))
-    progress.advance()
     return trajectory
+
+
+class ComparedGroups:
+    """Rollouts that are stored once their group was compared; what no group takes is stored as it was played."""
+
+    def __init__(self, store: Store, play: Play, compare: Finish) -> None:
+        self._store, self._play, self._compare = store, play, compare
+        self._waiting: dict[tuple[int, int], tuple[Trajectory, Draw]] = {}
+
+    async def play(self, draw: Draw, index: int) -> Trajectory:
+        """Play one rollout and keep it until its group is complete."""
+        trajectory = await self._play(draw, index)
+        self._waiting[draw.group, index] = trajectory, draw
+        while len(self._waiting) > UNTAKEN:  # of groups that were stopped, or too old
+            await self._add(*self._waiting.pop(next(iter(self._waiting))))
+        return trajectory
+
+    async def finish(self, group: Group) -> Group:
+        """Compare a group's rollouts and store them with what came of it."""
+        compared = await self._compare(group)
+        for trajectory in compared.trajectories:
+            if waiting := self._waiting.pop((trajectory.group, trajectory.index), None):
+                await self._add(trajectory, waiting[1])
+        return compared
+
+    async def close(self) -> None:
+        """Store what is left."""
+        while self._waiting:
+            await self._add(*self._waiting.pop(next(iter(self._waiting))))
+
+    async def _add(self, trajectory: Trajectory, draw: Draw) -> None:
+        await self._store.add(trajectory, draw.env, Note(predicted=draw.predicted))
 
 
 async def _keep(store: Store, problem: Problem, trajectory: Trajectory, stage: str, step: int) -> None:

@@ -313,15 +313,17 @@ class Evaluator:
         """Say what the run achieved: success by stage, what RL changed, overlap, and one solved episode."""
         rows = {row["stage"]: row for row in self.rows()}
         lines = ["held-out pass@1 [95% interval], by stage:"]
-        for stage, name in {"start": "before", "sft": "after warm start", "end": "after RL"}.items():
+        rl = "end" not in rows or rows["end"]["step"] > 0
+        last = "after RL" if rl else "at the end"  # run.steps: 0 evaluates and warm-starts only
+        for stage, name in {"start": "before", "sft": "after warm start", "end": last}.items():
             for env, summary in metrics.by_environment(rows[stage]).items() if stage in rows else ():
                 label = f"{env}, {name}" if len({problem.env for problem in self.tasks}) > 1 else name
                 lines.append(f"  {label:<17} {interval(summary['pass@1'])}  ({task_count(summary)})")
-        if before := rows.get("sft") or rows.get("start"):
+        if before := (rows.get("sft") if rl else None) or rows.get("start"):
             after = rows["end"]
             difference = gain(metrics.passes(before), metrics.passes(after), metrics.families(after))
-            earlier = "the warm start" if "sft" in rows else "before"
-            lines.append(f"after RL against {earlier}: {statistics.verdict(difference)}")
+            earlier = "the warm start" if before["stage"] == "sft" else "before"
+            lines.append(f"{last} against {earlier}: {statistics.verdict(difference)}")
         shared = overlap([problem.task for problem in self.tasks], trained)
         lines.append(f"held-out tasks that were trained on: {overlap_text(shared, len(self.tasks))}")
         ended = self.results.get("end")

@@ -166,6 +166,7 @@ async def _step(run: Run, round_: Round, last: float) -> None:
     await run.publish(report.version)
     published = time.monotonic()
     row = metrics.step_row(round_, report.metrics(), version, run.group_filter.informative(arrived))
+    row |= await run.rewarded(round_)
     row |= run.sampler.metrics() | run.judged() | run.watched(round_) | run.taught() | run.replayed()
     scheduler = run.scheduler
     row |= metrics.traffic_row(scheduler.statistics(), scheduler.tokens_by_length(), run.engine.statistics())
@@ -183,13 +184,17 @@ async def _samples(run: Run, groups: Sequence[Group], aged: Mapping[Key, float])
     """Turn groups into training samples: scores shaped, advantages computed, weights set; `aged` are those of what is
     replayed."""
     from agentrl.learn.advantage import advantages
+    from agentrl.learn.algorithms import resolve
+    from agentrl.learn.shaping import shaped
 
     scores, weights = run.group_filter.scores(groups), run.group_filter.weights(groups)
     weights |= {key: weights.get(key, 1.0) * weight for key, weight in aged.items()}
-    samples = advantages(groups, run.recipe.algorithm, scores=scores, weights=weights)
+    algorithm = run.recipe.algorithm
+    turns = shaped(groups, run.recipe.rewards, resolve(algorithm).discount)
+    samples = advantages(turns, algorithm, scores=scores, weights=weights)
     if (penalties := await run.penalties(samples)) is None:
         return samples
-    return advantages(groups, run.recipe.algorithm, scores=scores, weights=weights, penalties=penalties)
+    return advantages(turns, algorithm, scores=scores, weights=weights, penalties=penalties)
 
 
 async def _evaluate_if_due(run: Run) -> bool:

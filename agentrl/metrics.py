@@ -113,6 +113,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("judge/calls", "questions", "Questions that verifiers asked the judge since the last step."),
     Metric("judge/tokens", "tokens", "Tokens of these questions and their answers."),
     Metric("judge/failures", "questions", "Questions that the judge did not answer, after all retries."),
+    Metric("reward/verifier", "score", "With rewards.judged: mean score of the verifier alone."),
+    Metric("reward/judge", "score", "Mean score that the judge gave to the episodes it was asked about."),
+    Metric("reward/judged", "episodes", "Episodes that the judge was asked about."),
+    Metric("reward/unjudged", "episodes", "Of them: those that it could not read or that instruct it; they score 0."),
+    Metric("reward/rubric", "version", "With rewards.judged.evolve: the newest version of the rubric."),
     Metric("audit/looked", "episodes", "Episodes that the reward-hacking watch looked at again: the best rewarded, and "
            "as many drawn from the others."),
     Metric("audit/rewarded", "episodes", "Of them: those that scored at least 0.5."),

@@ -10,6 +10,8 @@ from typing import Any
 
 from agentrl import initial_policy, judges, seeds, serving
 from agentrl.curriculum.tasks import check_trainable
+from agentrl.envs.episode import Episode
+from agentrl.envs.fork import Unforkable, border, check_forkable, processes
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine, SglangJudge
@@ -44,7 +46,7 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
     yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}; {free:.0f} GiB of disk left"
     check_trainable(recipe)
     yield "memory", _memory(recipe)
-    runtimes = stack.enter_context(serving.runtimes(recipe))
+    runtimes = stack.enter_context(serving.runtimes(recipe, rewarded=True))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
     if recipe.trackers:
@@ -60,7 +62,11 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
         held = examples.read(recipe.warm_start.data, policy.renderer, context=policy.context)
         examples.check_fits(held, recipe.warm_start.loss)
         yield "data", examples.described(held)
+    if recipe.teacher is not None:
+        yield "teacher", asyncio.run(_teacher(recipe, policy))
     for name, runtime in runtimes.items():
+        if recipe.algorithm.credited == "branch":
+            yield f"forks of {name}", asyncio.run(_forked(recipe, runtime))
         yield f"episode in {name}", _episode(recipe, runtime, policy)
 
 
@@ -73,6 +79,35 @@ def _engine(recipe: Recipe) -> str:
     if isinstance(engine, SglangEngine):
         return _python(engine, "rollout") if engine.launch else f"sglang at {', '.join(engine.urls)}"
     return "transformers, in this process" if recipe.cluster is None else "transformers, in every player"
+
+
+async def _teacher(recipe: Recipe, policy: Any) -> str:
+    """Open the teacher as a run would, which checks its vocabulary and its servers, and close it again."""
+    from agentrl.learn.teacher import open_teacher
+
+    assert recipe.teacher is not None
+    teacher = await open_teacher(recipe, policy.tokenizer, policy.context)
+    assert teacher is not None
+    await teacher.close()
+    where = f"at {', '.join(recipe.teacher.urls)}" if recipe.teacher.urls else "in this process"
+    return f"{recipe.teacher.path} {where}"
+
+
+async def _forked(recipe: Recipe, runtime: EnvRuntime) -> str:
+    """Start one episode and fork it before its first turn."""
+    section = next(s for s in recipe.envs if s.name == runtime.name)
+    environment = runtime.make()
+    task = task_of(environment, section.split, (section.levels or list(environment.levels))[0], 0)
+    episode_ = Episode(environment, task, seed=0, boxes=runtime.boxes)
+    try:
+        await episode_.start()
+        check_forkable(episode_)
+        fork = await border(episode_, await processes(episode_))
+    except Unforkable as error:
+        raise AgentRLError(f"{runtime.name}: algorithm.credit: branch forks episodes, but {error}") from error
+    finally:
+        await episode_.close()
+    return f"an episode can be forked ({fork.bytes / 2**10:.0f} KiB)"
 
 
 def _cluster(recipe: Recipe) -> str:
@@ -110,7 +145,7 @@ def _judge(recipe: Recipe, runtimes: Mapping[str, EnvRuntime]) -> str:
     lines: list[str] = []
 
     async def measure() -> None:
-        async with judges.open_judge(recipe, runtimes, say=lines.append):
+        async with judges.open_judge(recipe, runtimes, rewarded=True, say=lines.append):
             pass
 
     asyncio.run(measure())
@@ -120,8 +155,9 @@ def _judge(recipe: Recipe, runtimes: Mapping[str, EnvRuntime]) -> str:
 def _memory(recipe: Recipe) -> str:
     """Compare what the learner will need with what its device has, from shapes alone."""
     from agentrl.learn import memory
+    from agentrl.learn.other_models import other_models
 
-    result = memory.fit(recipe)
+    result = memory.fit(recipe, other_models(recipe))
     if result.need > result.have:
         raise AgentRLError(result.advice)
     return result.text

@@ -8,6 +8,7 @@ runs/<name>/
   checkpoints/        written by learn/checkpoint.py
   audit.json          what experts do in its environments: what the reward-hacking watch compares with
   judge.json          what the judge was asked, and how well it agreed with labels; where a verifier asks one
+  rubric.json         versions of the rubric, where the judge proposes criteria
   engine/             logs of the servers that the run started
   tensorboard/        the metrics once more, where TensorBoard is installed
   key                 seeds the verifiers' secrets; readable by the owner alone, never copied anywhere
@@ -72,6 +73,7 @@ class RunFolder:
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
         self.judge = path / "judge.json"
+        self.rubric = path / "rubric.json"
         for folder in (self.trajectories, self.checkpoints):
             folder.mkdir(exist_ok=True)
 

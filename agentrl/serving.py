@@ -31,24 +31,27 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def runtimes(recipe: Recipe, *, elsewhere: bool = False) -> Iterator[dict[str, EnvRuntime]]:
+def runtimes(
+    recipe: Recipe, *, elsewhere: bool = False, rewarded: bool = False, rubric: Any = None
+) -> Iterator[dict[str, EnvRuntime]]:
     """Open the recipe's environments with their sandboxes; everything they hold is released after the block.
 
     Those whose verifier asks a judge share one, which `open_judge` starts. `elsewhere`: all episodes are played by
-    players on other nodes, so that no sandbox has to work here.
+    players on other nodes, so that no sandbox has to work here. `rewarded`: training episodes get the recipe's rewards;
+    `rubric` then gives the rubric, where that changes during the run.
     """
     check_judge(recipe)
     shared: list[Judge] = []
 
     def judge(opened: Mapping[str, EnvRuntime], environment: Environment) -> Judge | None:
-        if not judges.needs_judge(environment):
+        if not judges.needs_judge(environment) and not (rewarded and recipe.rewards.judged):
             return None
         if not shared:
             shared.append(make_judge(recipe, opened))
         return shared[0]
 
     with open_runtimes(recipe, judge=judge, elsewhere=elsewhere) as opened:
-        yield opened
+        yield judges.with_rewards(recipe.rewards, opened, rubric) if rewarded else opened
 
 
 def check_judge(recipe: Recipe) -> None:
@@ -56,6 +59,7 @@ def check_judge(recipe: Recipe) -> None:
     asking = [name for name, make in makers(recipe).items() if judges.needs_judge(make())]
     if asking and recipe.judge is None:
         raise judges.missing(asking)
+    judges.check_engine(recipe, asking)
 
 
 def make_judge(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> Judge:

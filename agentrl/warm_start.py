@@ -4,8 +4,9 @@ data file."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl import initial_policy, seeds
@@ -90,14 +91,8 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
     run.progress.phase("warm start", 0)
     solved = sum(t.outcome.score == 1.0 for t in demonstrations)
     say(f"warm start: {solved} of {len(demonstrations)} demonstrations solve their task")
-    loss = await asyncio.to_thread(
-        run.learner.fine_tune,
-        demonstrations,
-        recipe.warm_start,
-        seed=seeds.derive(recipe.run.seed, "warm start"),
-        say=run.progress.detail,
-        progress=lambda done, total: run.progress.phase("warm start", done, total),
-    )
+    seed = seeds.derive(recipe.run.seed, "warm start")
+    loss = await _in_thread(run, run.learner.fine_tune, demonstrations, recipe.warm_start, seed=seed)
     run.trained.update(seen_hashes(t.task for t in demonstrations if t.outcome.score == 1.0))
     await run.publish(run.learner.version)
     row = {
@@ -108,6 +103,31 @@ async def fine_tune(run: Run, demonstrations: list[Trajectory], seconds: float) 
         "seconds": time.monotonic() - began,
     }
     run.metrics.log("warm_start", 0, row)
+
+
+class _Stopped(Exception):
+    """Ends the thread of a warm start that is to stop."""
+
+
+async def _in_thread(run: Run, work: Callable[..., Any], *arguments: Any, seed: int) -> Any:
+    """Train in a thread. When the run is stopped, it ends after the batch that is under way, and only then does this
+    return: nothing may still change the weights once "stopped" is said."""
+    stopping = threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        if stopping.is_set():
+            raise _Stopped
+        run.progress.phase("warm start", done, total)
+
+    training = asyncio.ensure_future(
+        asyncio.to_thread(work, *arguments, seed=seed, say=run.progress.detail, progress=progress)
+    )
+    try:
+        return await asyncio.shield(training)
+    except asyncio.CancelledError:
+        stopping.set()
+        await asyncio.gather(training, return_exceptions=True)
+        raise
 
 
 def read_data(run: Run) -> Examples | None:
@@ -132,21 +152,16 @@ async def learn_from(run: Run, data: Examples) -> None:
         say(
             f"warning: {len(lines)} trajectories have the prompt of a held-out task, first line {lines[0]}", always=True
         )
-    options: dict[str, Any] = {
-        "seed": seeds.derive(recipe.run.seed, "warm start"),
-        "say": run.progress.detail,
-        "progress": lambda done, total: run.progress.phase("warm start", done, total),
-    }
+    seed = seeds.derive(recipe.run.seed, "warm start")
     row: dict[str, Any] = {"warm_start/examples": len(data.examples), "warm_start/data": data.digest}
     if recipe.warm_start.loss == "sft":
         trajectories = [example.as_trajectory() for example in data.examples]
-        fine_tuning: Any = run.learner.fine_tune
-        loss = await asyncio.to_thread(fine_tuning, trajectories, recipe.warm_start, **options)
+        loss = await _in_thread(run, run.learner.fine_tune, trajectories, recipe.warm_start, seed=seed)
     else:
         from agentrl.learn.learner import Learner
 
         assert isinstance(run.learner, Learner), "the recipe refuses preferences with learner.ranks"
-        result = await asyncio.to_thread(run.learner.prefer, data.examples, recipe.warm_start, **options)
+        result = await _in_thread(run, run.learner.prefer, data.examples, recipe.warm_start, seed=seed)
         loss = result.loss
         row |= {f"warm_start/{name}": getattr(result, name) for name in ("margin", "accuracy", "skipped")}
     run.trained.update(text for example in data.examples for text in example.hashes)

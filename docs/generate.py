@@ -55,6 +55,7 @@ def metrics_page() -> str:
         "Every row": "",
         "rollout": "Rows of kind `step`: the episodes of the round that the step trained on.",
         "judge": "Rows of kind `step`: what verifiers asked the judge, where a recipe has one.",
+        "reward": "Rows of kind `step`: what verifier and judge gave, where a recipe has `rewards.judged`.",
         "audit": "Rows of kind `step`: the [reward-hacking watch](audit.md).",
         "learn": "Rows of kind `step`: the learner, and sending its weights to the engine.",
         "curriculum": "Rows of kind `step`: what was drawn, and what the curriculum of each environment believes.",

@@ -5,11 +5,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
-from agentrl import codec, envs, initial_policy, serving
+from agentrl import codec, envs, initial_policy, metrics, serving
 from agentrl import recipe as recipes
 from agentrl.cli import main
 from agentrl.engines.base import Sampling
@@ -19,6 +21,7 @@ from agentrl.eval.report import compare, curve, figures
 from agentrl.evaluation import (
     EVAL_GROUP,
     Evaluation,
+    Evaluator,
     Problem,
     evaluate,
     overlap,
@@ -217,3 +220,31 @@ def test_the_command_evaluates_an_untrained_policy(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit) as end:
         main(["eval", str(path), "--k", "0"])
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "lines"),
+    [
+        (
+            3,
+            [
+                "  before            ",
+                "  after warm start  ",
+                "  after RL          ",
+                "after RL against the warm start: ",
+            ],
+        ),
+        (0, ["  before            ", "  after warm start  ", "  at the end        ", "at the end against before: "]),
+    ],
+)
+def test_without_rl_nothing_is_said_to_come_after_it(step: int, lines: list[str]) -> None:
+    """`run.steps: 0` evaluates and warm-starts only."""
+    part = {"value": 0.5, "low": 0.1, "high": 0.9}
+    figures = {"pass@1": part, "tasks": 2, "families": 2, "passes": {"a": 0.5, "b": 0.5}}
+    rows = [
+        {**metrics.eval_row(stage, "heldout", 1.0, {"files": figures}), "kind": "eval", "step": at}
+        for stage, at in (("start", 0), ("sft", 0), ("end", step))
+    ]
+    held: Any = SimpleNamespace(rows=lambda: rows, tasks=[], results={})
+    said = Evaluator.conclusion(held, set())[1:5]
+    assert [line[: len(wanted)] for line, wanted in zip(said, lines, strict=True)] == lines

@@ -1,5 +1,6 @@
 """Metrics: rows are written safely, hold what a round says, and every key is declared."""
 
+import asyncio
 import itertools
 import json
 import time
@@ -20,10 +21,13 @@ from agentrl.errors import Fault
 from agentrl.recipe import (
     AuditSection,
     Curriculum,
+    EvolveSection,
+    JudgeCalibration,
     LearnabilityCurriculum,
     LevelsCurriculum,
     PoolsCurriculum,
     ReplaySection,
+    RubricReward,
     StagedCurriculum,
     UniformCurriculum,
 )
@@ -214,6 +218,19 @@ def test_players_of_a_cluster_are_told_where_there_are_any() -> None:
     }
 
 
+def reward_rows() -> list[dict[str, Any]]:
+    """What verifiers and judge gave: one episode that failed, one that was judged, one that could not be."""
+    parts = [{"verifier": 0.0}, {"verifier": 1.0, "judge": 0.5}, {"verifier": 1.0, "judge": 0.0, "judge.unjudged": 1.0}]
+    judged = [replace(episode(0, n, 0.5), verdict=Verdict(score=0.5, breakdown=part)) for n, part in enumerate(parts)]
+    row = judges.reward_row(Round(number=0, kept=(group(0, *judged),)))
+    assert row == {"reward/verifier": 2 / 3, "reward/judge": 0.25, "reward/judged": 2, "reward/unjudged": 1}
+    section = RubricReward.model_validate({"type": "rubric", "criteria": [{"name": "a", "question": "Is it so?"}]})
+    rubric = judges.EvolvingRubric(section, EvolveSection(every=5), JudgeCalibration(), None)
+    nobody: Any = None
+    grown = asyncio.run(rubric.step(1, round_(), nobody, {}, lambda text: None))
+    return [dict(row), dict(grown), *map(dict, [judges.reward_row(round_())])]
+
+
 def watch_rows() -> list[dict[str, Any]]:
     """What the reward-hacking watch sees in a round, and what it writes where it fails."""
     audited = replace(episode(0, 0, 1.0), audit=Verdict(score=0.0))
@@ -235,6 +252,7 @@ def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
     rows += [metrics.traffic_row({**TRAFFIC, "long_rounds": 1}, {fate: {"8": 5} for fate in FATES}, {})]
     rows += [compaction_row(), forced_row(), Replay(ReplaySection(), lambda env, trajectory: False).row()]
     rows += [judges.named("http://127.0.0.1:9/v1#judge").step_row(), players_row(), *watch_rows()]
+    rows += reward_rows()
     assert len(evidence) > 10 and [key for row in rows for key in metrics.undeclared(row)] == []
     assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
         "score", "rollout/scores", "eval/a/b/score",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from agentrl.types import Message, Outcome, Segment, Task, ToolCall, Trajectory
-from agentrl.warm_start import enough
+from agentrl.warm_start import _in_thread, enough
 
 SEGMENT = Segment(np.array([1, 2]), np.array([0.0, -1.0]), np.array([-1, 0]), np.array([0, 2]))
 
@@ -44,3 +51,31 @@ def episodes(scores: list[float], *, broken: int = 0, unfinished: int = 0) -> li
 )  # fmt: skip
 def test_a_run_says_when_a_warm_start_is_enough(trajectories: list[Trajectory], says: str) -> None:
     assert says in enough(trajectories, 8)
+
+
+def test_a_warm_start_that_is_stopped_has_ended_when_that_is_said() -> None:
+    """The thread trains on for a moment, as a real one does in the middle of a batch; then nothing changes any more."""
+    batches: list[int] = []
+    begun = threading.Event()
+
+    def work(data: str, *, seed: int, say: Any, progress: Callable[[int, int], None]) -> float:
+        for number in range(1000):
+            progress(number, 1000)
+            begun.set()
+            time.sleep(0.02)
+            batches.append(number)
+        return 0.0
+
+    run: Any = SimpleNamespace(progress=SimpleNamespace(detail=lambda text: None, phase=lambda *words: None))
+
+    async def stopped() -> int:
+        training = asyncio.ensure_future(_in_thread(run, work, "data", seed=1))
+        await asyncio.to_thread(begun.wait)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+        return len(batches)
+
+    count = asyncio.run(stopped())
+    time.sleep(0.1)
+    assert 1 <= len(batches) == count < 10

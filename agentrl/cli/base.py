@@ -24,7 +24,7 @@ for name, group in (("env", env_app), ("model", model_app), ("engine", engine_ap
 JudgeOption = Annotated[
     str,
     typer.Option(
-        "--judge", metavar="FILE|URL#MODEL", help="The judge that the verifier asks: a file with the section, or a URL."
+        "--judge", metavar="FILE|URL#MODEL", help="The judge that is asked: a file with the section, or a URL."
     ),
 ]
 EnvArgument = Annotated[

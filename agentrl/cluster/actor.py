@@ -18,7 +18,7 @@ from agentrl.engines.base import Engine, Weights
 from agentrl.errors import AgentRLError, RecipeError, UserError
 from agentrl.interop.agents import AgentPlayer, with_agents
 from agentrl.interop.gateway import Gateway
-from agentrl.judges import needs_judge
+from agentrl.judges import needs_judge, with_rewards
 from agentrl.recipe import Recipe
 from agentrl.rollout.player import LocalPlayer, RequestGate, make_player
 from agentrl.rollout.render import Renderer
@@ -58,9 +58,11 @@ class PlayerActor:
         bounded = recipe.model_copy(update={"sandboxes": recipe.sandboxes.model_copy(update={"boxes": kit.boxes})})
         try:
             judge = RemoteJudge(kit.judge) if kit.judge is not None else None
-            self._runtimes = self._stack.enter_context(
-                runtimes(bounded, judge=lambda _, environment: judge if needs_judge(environment) else None)
+            judged = recipe.rewards.judged is not None
+            opened = self._stack.enter_context(
+                runtimes(bounded, judge=lambda _, environment: judge if judged or needs_judge(environment) else None)
             )
+            self._runtimes = with_rewards(recipe.rewards, opened)
         except RecipeError as error:
             if "does not work here" in str(error):
                 raise PlayerUnfit(str(error)) from error

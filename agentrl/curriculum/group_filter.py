@@ -43,9 +43,14 @@ class GroupFilter:
         algorithm: AlgorithmSection | None = None,
         *,
         taught: bool = False,
+        refined: bool = False,
+        gated: bool = False,
     ) -> None:
-        """`taught`: a teacher judges every token, so that every group carries a signal."""
+        """`taught`: a teacher judges every token, so that every group carries a signal. `refined`: the scores of a
+        group change once it is complete, so that equal ones predict nothing; `gated`: a 0 stays."""
         self._recipe, self._taught = recipe, taught
+        self._final = {0.0} if refined and gated else set() if refined else {0.0, 1.0}
+        """Scores that predict how a group ends where all of it agrees."""
         self._algorithm = algorithm or AlgorithmSection()
         """What learns from the groups: it decides what a signal is."""
         self._relative = self._algorithm.group_relative and not taught
@@ -141,7 +146,7 @@ class GroupFilter:
             return size
         if not self._relative:
             return size
-        no_signal = sum(all_agree(score, 0, size, belief) for score in (0.0, 1.0))
+        no_signal = sum(all_agree(score, 0, size, belief) for score in sorted(self._final))
         return (size + 1) // 2 if no_signal >= probe else size
 
     def may_spare(self, scores: Sequence[float], remaining: int, belief: Beta | None = None) -> bool:
@@ -151,7 +156,7 @@ class GroupFilter:
         """
         if not self._relative:
             return False
-        return _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= SPARED
+        return self._agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= SPARED
 
     def may_stop(self, scores: Sequence[float], remaining: int, belief: Beta | None = None) -> bool:
         """Return whether to stop a group with these scores so far and `remaining` rollouts still running.
@@ -167,7 +172,12 @@ class GroupFilter:
             return True
         if not self._relative:
             return False
-        return bool(remaining) and _agree(scores) and all_agree(scores[0], len(scores), remaining, belief) >= threshold
+        agree = bool(remaining) and self._agree(scores)
+        return agree and all_agree(scores[0], len(scores), remaining, belief) >= threshold
+
+    def _agree(self, scores: Sequence[float]) -> bool:
+        """Return whether all passed, or all failed; equal fractions predict nothing."""
+        return bool(scores) and min(scores) == max(scores) and scores[0] in self._final
 
     def scores(self, groups: Sequence[Group]) -> dict[Key, float]:
         """Return shaped scores where they differ from the outcome's; the outcome itself never changes."""
@@ -232,11 +242,6 @@ def closeness(rate: float, sharpness: float) -> float:
         return 1.0
     divergence = sum(q * math.log(2.0 * q) for q in (rate, 1.0 - rate) if q > 0.0)
     return math.exp(-sharpness * divergence)
-
-
-def _agree(scores: Sequence[float]) -> bool:
-    """Return whether all passed, or all failed; equal fractions predict nothing."""
-    return bool(scores) and min(scores) == max(scores) and scores[0] in (0.0, 1.0)
 
 
 def all_agree(score: float, count: int, remaining: int, belief: Beta | None) -> float:

@@ -25,8 +25,8 @@ from agentrl.sandboxes.base import Sandbox
 from agentrl.types import Message, Task
 from agentrl.verifiers.base import Boxes
 
-SHARED = ("_box", "given", "judge")
-"""Attributes of an environment that a fork gets elsewhere: its sandbox, the task and the judge."""
+SHARED = ("_box", "given", "judge", "verifier")
+"""Attributes of an environment that a fork gets elsewhere: its sandbox, the task, the judge and what grades it."""
 MOST_BYTES = 16 << 20
 """Bytes of memory that the forks of one episode may hold until they are played."""
 WAITS_S = (0.01, 0.05, 0.2)

@@ -80,11 +80,11 @@ async def calibrate(
     measured: list[Agreement] = []
     for name, (make, stage) in asking.items():
         own = await _gold(name, make().verifier, judge)
-        sources = {"file": [_episode(make(), row) for row in rows.get(name, [])]}
+        sources = {"file": [labelled_episode(make(), row) for row in rows.get(name, [])]}
         sources["expert"] = expert_and_wrong(make(), section.tasks)
         for source, labelled in sources.items():
             if labelled:
-                own.append(await _agreement(name, source, make, stage, labelled, section.min_agreement))
+                own.append(await agreement_of(name, source, make, stage, labelled, section.min_agreement))
         if not own:
             raise RecipeError(
                 f"judge: there is nothing to measure it on for {name}: its verifier brings no labelled submissions, "
@@ -110,7 +110,7 @@ async def _gold(name: str, verifier: Verifier, judge: Judge) -> list[Agreement]:
     return measured
 
 
-async def _agreement(
+async def agreement_of(
     name: str,
     source: str,
     make: Callable[[], Environment],
@@ -208,7 +208,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _episode(environment: Environment, row: Mapping[str, Any]) -> Labelled:
+def labelled_episode(environment: Environment, row: Mapping[str, Any]) -> Labelled:
     """Return the episode of a labelled answer: the task's, in which the policy only answers."""
     level, index = row["level"], row["index"]
     if level not in environment.levels or index < 0 or (environment.size is not None and index >= environment.size):

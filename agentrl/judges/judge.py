@@ -26,7 +26,7 @@ from agentrl.engines.build import chat
 from agentrl.engines.openai import Answer, OpenaiEngine
 from agentrl.errors import BudgetSpent, EngineError, Outage, RecipeError, StorageError, UserError
 from agentrl.judges.calibration import Agreement
-from agentrl.recipe import JudgeSection, PolicyJudge, SglangJudge
+from agentrl.recipe import JudgeSection, PolicyJudge, RewardModelJudge, RewardsSection, SglangJudge
 from agentrl.recipe import OpenaiEngine as OpenaiSection
 from agentrl.recipe.load import read, section
 from agentrl.rollout.render import Renderer
@@ -188,6 +188,15 @@ def make(section: JudgeSection, *, policy: Callable[[], Any] | None = None, fold
 
         where = f"at {', '.join(engine.urls)}" if engine.urls else f"with {engine.model}"
         return Judge(section, servers, name=f"sglang {where}")
+    if isinstance(engine, RewardModelJudge):
+        scoring = engine
+
+        async def reward_model() -> Backend:
+            from agentrl.learn.reward_model import RewardModel
+
+            return await asyncio.to_thread(RewardModel, scoring)
+
+        return Judge(section, reward_model, name=f"the reward model {engine.path}")
     if policy is None:
         raise RecipeError(
             "judge.engine.type policy: there is no policy here, only a training run has one; name an openai or sglang "
@@ -214,6 +223,17 @@ def named(text: str, *, folder: Path | None = None) -> Judge:
     if isinstance(data, dict) and "judge" in data:
         data = data["judge"]
     return make(section(JudgeSection, data, f"{text}: judge"), folder=folder)
+
+
+def named_rewards(text: str) -> RewardsSection | None:
+    """Return the section `rewards` of the YAML file that `--judge` names, if it has one with a judged reward."""
+    if not text or text.startswith(("http://", "https://")):
+        return None
+    data = read(Path(text))
+    if not isinstance(data, dict) or "judge" not in data or "rewards" not in data:
+        return None
+    rewards = section(RewardsSection, data["rewards"], f"{text}: rewards")
+    return rewards if rewards.judged is not None else None
 
 
 class _Servers:

@@ -12,7 +12,8 @@ from agentrl.envs.play import Stage
 from agentrl.errors import RecipeError, UserError
 from agentrl.judges.calibration import calibrate
 from agentrl.judges.judge import Judge, named
-from agentrl.recipe import Recipe
+from agentrl.judges.rewards import measure
+from agentrl.recipe import Recipe, RewardModelJudge
 from agentrl.rollout.rollout import EnvRuntime
 from agentrl.verifiers.base import Verifier, judged_parts
 
@@ -42,6 +43,15 @@ def needs_judge(environment: Environment | type[Environment]) -> bool:
         return True
     verifiers = (getattr(environment, name, None) for name in ("verifier", "audit_verifier"))
     return any(isinstance(verifier, Verifier) and bool(judged_parts(verifier)) for verifier in verifiers)
+
+
+def check_engine(recipe: Recipe, asking: Sequence[str]) -> None:
+    """Refuse a reward model where an environment asks questions: it answers none."""
+    if asking and recipe.judge is not None and isinstance(recipe.judge.engine, RewardModelJudge):
+        raise RecipeError(
+            f"judge.engine: {', '.join(sorted(asking))} asks its judge questions, and a reward model gives numbers "
+            "alone; name an openai, sglang or policy judge"
+        )
 
 
 def missing(names: Iterable[str]) -> RecipeError:
@@ -109,17 +119,34 @@ def judge_of(runtimes: Mapping[str, EnvRuntime]) -> Judge | None:
     return next((runtime.judge for runtime in runtimes.values() if isinstance(runtime.judge, Judge)), None)
 
 
+def stages_of(
+    recipe: Recipe, environments: Mapping[str, EnvRuntime], judge: Judge
+) -> dict[str, tuple[Callable[[], Environment], Stage]]:
+    """Return what makes each environment, and where its labelled episodes are played."""
+    grading_s = recipe.rollout.verify_seconds
+    return {
+        name: (runtime.make, Stage(boxes=runtime.boxes, judge=judge, grading_s=grading_s))
+        for name, runtime in environments.items()
+    }
+
+
 @asynccontextmanager
 async def open_judge(
-    recipe: Recipe, environments: Mapping[str, EnvRuntime], *, path: Path | None = None, say: Callable[[str], None]
+    recipe: Recipe,
+    environments: Mapping[str, EnvRuntime],
+    *,
+    path: Path | None = None,
+    rewarded: bool = False,
+    say: Callable[[str], None],
 ) -> AsyncIterator[Judge | None]:
     """Start the judge that the environments share, and measure it; RecipeError if it is not good enough.
 
-    `path` keeps what the run has spent, and how well the judge agreed.
+    `path` keeps what the run has spent, and how well the judge agreed. `rewarded`: it is measured for the recipe's
+    rewards as well.
     """
     judge = judge_of(environments)
     if judge is None:
-        if recipe.judge is not None:
+        if recipe.judge is not None and recipe.rewards.judged is None:
             say(f"warning: {UNUSED}")
         yield None
         return
@@ -129,12 +156,10 @@ async def open_judge(
             raise RecipeError(judge.spent)
     try:
         await judge.start()
-        grading_s = recipe.rollout.verify_seconds
-        stages = {
-            name: (runtime.make, Stage(boxes=runtime.boxes, judge=judge, grading_s=grading_s))
-            for name, runtime in environments.items()
-        }
+        stages = stages_of(recipe, environments, judge)
         judge.calibration = await calibrate(judge, judge.section.calibration, stages)
+        if rewarded:
+            judge.calibration += await measure(judge, recipe, stages)
         for agreement in judge.calibration:
             say(f"judge ({judge.name}) in {agreement}")
         judge.step_row()  # what measuring took belongs to no step

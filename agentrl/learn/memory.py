@@ -7,6 +7,7 @@ for its backward pass; they, and what kernels use in passing, are estimates.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -48,8 +49,11 @@ class Fit:
         )
 
 
-def fit(recipe: Recipe) -> Fit:
-    """Compare what each part of the learner will take with what the device has now; nothing is loaded."""
+def fit(recipe: Recipe, others: Mapping[str, int] | None = None) -> Fit:
+    """Compare what each part of the learner will take with what the device has now; nothing is loaded.
+
+    `others`: bytes of other models there, by name (learn/other_models.py).
+    """
     section, ranks = recipe.learner, recipe.learner.ranks
     device = device_of(section.device)
     model = shapes(recipe, device)
@@ -57,6 +61,7 @@ def fit(recipe: Recipe) -> Fit:
     sizes = parts(model, recipe, device)
     if recipe.judge is not None and isinstance(recipe.judge.engine, PolicyJudge):
         sizes["judge"] = sum(p.numel() * p.element_size() for p in parameters)
+    sizes |= others or {}
     need = sum(sizes.values()) / 2**30
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     if device.type == "cuda":
@@ -81,9 +86,9 @@ def fit(recipe: Recipe) -> Fit:
     return Fit(need, have, text)
 
 
-def refuse_what_cannot_fit(recipe: Recipe) -> str | None:
+def refuse_what_cannot_fit(recipe: Recipe, others: Mapping[str, int] | None = None) -> str | None:
     """Raise RecipeError for a recipe that is far too large for the device; return a warning for one that may be."""
-    result = fit(recipe)
+    result = fit(recipe, others)
     if result.need > MARGIN * result.have:
         raise RecipeError(result.advice)
     return f"this may not fit. {result.advice}" if result.need > result.have else None

@@ -4,6 +4,15 @@ from agentrl.recipe.advice import warnings
 from agentrl.recipe.agents import AgentSection
 from agentrl.recipe.compaction import Compaction, DropCompaction, SubagentCompaction, SummaryCompaction
 from agentrl.recipe.environments import EnvSection
+from agentrl.recipe.judges import (
+    JudgeBudget,
+    JudgeCalibration,
+    JudgeSection,
+    OpenaiEngine,
+    PolicyJudge,
+    RewardModelJudge,
+    SglangJudge,
+)
 from agentrl.recipe.learning import (
     AlgorithmSection,
     AsyncSection,
@@ -21,24 +30,26 @@ from agentrl.recipe.learning import (
 from agentrl.recipe.load import build, build_with, dump, load, located, shipped
 from agentrl.recipe.machines import ClusterSection, SandboxSection
 from agentrl.recipe.replay import ReplaySection
+from agentrl.recipe.rewards import (
+    CriterionSection,
+    EvolveSection,
+    ModelReward,
+    PairwiseReward,
+    RewardsSection,
+    RubricReward,
+)
 from agentrl.recipe.sections import (
     CheckpointSection,
     Engine,
     EvalSection,
-    JudgeBudget,
-    JudgeCalibration,
-    JudgeSection,
     LoraSection,
     Model,
-    OpenaiEngine,
-    PolicyJudge,
     PretrainedModel,
     Recipe,
     RolloutSection,
     RunSection,
     ScratchModel,
     SglangEngine,
-    SglangJudge,
     TransformersEngine,
 )
 from agentrl.recipe.teacher import TeacherSection
@@ -51,11 +62,13 @@ __all__ = [
     "CheckpointSection",
     "ClusterSection",
     "Compaction",
+    "CriterionSection",
     "Curriculum",
     "DropCompaction",
     "Engine",
     "EnvSection",
     "EvalSection",
+    "EvolveSection",
     "GroupFilterSection",
     "JudgeBudget",
     "JudgeCalibration",
@@ -65,13 +78,18 @@ __all__ = [
     "LevelsCurriculum",
     "LoraSection",
     "Model",
+    "ModelReward",
     "OpenaiEngine",
+    "PairwiseReward",
     "PolicyJudge",
     "PoolsCurriculum",
     "PretrainedModel",
     "Recipe",
     "ReplaySection",
+    "RewardModelJudge",
+    "RewardsSection",
     "RolloutSection",
+    "RubricReward",
     "RunSection",
     "SandboxSection",
     "ScratchModel",

@@ -21,6 +21,7 @@ from agentrl.envs.base import Environment
 from agentrl.envs.commands import parsed
 from agentrl.envs.in_flight import running
 from agentrl.errors import AgentRLError, CatalogueError, UserError
+from agentrl.recipe import RewardModelJudge
 from agentrl.redteam import formats, suite
 from agentrl.redteam.adapters import harbor
 from agentrl.redteam.attack import FAMILIES, Attack, attacks, family_of
@@ -31,7 +32,7 @@ from agentrl.redteam.report import BREACHES, Report, together
 from agentrl.redteam.scorers import LIMIT_S, load_rows, opened, scorer
 from agentrl.redteam.search import search
 from agentrl.redteam.suite import AttackTarget
-from agentrl.redteam.testbeds import TESTBEDS, ScriptedExaminer, Testbed
+from agentrl.redteam.testbeds import TESTBEDS, Scored, ScriptedExaminer, Testbed
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Judge, Verifier, parts_of
 
@@ -116,7 +117,7 @@ def attack_targets(request: Request) -> list[AttackTarget]:
         raise UserError(f"{request.target} is a folder, but not a Harbor task: there is no task.toml in it")
     if request.target in TESTBEDS:
         judge = _judge(request)
-        beds = TESTBEDS[request.target]
+        beds = [kind for kind in TESTBEDS[request.target] if _fits(kind, judge)]
         return [_all_tasks(f"{request.target}/{kind.__name__.lower()}", kind, judge) for kind in beds]
     if request.target in NAIVE_GRADERS:
         return [_all_tasks(request.target, NAIVE_GRADERS[request.target])]
@@ -132,7 +133,15 @@ def attack_targets(request: Request) -> list[AttackTarget]:
     if unknown:
         raise UserError(f"{request.target} has no level {unknown[0]}; its levels are {levels[0]} to {levels[-1]}")
     chosen_levels, judge = request.levels or None, _judge(request)
+    if (rewards := judges.named_rewards(request.judge)) is not None:
+        environment = judges.judged_alone(rewards, environment)
     return [AttackTarget.of(request.target, environment, levels=chosen_levels, per_level=request.tasks, judge=judge)]
+
+
+def _fits(bed: type[Testbed], judge: Judge) -> bool:
+    """Tell whether a judge can be asked what a testbed asks: a reward model gives numbers, others answer questions."""
+    scores = isinstance(judge, judges.Judge) and isinstance(judge.section.engine, RewardModelJudge)
+    return isinstance(judge, ScriptedExaminer) or scores == (bed is Scored)
 
 
 def _all_tasks(name: str, environment: type[Testbed], judge: Judge | None = None) -> AttackTarget:

@@ -53,6 +53,9 @@ FATES = ("trained", "dropped", "stale", "thrown")
 Play = Callable[[Draw, int], Awaitable[Trajectory]]
 """Plays one rollout of a drawn task: the draw, and the rollout's place in its group."""
 
+Finish = Callable[[Group], Awaitable[Group]]
+"""Compares the rollouts of a group once all of them are there, and returns it with other scores."""
+
 
 @dataclass(slots=True, kw_only=True)
 class InFlightGroup:
@@ -85,9 +88,17 @@ class InFlightGroups:
     """Starts groups, lets `concurrency` rollouts run at once, and collects the groups that finish."""
 
     def __init__(
-        self, play: Play, version: Callable[[], int], group_filter: GroupFilter, *, group_size: int, concurrency: int
+        self,
+        play: Play,
+        version: Callable[[], int],
+        group_filter: GroupFilter,
+        *,
+        group_size: int,
+        concurrency: int,
+        finish: Finish | None = None,
     ) -> None:
         self.play, self.version, self.group_filter, self.group_size = play, version, group_filter, group_size
+        self.finish = finish
         self.counts = dict.fromkeys(
             ("groups", "rollouts", "tokens", "ungraded", "spared_rollouts", "stale_groups", "thrown_tokens"), 0
         )
@@ -204,7 +215,8 @@ class InFlightGroups:
             late = [t for t in ended[len(group.finished) :] if isinstance(t, Trajectory)]
             self.counts["thrown_tokens"] += sum(t.spent_tokens for t in late)
             self.count("thrown", late)
-        return group.group(censored=censored)
+        whole = group.group(censored=censored)
+        return whole if self.finish is None else await self.finish(whole)
 
     def _freed(self, _: asyncio.Task[Trajectory]) -> None:
         self.episodes -= 1

@@ -61,6 +61,8 @@ class EnvRuntime:
     """Which episodes the environment's audit verifier looks at again; None: none."""
     states: bool = False
     """Whether the state before each turn is hashed, for an algorithm that compares turns of equal states."""
+    reward: Callable[[Verifier], Verifier] | None = None
+    """What grades training episodes in the verifier's place, where the recipe's rewards say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,8 @@ class RolloutId:
     feedback: str = ""
     """What follows the task's prompt in a later try of the same task (`agentrl eval --strategy retry`): only what the
     policy may know of its earlier ones, never anything of their verdicts."""
+    rewarded: bool = False
+    """Whether it is graded by the recipe's rewards (`EnvRuntime.reward`); otherwise by the verifier alone."""
     submitted: bool = False
     """Whether the ledger keeps what was handed in to be graded, for a vote among tries."""
 
@@ -199,6 +203,8 @@ async def play_out(
     while True:
         turns = attempt(recorded)
         environment = runtime.make()
+        if runtime.reward is not None and rollout_id.rewarded:
+            environment.verifier = runtime.reward(environment.verifier)  # type: ignore[misc]
         episode = (
             opened(environment)
             if opened

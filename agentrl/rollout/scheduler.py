@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
-from agentrl.rollout.inflight import Draw, GroupFilter, InFlightGroups, Play
+from agentrl.rollout.inflight import Draw, Finish, GroupFilter, InFlightGroups, Play
 from agentrl.types import Group, Round
 
 PATIENCE = 30.0
@@ -109,11 +109,20 @@ class PendingRound:
 class Scheduler:
     """Turns draws into rounds."""
 
-    def __init__(self, play: Play, group_filter: GroupFilter, plan: Plan, *, version: Callable[[], int]) -> None:
-        """`play` plays one rollout of a draw; `version` tells the policy version that new tokens come from."""
+    def __init__(
+        self,
+        play: Play,
+        group_filter: GroupFilter,
+        plan: Plan,
+        *,
+        version: Callable[[], int],
+        finish: Finish | None = None,
+    ) -> None:
+        """`play` plays one rollout of a draw, `finish` compares those of a group; `version` tells the policy version
+        that new tokens come from."""
         self.plan, self.group_filter, self.version = plan, group_filter, version
         self._groups = InFlightGroups(
-            play, version, group_filter, group_size=plan.group_size, concurrency=plan.concurrency
+            play, version, group_filter, group_size=plan.group_size, concurrency=plan.concurrency, finish=finish
         )
         self._number = 0
         self._wanted = plan.groups

@@ -23,14 +23,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Sequence
 
-from agentrl.rollout.inflight import GroupFilter, InFlightGroup, Play
+from agentrl.rollout.inflight import Finish, GroupFilter, InFlightGroup, Play
 from agentrl.rollout.scheduler import PendingRound, Plan, Sampler, Scheduler, oldest_version
 
 
-def make_scheduler(play: Play, group_filter: GroupFilter, plan: Plan, *, version: Callable[[], int]) -> Scheduler:
+def make_scheduler(
+    play: Play, group_filter: GroupFilter, plan: Plan, *, version: Callable[[], int], finish: Finish | None = None
+) -> Scheduler:
     """Make the scheduler of a plan's mode."""
     kind = Scheduler if plan.mode == "oldest" or not plan.asynchronous else FirstFinished
-    return kind(play, group_filter, plan, version=version)
+    return kind(play, group_filter, plan, version=version, finish=finish)
 
 
 def due(began: Sequence[int], version: int, staleness: int, groups: int) -> int:
@@ -49,8 +51,16 @@ def due(began: Sequence[int], version: int, staleness: int, groups: int) -> int:
 class FirstFinished(Scheduler):
     """Fills rounds with what has finished, as far as nothing gets too old by it."""
 
-    def __init__(self, play: Play, group_filter: GroupFilter, plan: Plan, *, version: Callable[[], int]) -> None:
-        super().__init__(play, group_filter, plan, version=version)
+    def __init__(
+        self,
+        play: Play,
+        group_filter: GroupFilter,
+        plan: Plan,
+        *,
+        version: Callable[[], int],
+        finish: Finish | None = None,
+    ) -> None:
+        super().__init__(play, group_filter, plan, version=version, finish=finish)
         self._aside: set[int] = set()
         """Numbers of the groups that were under way when a round was taken."""
         self._long: frozenset[int] = frozenset()

@@ -5,6 +5,7 @@
     weighted({"a": (A, 3), "b": (B, 1)}) the weighted mean
     gated(gate, then)                    the score of `then` if `gate` gives 1, otherwise 0
     first_decisive(a=..., b=...)         the first verdict of exactly 0 or 1; otherwise the last one
+    refined(outcome, judge, weight)      the outcome's score, of which a judge decides a share
     process(outcome, steps)              the outcome's score, with a score per turn beside it
     shaped(outcome, terms...)            the outcome's score minus named penalties
 
@@ -26,6 +27,8 @@ from agentrl.verifiers.base import Artifact, Context, Submission, Verifier
 
 TRUST: tuple[Trust, ...] = ("sealed", "proxied", "shared", "judged", "reported")
 """From the strongest to the weakest."""
+UNJUDGED = "unjudged"
+"""In the breakdown of a verdict: the judge was not asked, could not be read, or was instructed."""
 Rule = Literal["all", "any", "weighted", "gated", "first_decisive"]
 
 
@@ -110,6 +113,56 @@ def gated(gate: Verifier, then: Verifier) -> Verifier:
 def first_decisive(**parts: Verifier) -> Verifier:
     """Give the first score of exactly 0 or 1, or the last part's if there is none: put cheap parts first."""
     return Composed("first_decisive", parts)
+
+
+class Refined(Verifier):
+    """An outcome verifier, and a judge that tells apart what it lets pass."""
+
+    def __init__(self, outcome: Verifier, judge: Verifier, *, weight: float, gate: bool) -> None:
+        if not 0.0 < weight <= 1.0:
+            raise AuthoringError(f"refined: the judge's weight must lie in (0, 1], got {weight!r}")
+        self.outcome, self.judge, self.weight, self.gate = outcome, judge, weight, gate
+        self.artifacts = merged(outcome, judge)
+
+    async def probe(self, context: Context) -> None:
+        for part in (self.outcome, self.judge):
+            await part.probe(context)
+
+    async def verify(self, submission: Submission, context: Context) -> Verdict:
+        if not self.gate and self.weight == 1.0:
+            outcome = Verdict(score=0.0)  # the judge alone decides
+        else:
+            outcome = await self.outcome.verify(submission, context)
+        breakdown = {**outcome.breakdown, "verifier": outcome.score}
+        if self.gate and outcome.score == 0.0:
+            return replace(outcome, breakdown=breakdown, verifier=self.version)
+        opinion = await self.judge.verify(submission, context)
+        nested = {f"judge.{name}": value for name, value in opinion.breakdown.items()}
+        judged = 0.0 if UNJUDGED in opinion.breakdown else opinion.score
+        score = refined_score(outcome.score, judged, self.weight, self.gate)
+        return Verdict(
+            score=0.0 if UNJUDGED in opinion.breakdown else score,
+            breakdown={**breakdown, **nested, "judge": judged},
+            evidence=(*outcome.evidence, *(f"judge: {line}" for line in opinion.evidence)),
+            trust=weakest((outcome.trust, opinion.trust)),
+            turn_scores=outcome.turn_scores,
+            verifier=self.version,
+        )
+
+
+def refined(outcome: Verifier, judge: Verifier, *, weight: float = 0.3, gate: bool = True) -> Verifier:
+    """Let a judge decide a share `weight` of the outcome's score: a failure stays 0, and is not judged.
+
+    Without `gate` it is the weighted mean. What the judge could not read, or what instructs it, scores 0.
+    """
+    return Refined(outcome, judge, weight=weight, gate=gate)
+
+
+def refined_score(outcome: float, judged: float, weight: float, gate: bool) -> float:
+    """Return outcome × (1 − weight + weight × judged) with a gate, else the weighted mean of both."""
+    if gate:
+        return min(1.0, outcome * (1.0 - weight + weight * judged))
+    return min(1.0, (1.0 - weight) * outcome + weight * judged)
 
 
 class _Adjusted(Verifier):

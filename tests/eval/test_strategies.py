@@ -276,3 +276,19 @@ def test_votes_and_a_judge_choose_among_the_same_stored_tries(recipe: Path, caps
     assert (vote["name"], vote["agreement"], report["k"]) == ("vote", 1.0, [1, 2])
     assert (choice["name"], choice["judge_failures"], choice["judge_tokens_per_task"]) == ("judge", 0, 440.0)
     assert "| policy | environment | strategy |" in (Path(report["folder"]) / "report.md").read_text()
+
+
+def test_retries_are_told_what_a_judge_wrote_about_the_try_before(recipe: Path, capsys: Any) -> None:
+    """Through the command: the judge reads the framed try and its critique stands, framed, in the next prompt."""
+    with serve(lambda body: said("guess")) as server, serve(lambda body: said('{"critique": "Count again."}')) as judge:
+        words = ("--strategy", "retry", "--tries", 2, "--feedback", "judge", "--judge", f"{judge.url}#judge")
+        report = command(capsys, recipe, "--endpoint", server.url, "--model", "m", *words)
+        asked = [json.dumps(body) for body in judge.seen if "BEGIN SUBMISSION" in json.dumps(body)]
+    assert report["protocol"]["strategy"]["feedback"] == "judge"
+    rows = {(s.trajectory.group, s.trajectory.index): s.trajectory for s in store.read(Path(report["folder"]) / "1")}
+    assert sorted(index for _, index in rows) == [0, 0, 1, 1]
+    for (_, index), trajectory in rows.items():
+        opening = trajectory.messages[1].content
+        assert ("Count again." in opening) == (strategies.REVIEWED in opening) == (index == 1)
+    assert len(asked) == 2 and all("guess" in question and "verdict" not in question for question in asked)
+    assert report["policies"][0]["strategy"]["judge_failures"] == 0

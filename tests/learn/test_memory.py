@@ -16,6 +16,7 @@ from agentrl.errors import RecipeError
 from agentrl.learn import memory
 from agentrl.learn.learner import Learner
 from agentrl.learn.model import load_model, save_model
+from agentrl.learn.other_models import other_models
 from agentrl.recipe import Recipe
 from agentrl.types import TrainingSample
 from benchmarks import ranks
@@ -148,3 +149,26 @@ def test_estimates_are_within_a_tenth_of_the_peaks_measured_on_a_gpu(monkeypatch
         model = ranks.model_of(case, recipe, torch.device("meta"))
         estimate = sum(memory.parts(model, recipe, torch.device("cuda")).values()) / 2**30
         assert 0.9 <= estimate / peak <= 1.1, (name, estimate, peak)
+
+
+def test_a_teacher_and_a_reward_model_in_this_process_are_counted(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """From their configurations alone: 2 bytes per parameter in bfloat16; servers elsewhere take nothing here."""
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = LlamaConfig(**shape, num_attention_heads=2, num_labels=1)
+    config.save_pretrained(tmp_path)
+    plain = make_recipe()
+    parameters = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
+    scoring = sum(p.numel() for p in LlamaForSequenceClassification(config).parameters())
+    own = {"path": str(tmp_path), "dtype": "bfloat16", "device": "cpu"}
+    data = plain.model_dump(mode="json", by_alias=True)
+    data["teacher"] = own
+    data["judge"] = {"engine": {"type": "reward_model", **own}}
+    data["rewards"] = {"judged": {"type": "reward_model"}}
+    both = Recipe.model_validate(data)
+    assert other_models(both) == {"teacher": 2 * parameters, "reward model": 2 * scoring}
+    assert "teacher 0.00" in memory.fit(both, other_models(both)).text
+    data["teacher"] = {**own, "urls": ["http://127.0.0.1:9"]}
+    assert other_models(Recipe.model_validate(data)) == {"reward model": 2 * scoring}
+    assert other_models(plain) == {}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from agentrl.errors import AuthoringError
 from agentrl.types import Message
 from agentrl.verifiers.values import Malformed, parse_json
 
@@ -23,6 +26,9 @@ POINTS = {"yes": 1.0, "partly": 0.5, "no": 0.0}
 HASH = hashlib.sha256(SYSTEM.encode()).hexdigest()[:12]
 """The hash of the frozen prompt; every verdict names it."""
 
+RESERVED = frozenset({"order_spread", "agreement", "unjudged", "rubric_version"})
+"""Figures of a verdict that no criterion may be called."""
+
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
@@ -32,6 +38,81 @@ class Criterion:
     question: str
     """A question that is answered with yes, partly or no."""
     weight: float = 1.0
+
+
+class Form(Protocol):
+    """How a judge is asked about a submission, and how its reply is read."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its points are called."""
+        ...
+
+    @property
+    def orders(self) -> tuple[bool, ...]:
+        """In which orders it is asked: as given, and reversed."""
+        ...
+
+    @property
+    def hash(self) -> str:
+        """The hash of the frozen prompt."""
+        ...
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What else a verdict tells about the question."""
+        ...
+
+    def messages(self, problem: str, reference: str | None, text: str, key: str, *, swapped: bool) -> list[Message]:
+        """Return the question; `key` marks untrusted text."""
+        ...
+
+    def read(self, reply: str, *, swapped: bool) -> dict[str, float] | None:
+        """Return the points by name, None for an attempt to instruct the judge; raise Malformed for anything else."""
+        ...
+
+    def score(self, points: Mapping[str, float]) -> float:
+        """Return the score that the points make."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rubric:
+    """Weighted criteria about one submission."""
+
+    criteria: tuple[Criterion, ...]
+    version: int | None = None
+    """Where the rubric changes during a run: which version this is; it stands in each verdict."""
+    orders = (False, True)
+    hash = HASH
+
+    def __post_init__(self) -> None:
+        if taken := [c.name for c in self.criteria if c.name in RESERVED]:
+            raise AuthoringError(
+                f"JudgeVerifier: {taken[0]!r} is a figure of every verdict; name the criterion otherwise"
+            )
+        if not self.criteria or len({c.name for c in self.criteria}) != len(self.criteria):
+            raise AuthoringError("JudgeVerifier: the rubric needs criteria with different names")
+        if not all(math.isfinite(c.weight) and c.weight > 0 for c in self.criteria):
+            raise AuthoringError("JudgeVerifier: every criterion's weight must be finite and positive")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {} if self.version is None else {"rubric_version": float(self.version)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.criteria)
+
+    def messages(self, problem: str, reference: str | None, text: str, key: str, *, swapped: bool) -> list[Message]:
+        return messages(problem, reference, text, self.criteria, key, swapped=swapped)
+
+    def read(self, reply: str, *, swapped: bool) -> dict[str, float] | None:
+        return read_reply(reply, self.criteria)
+
+    def score(self, points: Mapping[str, float]) -> float:
+        total = math.fsum(c.weight for c in self.criteria)
+        return math.fsum(c.weight * points[c.name] for c in self.criteria) / total
 
 
 def framed(text: str, key: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from agentrl.redteam import suite
 from agentrl.redteam.attack import attacks
-from agentrl.redteam.naive_graders import answers, behaviour, code, leftovers, runners, state
+from agentrl.redteam.naive_graders import answers, behaviour, code, judges, leftovers, runners, state
 from agentrl.redteam.naive_graders.base import NaiveGrader
 from agentrl.redteam.report import Finding, worst
 from agentrl.verifiers.base import Boxes
@@ -20,7 +20,7 @@ __all__ = ["GUARDED", "NAIVE_GRADERS", "NaiveGrader", "breaks"]
 
 NAIVE_GRADERS: dict[str, type[NaiveGrader]] = {
     kind.name: kind
-    for module in (code, runners, leftovers, answers, state, behaviour)
+    for module in (code, runners, leftovers, answers, judges, state, behaviour)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, NaiveGrader) and kind.__module__ == module.__name__ and kind.name
 }
