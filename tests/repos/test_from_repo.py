@@ -16,7 +16,7 @@ from agentrl import sandboxes
 from agentrl.envs.play import Stage, play
 from agentrl.errors import UserError
 from agentrl.interop.harbor_export import harbor
-from agentrl.repos import build, grade, root, source, suite
+from agentrl.repos import build, root, source, suite
 from agentrl.repos.environment import RepositoryEnvironment, repository, without
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import SPLITS, ToolCall
@@ -184,12 +184,29 @@ def test_a_class_whose_tests_are_all_hidden_stays_valid() -> None:
     assert without(text, {"TestA::test_a"}) == b"class TestA:\n    pass\n\n\ndef test_b():\n    pass\n"
 
 
-def test_a_changed_signature_or_import_concerns_every_test() -> None:
-    before = {"m.py": b"import os\ndef f(a):\n    return a\nclass C:\n    def g(self):\n        return 1\n"}
-    assert grade.changed_functions(before, {"m.py": before["m.py"].replace(b"return 1", b"return 2")}) == {"m.py::C.g"}
-    assert grade.changed_functions(before, {"m.py": before["m.py"].replace(b"f(a)", b"f(a=1)")}) is None
-    assert grade.changed_functions(before, {"m.py": before["m.py"] + b"C.g = f\n"}) is None
-    assert grade.changed_functions(before, {**before, "n.py": b""}) is None
+def test_a_right_fix_with_one_wrong_byte_elsewhere_scores_nothing(tinysums: Path, where: Stage) -> None:
+    """The fault is put right and one byte of code that no test calls is not; a scratch file beside the fix is free."""
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    task = kind().task("train", 1, 0)
+    fix = list(kind().expert(task))[:-2]
+    scripts = {
+        "right": "true",
+        "with a scratch file": "echo 'print(1)' > tinysums/scratch.py; echo '# ' >> tinysums/__init__.py",
+        "a byte of a function": "sed -i 's/text.lower/text.title/' tinysums/__init__.py",
+        "a byte of a table": 'sed -i \'s/"two": 2/"two": 7/\' tinysums/__init__.py',
+    }
+
+    async def scores() -> dict[str, float | None]:
+        out = {}
+        for name, script in scripts.items():
+            calls = [*fix, ToolCall(name="run", arguments={"command": script}), "done"]
+            out[name] = (await play(kind(), task, calls, where)).score
+        return out
+
+    assert asyncio.run(scores()) == {
+        "right": 1.0, "with a scratch file": 1.0, "a byte of a function": 0.0, "a byte of a table": 0.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

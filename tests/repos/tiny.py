@@ -39,6 +39,14 @@ def pairs(items):
 def shout(text, times=1):
     """Return the text in capitals, with exclamation marks."""
     return text.upper() + "!" * times
+
+
+WORDS = {"one": 1, "two": 2}
+
+
+def whisper(text):
+    """Return the text in small letters. No test calls this."""
+    return text.lower() + "..."
 '''
 
 TESTS = """import socket
