@@ -36,6 +36,7 @@ GRADE = (
 sys.path.append(os.path.join(HERE, "pytest.zip"))  # for `packaging`, which reads requirements
 
 from agentrl.repos import grade as repository  # noqa: E402
+from agentrl.repos import scope  # noqa: E402
 from agentrl.repos.source import Source  # noqa: E402
 from agentrl.sandboxes.base import Entry  # noqa: E402
 from agentrl.verifiers.base import Artifact  # noqa: E402
@@ -68,6 +69,12 @@ async def main(site):
         print(error)
         return 0.0
     code, wrong = repository.repository_of(original, artifacts)
+    if about["functions"] and not wrong:
+        code = {path: data for path, data in code.items() if path in original.code}
+        try:
+            scope.rewritten(original.code, code, set(about["functions"]))
+        except scope.Unchecked as error:
+            wrong = str(error)
     if wrong:
         print(wrong)
         return 0.0
@@ -134,15 +141,17 @@ def parts(kind: type[Environment], task: Task, secret: bytes) -> tuple[dict[str,
     brought |= {"tests/source.tar": _packed(files), "tests/grade.py": GRADE.encode()}
     about: dict[str, Any] = {"package": source.name, "version": source.version, "root": source.root, "ids": ids}
     about |= {"packages": list(source.packages), "seconds": grade.TEST_SECONDS}
+    broken = [] if isinstance(kind.verifier, HistoryCode) else [f"{c.file}::{c.function}" for c in recipe.changes]
+    about["functions"] = broken  # a fix may write these as it likes, and nothing else
     code = f"/app/{source.root}".rstrip("/")
     lines = f"ADD site.tar {SITE}/\nENV PYTHONPATH={code}:{SITE} PYTHONDONTWRITEBYTECODE=1\n"
     return brought, about, lines
 
 
 def _drawn(recipe: Any, grading: tuple[str, ...], secret: bytes) -> list[str]:
-    """Return the tests of a task: of each kind as many as a verdict takes."""
+    """Return the tests of a task: as many as a verdict on code that is not the original's takes."""
     rng = random.Random(b"harbor\0" + secret)
-    kinds = ((recipe.fails, grade.MAX_FAILING), (recipe.covers, grade.MAX_COVERING), (grading, grade.MAX_OTHERS))
+    kinds = ((recipe.fails, grade.MAX_FAILING), (recipe.covers, len(recipe.covers)), (grading, grade.MAX_OTHERS))
     ids: list[str] = []
     for names, most in kinds:
         rest = sorted(set(names) - set(ids))

@@ -141,8 +141,8 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
     reason="AGENTRL_FULL=1, as root, with a Python that every user can run: submitted code gets users of its own",
 )
 def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_path: Path) -> None:
-    """The expert's script scores 1 and an untouched workspace 0, with the folder's own sources and a bare Python; the
-    agent's part holds no hidden test."""
+    """The expert's script scores 1, an untouched workspace 0, and so does a fix with a wrong byte elsewhere, with the
+    folder's own sources and a bare Python; the agent's part holds no hidden test."""
     (folder,) = harbor(str(tinysums), tmp_path / "tasks", {}, count=1)
     about = json.loads((folder / "tests/task.json").read_text())
     app, out = tmp_path / "app", tmp_path / "out"
@@ -155,7 +155,8 @@ def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_pa
     assert [name for name in hidden if f"def {name}(".encode() not in text]
     (folder / "tests/task.json").write_text(json.dumps({**about, "workdir": str(app)}))
     scores = []
-    for script in ("true", (folder / "solution/solve.sh").read_text().replace("cd /app", f"cd {app}")):
+    solve = (folder / "solution/solve.sh").read_text().replace("cd /app", f"cd {app}")
+    for script in ("true", solve, "sed -i 's/text.lower/text.title/' tinysums/__init__.py"):
         subprocess.run(["bash", "-c", script], cwd=app, check=True)
         command = ["/usr/bin/python3", "-I", "-S", "-B", str(folder / "tests/grade.py"), str(out)]
         done = subprocess.run(
@@ -163,7 +164,7 @@ def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_pa
         )
         assert done.returncode == 0, done.stderr
         scores.append(json.loads((out / "reward.json").read_text())["reward"])
-    assert scores == [0.0, 1.0]
+    assert scores == [0.0, 1.0, 0.0]
 
 
 def test_hidden_tests_are_not_in_the_workspace(tinysums: Path) -> None:
