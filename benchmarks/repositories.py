@@ -34,7 +34,7 @@ from agentrl.repos.suite import Suite, read
 from agentrl.runfolder import environment as about_here
 from benchmarks.matrix import CHECKS
 
-BOUNDED = build.Options(max_tasks=180, per_function=12, max_tests=300)
+BOUNDED = build.Options(max_tasks=250, per_function=12, max_tests=300)
 """So that a package takes minutes."""
 WHOLE_CORPUS = 10_000
 VERDICTS = 6

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from agentrl.repos import root, scope, suite
+from agentrl.repos import calls, root, scope, suite
 from agentrl.repos.source import Source
 from agentrl.sandboxes.base import Entry
 from agentrl.types import Verdict
@@ -46,18 +46,23 @@ class FixedCode(Verifier):
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         built = root.ready(self._suite.lock)
-        code, wrong = repository_of(built.source, submission.artifacts)
+        code, refused = repository_of(built.source, submission.artifacts)
         code = {path: data for path, data in code.items() if path in built.source.code}  # what is new stays behind
         recipe = self._recipes[submission.task.setup["recipe"]]
         try:
             changed = scope.rewritten(built.source.code, code, {f"{c.file}::{c.function}" for c in recipe.changes})
         except scope.Unchecked as error:
-            wrong = wrong or str(error)
-        if wrong:
-            return Verdict(score=0.0, evidence=(wrong,), verifier=self.version)
+            refused = refused or str(error)
+        if refused:
+            return Verdict(score=0.0, evidence=(refused,), verifier=self.version)
         ids = self._ids(recipe, changed, context.secret)
-        tests = tests_for(built, ids)
-        failures = await tests.failures(entries_of(built.source, code), context)
+        entries = entries_of(built.source, code)
+        failures = await tests_for(built, ids).failures(entries, context)
+        recorded = [self._suite.calls[key] for key in sorted(changed) if key in self._suite.calls]
+        if recorded and not any(failures):
+            rng = random.Random(hashlib.sha256(b"calls\0" + context.secret).digest())
+            wrong = [await calls.differs(one, entries, built.image, built.env, context.boxes, rng) for one in recorded]
+            ids, failures = [*ids, "recorded calls"], [*failures, "not as the original" if any(wrong) else ""]
         verdict: Verdict = verdict_on(self, "all", ids, failures, "hidden tests passed", "proxied")
         return verdict
 

@@ -85,7 +85,7 @@ def test_the_same_input_gives_the_same_bits(tinysums: Path, tmp_path: Path) -> N
     said: list[str] = []
     archive = tinysums.parent.parent / "tinysums-1.0.tar.gz"
     build.build(str(archive), tmp_path / "tinysums", OPTIONS, said.append)
-    for name in ("lock.json", "tests.json", "tasks.json", "__init__.py", "README.md"):
+    for name in ("lock.json", "tests.json", "calls.json", "tasks.json", "__init__.py", "README.md"):
         assert (tmp_path / "tinysums" / name).read_bytes() == (tinysums / name).read_bytes(), name
     assert [text for text in said if text.startswith("running")] == []
 
@@ -208,6 +208,32 @@ def test_a_right_fix_with_one_wrong_byte_elsewhere_scores_nothing(tinysums: Path
     assert asyncio.run(scores()) == {
         "right": 1.0, "with a scratch file": 1.0, "a byte of a function": 0.0, "a byte of a table": 0.0,
     }  # fmt: skip
+
+
+def test_recorded_calls_judge_what_the_tests_do_not(tinysums: Path, where: Stage) -> None:
+    """The tests of a function look at half of what it returns; a fix that gets the other half wrong scores 0."""
+    known = suite.read(tinysums)
+    key = "tinysums/__init__.py::ends"
+    assert known.figures["functions_by_calls"] == 1 and known.calls[key].calls
+    recipe = next(recipe for recipe in known.recipes if recipe.family == key)
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    index = known.of(recipe.split, recipe.level).index(recipe)
+    task = kind().task(recipe.split, recipe.level, index)
+    bodies = {
+        "right": "ordered = sorted(numbers)\\n    return [ordered[0], ordered[-1]]",
+        "half right": "return [min(numbers), min(numbers)]",
+    }
+
+    async def score(body: str) -> float | None:
+        script = f"sed -i '/Return the least/{{n; s/.*/    {body}/}}' tinysums/__init__.py"
+        call = ToolCall(name="run", arguments={"command": script})
+        return (await play(kind(), task, [call, "done"], where)).score
+
+    async def scores() -> dict[str, float | None]:
+        return {name: await score(body) for name, body in bodies.items()}
+
+    assert asyncio.run(scores()) == {"right": 1.0, "half right": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ def shout(text, times=1):
     return text.upper() + "!" * times
 
 
+def ends(numbers):
+    """Return the least and the greatest. The tests look at the first of the two alone."""
+    return [min(numbers), max(numbers)]
+
+
 WORDS = {"one": 1, "two": 2}
 
 
@@ -53,7 +58,7 @@ TESTS = """import socket
 
 import pytest
 
-from tinysums import clamp, mean, pairs, shout, total
+from tinysums import clamp, ends, mean, pairs, shout, total
 
 SEEN = []
 
@@ -103,6 +108,11 @@ def test_pairs():
 def test_pairs_short():
     assert pairs([]) == []
     assert pairs("ab") == [("a", "b")]
+
+
+def test_ends():
+    assert ends([3, 1, 2])[0] == 1
+    assert ends([7, 5])[0] == 5
 
 
 def test_shout():
