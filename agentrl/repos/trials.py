@@ -15,10 +15,10 @@ from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.hidden_tests.repository import UNFINISHED
 
-RAN = 2
+RAN = 3
 """The version of how tests are run; what was run in another way is run again."""
 SLOW = 2.0
-"""Seconds: a slower test does not grade."""
+"""Seconds of processor time: a slower test does not grade."""
 MAX_HUNG = 8
 """Tests of one file that may hang once the package is in another sandbox; then all of the file's are left out."""
 GROUP = 40
