@@ -86,6 +86,7 @@ async def main(site):
         packages=original.packages,
         seconds=about["seconds"],
         memory_mb=1024,
+        names=about["names"],
         env={"PYTHONPATH": f"{about['root'] or '.'}:{site}", "PYTHONDONTWRITEBYTECODE": "1"},
     )
     context = Context(secret=bytes.fromhex(about["secret"]), boxes=Boxes(), deadline_s=540.0)
@@ -151,6 +152,7 @@ def parts(kind: type[Environment], task: Task, secret: bytes) -> tuple[dict[str,
     broken = [] if isinstance(kind.verifier, HistoryCode) else [f"{c.file}::{c.function}" for c in recipe.changes]
     about["functions"] = broken  # a fix may write these as it likes, and nothing else
     known = {} if isinstance(kind.verifier, HistoryCode) else kind.suite.calls
+    about["names"] = getattr(kind.suite, "names", {})
     about["calls"] = {key: known[key].to_json() for key in broken if key in known}
     code = f"/app/{source.root}".rstrip("/")
     lines = f"ADD site.tar {SITE}/\nENV PYTHONPATH={code}:{SITE} PYTHONDONTWRITEBYTECODE=1\n"

@@ -85,6 +85,7 @@ class Builder:
         self.files = {**self.source.code, **self.source.tests}
         self.stages = Stages(built.folder / "stages")
         self.seconds: dict[str, float] = {}
+        self.names: dict[str, list[str]] = {}
         self.trials = Trials(built, pool, say, max_tests=options.max_tests, workers=options.workers)
 
     def _timed(self, name: str, make: Callable[[], Any]) -> Any:
@@ -104,6 +105,7 @@ class Builder:
         ran = self._tests()
         kept, left_out = ran["kept"], dict(ran["left_out"])
         self.say(f"{len(kept)} tests kept, {len(left_out)} left out")
+        self.names = self._timed("names-1", self.trials.names)
         graded = self._grading(kept)
         left_out |= {name: f"cannot grade: {why}" for name, why in graded.items() if why}
         grading = [name for name in kept if not graded[name]]
@@ -155,7 +157,15 @@ class Builder:
             key: calls.Calls.from_json(row) for key, row in called["calls"].items() if scores[key] >= MIN_SCORE
         }
         return suite.Suite(
-            self.root.lock, tuple(grading), left_out, covers, frozenset(imported), tuple(recipes), figures, kept_calls
+            self.root.lock,
+            tuple(grading),
+            left_out,
+            covers,
+            frozenset(imported),
+            tuple(recipes),
+            figures,
+            kept_calls,
+            self.names,
         )
 
     def _tests(self) -> dict[str, Any]:
@@ -165,7 +175,8 @@ class Builder:
 
     def _grading(self, kept: Sequence[str]) -> dict[str, str]:
         """Return for each test why it cannot grade, or ""."""
-        graded: dict[str, str] = self._timed(f"grading-{short(kept)}", lambda: self.trials.grading(kept))
+        stage = f"grading-{short([kept, self.names] if self.names else kept)}"
+        graded: dict[str, str] = self._timed(stage, lambda: self.trials.grading(kept, self.names))
         return graded
 
     # functions --------------------------------------------------------------------------------------------------
@@ -346,13 +357,15 @@ class Builder:
             context = Context(secret=sha256(mutant.id.encode()).digest(), boxes=self.pool)
             ids = list(dict.fromkeys([*mutant.fails, *mutant.covers]))
             if mutant.covers not in right:
-                whys = await grade.tests_for(self.root, sorted(ids)).failures(original, context)
+                whys = await grade.tests_for(self.root, sorted(ids), self.names).failures(original, context)
                 right[mutant.covers] = next((f"{n}: {w}" for n, w in zip(sorted(ids), whys, strict=True) if w), "")
             code = dict(self.source.code)
             for path in {c.file for c in mutant.changes}:
                 code[path] = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
             broken = grade.entries_of(self.source, code)
-            whys = await grade.tests_for(self.root, list(mutant.fails), twice=False).failures(broken, context)
+            whys = await grade.tests_for(self.root, list(mutant.fails), self.names, twice=False).failures(
+                broken, context
+            )
             unbroken = "" if all(whys) else "some test that fails with the fault does not when it grades"
             outcome.add(mutant.id, right[mutant.covers] or unbroken)
             if len(outcome.done) % 100 == 0:

@@ -12,7 +12,7 @@ import importlib.util
 import marshal
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,6 +31,7 @@ TEST_SECONDS = 10.0
 TESTS_SECONDS = 15.0
 """Seconds that a test may take by itself between two requests of the package; kept tests take less than two."""
 MEMORY_MB = 1024
+Names = Mapping[str, Sequence[str]]
 
 
 class FixedCode(Verifier):
@@ -57,7 +58,7 @@ class FixedCode(Verifier):
             return Verdict(score=0.0, evidence=(refused,), verifier=self.version)
         ids = self._ids(recipe, changed, context.secret)
         entries = entries_of(built.source, code)
-        failures = await tests_for(built, ids).failures(entries, context)
+        failures = await tests_for(built, ids, self._suite.names).failures(entries, context)
         recorded = [self._suite.calls[key] for key in sorted(changed) if key in self._suite.calls]
         if recorded and not any(failures):
             rng = random.Random(hashlib.sha256(b"calls\0" + context.secret).digest())
@@ -92,8 +93,11 @@ def calling(known: suite.Suite, changed: Iterable[str]) -> set[str]:
     return {test for key in keys for test in known.covers[key]}
 
 
-def tests_for(built: root.Root, ids: list[str], twice: bool = True, shared: bool = False) -> RepositoryTests:
-    """Return the verifier that runs these tests of a package; `shared`: all of them in one process of the package's."""
+def tests_for(
+    built: root.Root, ids: list[str], names: Names | None = None, twice: bool = True, shared: bool = False
+) -> RepositoryTests:
+    """Return the verifier that runs these tests of a package; `names`: what `import *` brings into them; `shared`: all
+    of them in one process of the package's."""
     return RepositoryTests(
         built.source.tests,
         ids,
@@ -105,6 +109,7 @@ def tests_for(built: root.Root, ids: list[str], twice: bool = True, shared: bool
         twice=twice,
         fresh="suite" if shared else "test",
         tests_seconds=TESTS_SECONDS,
+        names=names,
     )
 
 

@@ -21,10 +21,10 @@ UNCHECKED = "changed code that nothing can check"
 MAX_ADDED = 100_000
 """Bytes that a file may grow by: what is parsed here is the agent's."""
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-_NAMES = "exec eval compile globals vars setattr delattr __import__ __builtins__ gc ctypes"
+_NAMES = "exec eval compile globals vars setattr delattr setitem delitem __import__ __builtins__ gc ctypes"
 _ATTRIBUTES = (
-    "import_module modules _getframe settrace setprofile __dict__ __setattr__ __delattr__ __code__ __globals__ "
-    "__defaults__ __kwdefaults__ __closure__ __subclasses__"
+    "import_module modules setitem delitem _getframe settrace setprofile __dict__ __setattr__ __delattr__ __code__ "
+    "__globals__ __defaults__ __kwdefaults__ __closure__ __subclasses__"
 )
 NAMES, ATTRIBUTES = frozenset(_NAMES.split()), frozenset(_ATTRIBUTES.split())
 """Names by which a function changes what lies outside it. A fix has those that the function had before."""
@@ -101,17 +101,25 @@ class _Comparison:
 
     def _documented(self) -> bool:
         """Return whether the package may read its own docstrings."""
-        return any(word in data for data in self.before.values() for word in (b"__doc__", b"getdoc", b"inspect"))
+        return self._mentions(b"__doc__", b"getdoc", b"inspect")
+
+    def _mentions(self, *words: bytes) -> bool:
+        return any(word in data for data in self.before.values() for word in words)
 
     def _harmless(self, parent: ast.AST, node: ast.AST) -> bool:
         """Return whether a statement that was not there before does nothing but give a new name its value."""
         if isinstance(parent, ast.ClassDef):
             known = [base for base in parent.bases if not (isinstance(base, ast.Name) and base.id == "object")]
-            return not known and not parent.keywords and isinstance(node, ast.FunctionDef) and self._new_function(node)
+            if known or parent.keywords or not isinstance(node, ast.FunctionDef):
+                return False
+            return self._new_function(node) and (node.name.startswith("_") or not self._mentions(b"getattr("))
         if not isinstance(parent, ast.Module):
             return False
         if isinstance(node, ast.FunctionDef):
-            return self._new_function(node)
+            listed = self._mentions(
+                b"globals()", b"vars(", b"dir(", b"__dict__"
+            )  # functions may be found by their names
+            return self._new_function(node) and (node.name.startswith("_") or not listed)
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             return self._new(node.targets[0].id) and _literal(node.value)
         if isinstance(node, ast.Import):
@@ -209,6 +217,7 @@ def _reach(function: Function) -> Iterator[str]:
         elif isinstance(node, ast.Global):
             declared |= set(node.names)
     own -= declared
+    aliases = _aliases(function, own)
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id in NAMES:
             yield node.id
@@ -217,20 +226,50 @@ def _reach(function: Function) -> Iterator[str]:
             words |= set((getattr(node, "module", None) or "").split("."))
             yield from words & (NAMES | ATTRIBUTES)
         elif isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-            if _root(node) not in own:
-                yield f"store {_root(node)}"
+            outer = _outer(node.value, own, aliases)
+            yield from ["change what a call gives"] if outer is None else outer
         elif isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
             yield node.attr
-        elif isinstance(node, ast.Attribute) and node.attr in CHANGING and _root(node) not in {*own, ""}:
-            yield f"change {_root(node)}"
+        elif isinstance(node, ast.Attribute) and node.attr in CHANGING:
+            yield from _outer(node.value, own, aliases) or ()
     yield from (f"global {name}" for name in declared)
 
 
-def _root(node: ast.expr) -> str:
-    """Return the name that a chain of attributes and items begins with; "" where it begins with none."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+def _aliases(function: Function, own: Set[str]) -> dict[str, set[str]]:
+    """Return names of a function's own that may stand for something from outside, with what they stand for."""
+    aliases: dict[str, set[str]] = {}
+    for node in ast.walk(function):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "iter", None) or getattr(node, "value", None)
+        if value is None or not isinstance(
+            node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension
+        ):
+            continue
+        outer = _sources(value) - own
+        for target in targets:
+            for name in ast.walk(target) if outer and isinstance(target, ast.AST) else ():
+                if isinstance(name, ast.Name):
+                    aliases.setdefault(name.id, set()).update(outer)
+    return aliases
+
+
+def _sources(node: ast.expr) -> set[str]:
+    """Return the names whose objects, or parts of them, an expression may be; what a call returns counts as new."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.NamedExpr | ast.Await):
+        return _sources(node.value)
+    if isinstance(node, ast.IfExp):
+        return _sources(node.body) | _sources(node.orelse)
+    parts = node.values if isinstance(node, ast.BoolOp) else getattr(node, "elts", [])
+    return {name for part in parts for name in _sources(part)}
+
+
+def _outer(node: ast.expr, own: Set[str], aliases: Mapping[str, Set[str]]) -> list[str] | None:
+    """Return what from outside a change of this object changes; None where nothing is known of the object."""
+    names = _sources(node)
+    outer = {other for name in names for other in aliases.get(name, () if name in own else (name,))}
+    return [f"change {name}" for name in sorted(outer)] if names else None
 
 
 def _all(arguments: ast.arguments) -> list[ast.arg]:

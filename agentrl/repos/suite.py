@@ -65,6 +65,8 @@ class Suite:
     figures: dict[str, Any]
     calls: dict[str, Calls] = field(default_factory=dict)
     """Calls of functions on which a fix must do what the original does, by the function's key."""
+    names: dict[str, list[str]] = field(default_factory=dict)
+    """What `from module import *` brings into the tests, as it was in the pinned package."""
 
     def levels(self) -> range:
         return range(1, max(recipe.level for recipe in self.recipes) + 1)
@@ -82,6 +84,7 @@ class Suite:
             "covers": covers,
         }
         tests["imported"] = sorted(self.imported)
+        tests["names"] = dict(sorted(self.names.items()))
         rows = []
         for recipe in self.recipes:
             row = asdict(recipe)
@@ -116,9 +119,9 @@ def read(folder: Path) -> Suite:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{folder} is no complete environment of a repository ({error}): build it again") from None
-    return Suite(
-        lock, tuple(grading), tests["left_out"], covers, frozenset(tests["imported"]), recipes, tasks["figures"], calls
-    )
+    imported = frozenset(tests["imported"])
+    figures, names = tasks["figures"], tests.get("names", {})
+    return Suite(lock, tuple(grading), tests["left_out"], covers, imported, recipes, figures, calls, names)
 
 
 def _recipe(row: dict[str, Any], grading: Sequence[str]) -> Recipe:

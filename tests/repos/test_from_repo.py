@@ -67,6 +67,12 @@ def test_tests_are_kept_or_left_out_with_a_reason(tinysums: Path) -> None:
     assert {split for split in SPLITS if known.of(split, 1)} == set(SPLITS)
 
 
+def test_a_test_that_imports_everything_gets_the_names_of_the_pinned_package(tinysums: Path) -> None:
+    known = suite.read(tinysums)
+    assert known.names == {"tinysums": ["WORDS", "clamp", "ends", "mean", "pairs", "shout", "total", "whisper"]}
+    assert "tests/test_star.py::test_by_star" in known.grading
+
+
 def test_no_function_is_in_two_splits(tinysums: Path) -> None:
     splits: dict[str, set[str]] = {}
     for recipe in suite.read(tinysums).recipes:

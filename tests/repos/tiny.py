@@ -152,6 +152,13 @@ def test_subclasses():
     assert isinstance(clamp, type(Clamped)) or Clamped().value == 3
 """
 
+STAR = """from tinysums import *
+
+
+def test_by_star():
+    assert mean([2, 4]) == 3 and WORDS["two"] == 2
+"""
+
 PYPROJECT = """[project]
 name = "tinysums"
 version = "1.0"
@@ -164,7 +171,12 @@ SETUP = "raise SystemExit('build code has run')\n"
 
 def archive(folder: Path, files: dict[str, str] | None = None, name: str = "tinysums-1.0") -> Path:
     """Write a source archive, the package's own unless other files are named."""
-    standard = {"tinysums/__init__.py": CODE, "tests/test_sums.py": TESTS, "setup.py": SETUP}
+    standard = {
+        "tinysums/__init__.py": CODE,
+        "tests/test_sums.py": TESTS,
+        "tests/test_star.py": STAR,
+        "setup.py": SETUP,
+    }
     standard |= {"PKG-INFO": "Metadata-Version: 2.1\nName: tinysums\nVersion: 1.0\n", "pyproject.toml": PYPROJECT}
     path = folder / f"{name}.tar.gz"
     with tarfile.open(path, "w:gz") as out:
