@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 MIN_SCORE = 0.9
 """Functions whose tests catch a smaller share of their mutants give no tasks."""
 MIN_GRADING = 5
-MUTATED, CALLED, VERIFIED = 3, 1, 1
+MUTATED, CALLED, VERIFIED = 4, 1, 1
 """The versions of how mutants are chosen, calls recorded and tasks verified; what was done otherwise is
 done again."""
 BATCH = 24
@@ -257,7 +257,7 @@ class Builder:
                     for path in {c.file for c in changes}
                 }
                 texts.append((changed, names))
-            results = run.run_versions(self.root, self.pool, self.files, texts, seconds=20.0, test_seconds=4.0)
+            results = run.run_versions(self.root, self.pool, self.files, texts, seconds=20.0, test_seconds=3.0)
             kept.add(key, [run.to_json(result) for result in results])
             if done // 240 != (done - len(batch)) // 240:
                 self.say(f"{done} of {len(orders)} run")
