@@ -38,7 +38,7 @@ def record(root: Root, pool: Pool, files: Mapping[str, bytes], ids: Sequence[str
     program = source_of(__package__ or "", "inside_record")
     with pool.take(spec_of(root, files)) as box:
         try:
-            done = box.exec(["python3", "-B", "-c", program], stdin=json.dumps(order).encode(), timeout=300.0)
+            done = box.exec(["python3", "-B", "-c", program], stdin=json.dumps(order).encode(), timeout=600.0)
         except AgentError:
             return {}
     if not done.ok or not done.stdout.strip():
