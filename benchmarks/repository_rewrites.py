@@ -135,7 +135,8 @@ def rewritten(source: bytes, name: str, way: str) -> str | None:
 async def measured(folder: str, count: int) -> dict[str, Any]:
     """Return how many rewritten fixes of an environment's tasks were graded, by way, and which were rejected."""
     kind = load(folder)
-    environment: RepositoryEnvironment = kind()
+    environment = kind()
+    assert isinstance(environment, RepositoryEnvironment)
     files = root.ready(environment.suite.lock).source.files
     places = [(s, lv, i) for s in SPLITS for lv in environment.levels for i in range(environment.size_of(s, lv))]
     seeds.generator(0, "repository rewrites").shuffle(places)

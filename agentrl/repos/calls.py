@@ -89,7 +89,10 @@ async def replies(
 ) -> list[str]:  # fmt: skip
     """Make calls one after the other in a fresh sandbox; return a hash of what each gave, or "" where it gave no plain
     data, or none in time. An exception is its class, without its words."""
-    files = {**code, f"{FOLDER}/program.py": source_of("agentrl.verifiers.hidden_tests", "inside_agent")}
+    files: dict[str, Entry | bytes | str] = {
+        **code,
+        f"{FOLDER}/program.py": source_of("agentrl.verifiers.hidden_tests", "inside_agent"),
+    }
     limits = Limits(memory_mb=1024, seconds=SECONDS, processes=64)
     spec = SandboxSpec(image=image, files=files, limits=limits, env=dict(env))
 
@@ -114,7 +117,8 @@ async def replies(
 
 async def _reply(channel: Channel, module: str, name: str, args: Any, kwargs: Any, deadline: float) -> str:
     async def ask(op: str, **message: Any) -> dict[str, Any]:
-        return await channel.ask({"op": op, **message}, max(deadline - monotonic(), 0.05))
+        reply: dict[str, Any] = await channel.ask({"op": op, **message}, max(deadline - monotonic(), 0.05))
+        return reply
 
     reply = await ask("call", at={"m": module, "n": name}, args=args, kwargs=kwargs)
     value: Any = None

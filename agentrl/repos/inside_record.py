@@ -37,7 +37,7 @@ class Recorder:
     def profile(self, frame: Any, event: str, arg: Any) -> None:
         if event != "call":
             return
-        code = frame.f_code
+        code: Any = frame.f_code
         path = self.files.get(code.co_filename)
         if path is None or self.seen.get(code, 0) > MOST:
             return

@@ -192,7 +192,7 @@ def _dumped(value: object) -> object:
 
 def _literal(node: ast.AST) -> bool:
     try:
-        ast.literal_eval(node)  # type: ignore[arg-type]
+        ast.literal_eval(node)
     except PARSING + (TypeError,):
         return False
     return True
@@ -213,7 +213,7 @@ def _reach(function: Function) -> Iterator[str]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
             own.add(node.id)
         elif isinstance(node, Function | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-            own |= {node.name} - {function.name, None}
+            own |= {name for name in (node.name,) if name and node is not function}
         elif isinstance(node, ast.Global):
             declared |= set(node.names)
     own -= declared
