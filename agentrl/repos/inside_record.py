@@ -43,11 +43,12 @@ class Recorder:
             return
         if code.co_flags & GENERATOR and self.starts.setdefault(code, frame.f_lasti) != frame.f_lasti:
             return  # it goes on behind a yield
-        function = frame.f_globals.get(code.co_name)
+        name = code.co_name
+        function = frame.f_globals.get(name)
         if getattr(function, "__code__", None) is not code:
             return  # a method, an inner function, or one that is decorated
         self.seen[code] = self.seen.get(code, 0) + 1
-        kept = self.calls.setdefault((path, frame.f_globals.get("__name__", ""), code.co_name), {})
+        kept = self.calls.setdefault((path, frame.f_globals.get("__name__", ""), name), {})
         sys.setprofile(None)
         try:
             text = json.dumps(self.arguments(code, frame.f_locals), sort_keys=True)
