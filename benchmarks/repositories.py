@@ -60,6 +60,7 @@ class Package:
 PACKAGES = (
     Package("toolz", "1.0.0", "functional programming", build.Options(max_tasks=250, per_function=16)),
     Package("inflection", "0.5.1", "English words"),
+    Package("funcy", "2.1", "functional programming"),
     Package("webcolors", "25.10.0", "colours"),
     Package("xmltodict", "1.0.4", "XML"),
     Package("jmespath", "1.1.0", "a query language"),
