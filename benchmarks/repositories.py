@@ -34,9 +34,11 @@ from agentrl.repos.suite import Suite, read
 from agentrl.runfolder import environment as about_here
 from benchmarks.matrix import CHECKS
 
-BOUNDED = build.Options(max_tasks=180, per_function=12, max_tests=300)
+BOUNDED = build.Options(max_tasks=250, per_function=12, max_tests=300)
 """So that a package takes minutes."""
 WHOLE_CORPUS = 10_000
+ATTACKS = 8
+"""Attacks that are tried together."""
 VERDICTS = 6
 """Episodes whose grading is timed."""
 
@@ -58,6 +60,7 @@ class Package:
 PACKAGES = (
     Package("toolz", "1.0.0", "functional programming", build.Options(max_tasks=250, per_function=16)),
     Package("inflection", "0.5.1", "English words"),
+    Package("funcy", "2.1", "functional programming"),
     Package("webcolors", "25.10.0", "colours"),
     Package("xmltodict", "1.0.4", "XML"),
     Package("jmespath", "1.1.0", "a query language"),
@@ -81,16 +84,26 @@ def dealt(corpus: Sequence[Attack], known: Suite, count: int) -> dict[int, list[
     return {level: order[at :: len(levels)] for at, level in enumerate(levels)}
 
 
-async def attacked(folder: Path, count: int) -> dict[str, Any]:
-    """Run the red team on a held-out task of each level; each attack is tried at one level."""
+async def attacked(folder: Path, count: int, minutes: float) -> dict[str, Any]:
+    """Run the red team on a held-out task of each level; each attack is tried at one level. No attacks are begun once
+    the minutes are over."""
     began = time.monotonic()
     kind = load(str(folder))
     corpus = list(attacks().values())
-    tried = 0
+    tried = begun = 0
     gained: dict[str, Any] = {}
     controls: dict[str, Any] = {}
     async with stage("namespace") as where:
-        for level, chosen in dealt(corpus, read(folder), count).items():
+        parts = [
+            (level, chosen[at : at + ATTACKS])
+            for at in range(0, min(count, len(corpus)), ATTACKS)
+            for level, chosen in dealt(corpus, read(folder), count).items()
+            if chosen[at : at + ATTACKS]
+        ]
+        for level, chosen in parts:
+            if time.monotonic() - began > 60 * minutes:
+                break
+            begun += len(chosen)
             target = redteam.AttackTarget.of(kind.name, kind, levels=[level])
             report = await redteam.run(target, where.boxes, backend="namespace", chosen=chosen, coverage=False)
             tried += report.tried
@@ -98,7 +111,7 @@ async def attacked(folder: Path, count: int) -> dict[str, Any]:
             controls |= {f"{level} {name}": one["score"] for name, one in report.data()["controls"].items()}
     wrong = {name: score for name, score in controls.items() if score != float(name.endswith("oracle"))}
     return {
-        "attacks": min(count, len(corpus)), "of": len(corpus), "tried": tried, "gained": gained,
+        "attacks": begun, "of": len(corpus), "tried": tried, "gained": gained,
         "controls_wrong": wrong, "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
 
@@ -181,8 +194,15 @@ def one(package: Package, folder: Path, evidence: Evidence, arguments: argparse.
     def say(text: str) -> None:
         print(f"{package.name} {time.monotonic() - began:7.1f}s  {text}", flush=True)
 
+    about = {"package": package.name, "version": package.version, "kind": package.kind}
     try:
-        row = row_of(package, build.build(f"{package.name}=={package.version}", folder, package.options, say))
+        known = build.build(f"{package.name}=={package.version}", folder, package.options, say)
+    except UserError as error:  # the package cannot be used
+        evidence.add({**about, "refused": str(error)})
+        say(str(error))
+        return False
+    row = row_of(package, known)
+    try:
         before = evidence.rows.get(package.name, {})
         if before.get("tasks") == row["tasks"]:  # the same environment: what is known of it still holds
             row |= {key: before[key] for key in ("check", "verdict_seconds", "redteam") if key in before}
@@ -195,12 +215,12 @@ def one(package: Package, folder: Path, evidence: Evidence, arguments: argparse.
             evidence.add(row)
         say(f"{row['tasks']} tasks, check {row['check']}, {row['verdict_seconds']} s per verdict")
         if row.get("redteam", {}).get("attacks", 0) < min(arguments.attacks, len(attacks())):
-            row["redteam"] = asyncio.run(attacked(folder, arguments.attacks))
+            row["redteam"] = asyncio.run(attacked(folder, arguments.attacks, arguments.minutes))
             evidence.add(row)
         say(f"red team: {row['redteam']}")
-    except UserError as error:
-        evidence.add({"package": package.name, "version": package.version, "kind": package.kind, "refused": str(error)})
-        say(str(error))
+    except UserError as error:  # the environment, its check or its red team is wrong: no property of the package
+        evidence.add({**row, "error": f"{type(error).__name__}: {error}"})
+        say(f"{type(error).__name__}: {error}")
         return False
     return not (row["check"]["failed"] or row["redteam"]["gained"] or row["redteam"]["controls_wrong"])
 
@@ -211,6 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("envs"), help="where the environments are written")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/repositories.json"))
     parser.add_argument("--attacks", type=int, default=WHOLE_CORPUS, help="attacks per package; all by default")
+    parser.add_argument("--minutes", type=float, default=600.0, help="minutes of the red team per package")
     parser.add_argument("--only-build", action="store_true", help="neither check nor attack")
     arguments = parser.parse_args(argv)
     unknown = set(arguments.packages) - {package.name for package in PACKAGES}

@@ -272,11 +272,12 @@ def repositories_page() -> str:
     rows = [
         (f"{row['package']} {row['version']}", row["kind"], f"{row['build_minutes']:.0f}",
          f"{row['grading']} of {row['tests']}", ", ".join(f"{level}: {n}" for level, n in row["levels"].items()),
-         str(row["tasks"]), f"{row['mutation_score']:.2f}", _verdict_time(row), _attacks(row))
+         str(row["tasks"]), f"{row['mutation_score']:.2f}", str(row.get("functions_by_calls", "not tried")),
+         _verdict_time(row), _attacks(row))
         for row in built
     ]  # fmt: skip
     heads = ("package", "kind", "build, minutes", "tests that grade", "tasks per level", "tasks", "mutation score",
-             "seconds per verdict", "red team: gained of tried")  # fmt: skip
+             "functions through calls", "seconds per verdict", "red team: gained of tried")  # fmt: skip
     summary = evidence["summary"]
     sums = (
         f"{summary['packages']} packages, {summary['tasks']} verified tasks, {summary['verified_per_hour']} verified "

@@ -29,6 +29,7 @@ from agentrl.verifiers.hidden_tests.bundle import pytest_zip
 SITE = "/opt/site"
 MAX_SITE = 200 << 20
 """Bytes of the largest root that is written into task folders."""
+_IMPORTS = "".join(f"import {name}\n" for name in ("random", "subprocess", "sys", "tarfile", "tempfile"))
 GRADE = (
     HEAD.replace("PLACES = 1", "PLACES = 2")
     + """
@@ -36,6 +37,7 @@ GRADE = (
 sys.path.append(os.path.join(HERE, "pytest.zip"))  # for `packaging`, which reads requirements
 
 from agentrl.repos import grade as repository  # noqa: E402
+from agentrl.repos import calls, scope  # noqa: E402
 from agentrl.repos.source import Source  # noqa: E402
 from agentrl.sandboxes.base import Entry  # noqa: E402
 from agentrl.verifiers.base import Artifact  # noqa: E402
@@ -68,6 +70,13 @@ async def main(site):
         print(error)
         return 0.0
     code, wrong = repository.repository_of(original, artifacts)
+    changed = set()
+    if about["functions"] and not wrong:
+        code = {path: data for path, data in code.items() if path in original.code}
+        try:
+            changed = scope.rewritten(original.code, code, set(about["functions"]))
+        except scope.Unchecked as error:
+            wrong = str(error)
     if wrong:
         print(wrong)
         return 0.0
@@ -77,10 +86,16 @@ async def main(site):
         packages=original.packages,
         seconds=about["seconds"],
         memory_mb=1024,
+        names=about["names"],
         env={"PYTHONPATH": f"{about['root'] or '.'}:{site}", "PYTHONDONTWRITEBYTECODE": "1"},
     )
     context = Context(secret=bytes.fromhex(about["secret"]), boxes=Boxes(), deadline_s=540.0)
-    failures = await tests.failures({path: Entry(content=data) for path, data in code.items()}, context)
+    entries = {path: Entry(content=data) for path, data in code.items()}
+    failures = await tests.failures(entries, context)
+    for key in sorted(changed & set(about["calls"])) if not any(failures) else ():
+        one = calls.Calls.from_json(about["calls"][key])
+        if await calls.differs(one, entries, "host", tests.env, context.boxes, random.Random(context.secret)):
+            failures[0] = "not as the original"
     print(*(f"{name}: {why or 'passed'}" for name, why in zip(about["ids"], failures)), sep="\\n")
     return 0.0 if any(failures) else 1.0
 
@@ -89,7 +104,7 @@ with tempfile.TemporaryDirectory(prefix="site-") as place:
     score = asyncio.run(main(place))
 write(score)
 """
-).replace("import subprocess\nimport sys\n", "import subprocess\nimport sys\nimport tarfile\nimport tempfile\n", 1)
+).replace("import subprocess\nimport sys\n", _IMPORTS, 1)
 
 
 def fits(kind: type[Environment]) -> bool:
@@ -134,15 +149,20 @@ def parts(kind: type[Environment], task: Task, secret: bytes) -> tuple[dict[str,
     brought |= {"tests/source.tar": _packed(files), "tests/grade.py": GRADE.encode()}
     about: dict[str, Any] = {"package": source.name, "version": source.version, "root": source.root, "ids": ids}
     about |= {"packages": list(source.packages), "seconds": grade.TEST_SECONDS}
+    broken = [] if isinstance(kind.verifier, HistoryCode) else [f"{c.file}::{c.function}" for c in recipe.changes]
+    about["functions"] = broken  # a fix may write these as it likes, and nothing else
+    known = {} if isinstance(kind.verifier, HistoryCode) else kind.suite.calls
+    about["names"] = getattr(kind.suite, "names", {})
+    about["calls"] = {key: known[key].to_json() for key in broken if key in known}
     code = f"/app/{source.root}".rstrip("/")
     lines = f"ADD site.tar {SITE}/\nENV PYTHONPATH={code}:{SITE} PYTHONDONTWRITEBYTECODE=1\n"
     return brought, about, lines
 
 
 def _drawn(recipe: Any, grading: tuple[str, ...], secret: bytes) -> list[str]:
-    """Return the tests of a task: of each kind as many as a verdict takes."""
+    """Return the tests of a task: as many as a verdict on code that is not the original's takes."""
     rng = random.Random(b"harbor\0" + secret)
-    kinds = ((recipe.fails, grade.MAX_FAILING), (recipe.covers, grade.MAX_COVERING), (grading, grade.MAX_OTHERS))
+    kinds = ((recipe.fails, grade.MAX_FAILING), (recipe.covers, len(recipe.covers)), (grading, grade.MAX_OTHERS))
     ids: list[str] = []
     for names, most in kinds:
         rest = sorted(set(names) - set(ids))

@@ -1,7 +1,8 @@
 """Builds an environment from a package: root, tests, grading tests, mutants, verified tasks. Resumes where it stopped.
 
     source ─> lock ─> root ─> tests twice, and in another order ─> which of them can grade ─> mutants of what they
-    cover, run against them ─> tasks ─> each graded: with its fault 0, without it 1 ─> the folder, written at once
+    cover, run against them ─> recorded calls ─> tasks ─> each graded: with its fault 0, without it 1 ─> the folder,
+    written at once
 
 Each stage keeps its result in CACHE/repos/<lock>/stages, under a name that holds the hash of all that decides it.
 """
@@ -9,10 +10,11 @@ Each stage keeps its result in CACHE/repos/<lock>/stages, under a name that hold
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 from agentrl import sandboxes
 from agentrl.errors import UserError
 from agentrl.hashing import short
-from agentrl.repos import grade, member, mutate, root, run, sample, suite, tasks
+from agentrl.repos import calls, calls_build, grade, member, mutate, root, run, sample, suite, tasks
 from agentrl.repos.lock import lock_of
 from agentrl.repos.mutate import Change
 from agentrl.repos.stages import Stages
@@ -33,8 +35,9 @@ Say = Callable[[str], None]
 MIN_SCORE = 0.9
 """Functions whose tests catch a smaller share of their mutants give no tasks."""
 MIN_GRADING = 5
-MUTATED, VERIFIED = 3, 1
-"""The versions of how mutants are chosen and tasks verified; what was done in another way is done again."""
+MUTATED, CALLED, VERIFIED = 4, 1, 1
+"""The versions of how mutants are chosen, calls recorded and tasks verified; what was done otherwise is
+done again."""
 BATCH = 24
 """Mutants per sandbox."""
 
@@ -82,6 +85,7 @@ class Builder:
         self.files = {**self.source.code, **self.source.tests}
         self.stages = Stages(built.folder / "stages")
         self.seconds: dict[str, float] = {}
+        self.names: dict[str, list[str]] = {}
         self.trials = Trials(built, pool, say, max_tests=options.max_tests, workers=options.workers)
 
     def _timed(self, name: str, make: Callable[[], Any]) -> Any:
@@ -101,6 +105,7 @@ class Builder:
         ran = self._tests()
         kept, left_out = ran["kept"], dict(ran["left_out"])
         self.say(f"{len(kept)} tests kept, {len(left_out)} left out")
+        self.names = self._timed("names-1", self.trials.names)
         graded = self._grading(kept)
         left_out |= {name: f"cannot grade: {why}" for name, why in graded.items() if why}
         grading = [name for name in kept if not graded[name]]
@@ -116,9 +121,15 @@ class Builder:
         bounds = [sample.PART, sample.SHARE, sample.NEAREST, sample.FAILING]
         decides = [MUTATED, bounds, self.options.per_function, self.options.max_tasks, grading]
         tried = self._timed(f"mutants-{short(decides)}", lambda: self._mutants(nearest, depth))
-        singles, scores = self._singles(tried["rows"], nearest)
+        own = self._singles(tried["rows"], nearest)[1]
+        called = self._timed(
+            f"calls-{short([CALLED, decides, kept])}", lambda: self._calls(tried["rows"], nearest, kept)
+        )
+        singles, scores = self._singles(tried["rows"], nearest, called["noticed"])
+        by_calls = sorted(key for key, score in scores.items() if score >= MIN_SCORE > own[key])
         self.say(
-            f"{tried['tried']} mutants, {tried['caught']} caught; {len(singles)} in functions that are tested well"
+            f"{tried['tried']} mutants, {tried['caught']} caught; {len(singles)} in functions that are tested well, "
+            f"of which {len(by_calls)} need recorded calls too"
         )
         if not singles:
             raise UserError(f"{self.source.name}: no fault is caught surely enough by the tests that can grade")
@@ -138,12 +149,23 @@ class Builder:
         figures = {
             "tests": len(kept) + len(ran["left_out"]), "kept": len(kept), "grading": len(grading),
             "mutants": tried["tried"], "caught": tried["caught"],
-            "mutation_score": round(sum(scores.values()) / len(scores), 3) if scores else 0.0,
-            "functions": len(covers), "functions_tried": len(scores),
+            "mutation_score": round(sum(own.values()) / len(own), 3) if own else 0.0,
+            "functions": len(covers), "functions_tried": len(scores), "functions_by_calls": len(by_calls),
             "dropped": len(wanted) - len(good), "tasks": len(recipes), "seconds": dict(self.seconds),
         }  # fmt: skip
+        kept_calls = {
+            key: calls.Calls.from_json(row) for key, row in called["calls"].items() if scores[key] >= MIN_SCORE
+        }
         return suite.Suite(
-            self.root.lock, tuple(grading), left_out, covers, frozenset(imported), tuple(recipes), figures
+            self.root.lock,
+            tuple(grading),
+            left_out,
+            covers,
+            frozenset(imported),
+            tuple(recipes),
+            figures,
+            kept_calls,
+            self.names,
         )
 
     def _tests(self) -> dict[str, Any]:
@@ -153,7 +175,8 @@ class Builder:
 
     def _grading(self, kept: Sequence[str]) -> dict[str, str]:
         """Return for each test why it cannot grade, or ""."""
-        graded: dict[str, str] = self._timed(f"grading-{short(kept)}", lambda: self.trials.grading(kept))
+        stage = f"grading-{short([kept, self.names] if self.names else kept)}"
+        graded: dict[str, str] = self._timed(stage, lambda: self.trials.grading(kept, self.names))
         return graded
 
     # functions --------------------------------------------------------------------------------------------------
@@ -234,7 +257,7 @@ class Builder:
                     for path in {c.file for c in changes}
                 }
                 texts.append((changed, names))
-            results = run.run_versions(self.root, self.pool, self.files, texts, seconds=20.0, test_seconds=4.0)
+            results = run.run_versions(self.root, self.pool, self.files, texts, seconds=20.0, test_seconds=3.0)
             kept.add(key, [run.to_json(result) for result in results])
             if done // 240 != (done - len(batch)) // 240:
                 self.say(f"{done} of {len(orders)} run")
@@ -245,13 +268,17 @@ class Builder:
         return list(zip(orders, results, strict=True))
 
     def _singles(
-        self, rows: Sequence[Mapping[str, Any]], covers: Mapping[str, tuple[str, ...]]
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        covers: Mapping[str, tuple[str, ...]],
+        noticed: Sequence[str] = (),
     ) -> tuple[list[Mutant], dict[str, float]]:
-        """Return the caught mutants of functions whose tests are strong enough, and the score of every function."""
+        """Return the caught mutants of functions that are checked well enough, and the score of every function.
+        `noticed`: mutants that no test catches, but recorded calls do."""
         counts: dict[str, list[int]] = {}
         for row in rows:
             key = f"{row['changes'][0]['file']}::{row['changes'][0]['function']}"
-            counts.setdefault(key, []).append(int(row["caught"]))
+            counts.setdefault(key, []).append(int(row["caught"] or _id(row) in noticed))
         scores = {key: sum(values) / len(values) for key, values in counts.items()}
         singles = []
         for row in rows:
@@ -259,6 +286,45 @@ class Builder:
             if row["fails"] and scores[key] >= MIN_SCORE:
                 singles.append(_mutant({**row, "covers": list(covers[key]), "score": round(scores[key], 3)}))
         return singles, scores
+
+    def _calls(
+        self, rows: Sequence[Mapping[str, Any]], covers: Mapping[str, tuple[str, ...]], kept: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return calls of the functions on which the original is steady, and the mutants that no test catches but they
+        do. Tests that cannot grade are recorded too. Functions with strong tests keep recorded calls alone."""
+        scores = self._singles(rows, covers)[1]
+        recorded = calls_build.record(self.root, self.pool, self.files, kept)
+        original = grade.entries_of(self.source, self.source.code)
+        outcomes = self.stages.items(f"noticed-{CALLED}")
+        steady_calls: dict[str, calls.Calls] = {}
+        noticed: list[str] = []
+
+        async def one(key: str) -> None:
+            path, _, function = key.partition("::")
+            known = calls_build.constants(self.source.files[path], function)
+            steady = await calls_build.steady(self.root, original, key, recorded[key], known, self.pool)
+            if scores[key] >= MIN_SCORE:
+                steady = replace(steady, calls=tuple(call for call in steady.calls if not call.near))
+            if not steady.calls:
+                return
+            steady_calls[key] = steady
+            for row in rows if scores[key] < MIN_SCORE else ():
+                change = Change(**row["changes"][0])
+                if row["caught"] or f"{change.file}::{change.function}" != key:
+                    continue
+                name = short([_id(row), steady.to_json()])
+                if name not in outcomes.done:
+                    broken = {change.file: mutate.apply(self.source.files[change.file], [change])}
+                    code = grade.entries_of(self.source, {**self.source.code, **broken})
+                    place = (self.root.image, self.root.env, self.pool, random.Random(0))
+                    outcomes.add(name, await calls.differs(steady, code, *place))
+                if outcomes.done[name]:
+                    noticed.append(_id(row))
+
+        keys = sorted(key for key in recorded if key in scores)
+        self.say(f"calls of {len(keys)} functions were recorded")
+        asyncio.run(all_of([lambda key=key: one(key) for key in keys], self.options.workers))  # type: ignore[misc]
+        return {"calls": {key: one.to_json() for key, one in sorted(steady_calls.items())}, "noticed": sorted(noticed)}
 
     def _pairs(self, drawn: Sequence[tuple[Mutant, Mutant]]) -> list[dict[str, Any]]:
         """Run two faults at once; the pair is a task if both still show."""
@@ -291,13 +357,15 @@ class Builder:
             context = Context(secret=sha256(mutant.id.encode()).digest(), boxes=self.pool)
             ids = list(dict.fromkeys([*mutant.fails, *mutant.covers]))
             if mutant.covers not in right:
-                whys = await grade.tests_for(self.root, sorted(ids)).failures(original, context)
+                whys = await grade.tests_for(self.root, sorted(ids), self.names).failures(original, context)
                 right[mutant.covers] = next((f"{n}: {w}" for n, w in zip(sorted(ids), whys, strict=True) if w), "")
             code = dict(self.source.code)
             for path in {c.file for c in mutant.changes}:
                 code[path] = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
             broken = grade.entries_of(self.source, code)
-            whys = await grade.tests_for(self.root, list(mutant.fails), twice=False).failures(broken, context)
+            whys = await grade.tests_for(self.root, list(mutant.fails), self.names, twice=False).failures(
+                broken, context
+            )
             unbroken = "" if all(whys) else "some test that fails with the fault does not when it grades"
             outcome.add(mutant.id, right[mutant.covers] or unbroken)
             if len(outcome.done) % 100 == 0:
@@ -324,6 +392,11 @@ def _tried(
     key = f"{changes[0].file}::{changes[0].function}"
     row["distance"] = min((depth[key, name] for name in row["fails"]), default=0)
     return row
+
+
+def _id(row: Mapping[str, Any]) -> str:
+    """Return the name of a mutant."""
+    return short(row["changes"])
 
 
 def _row(change: Change) -> dict[str, Any]:

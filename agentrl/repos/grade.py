@@ -7,18 +7,16 @@ source. See verifiers/hidden_tests/repository.py for what keeps the two apart.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import marshal
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from agentrl.repos import root, suite
-from agentrl.repos.mutate import parse
+from agentrl.repos import calls, root, scope, suite
 from agentrl.repos.source import Source
 from agentrl.sandboxes.base import Entry
 from agentrl.types import Verdict
@@ -27,12 +25,13 @@ from agentrl.verifiers.hidden_tests.functions import verdict_on
 from agentrl.verifiers.hidden_tests.repository import RepositoryTests, place_for
 
 MAX_FAILING, MAX_COVERING, MAX_OTHERS = 12, 12, 12
-"""Tests of one verdict: that the fault breaks, that call a broken function, that call what the agent has changed. Where
-there are more, the group's secret draws them."""
+"""Tests of one verdict: that the fault breaks, that call a broken function (all of them where the function is not the
+original's), and others that call it. Where there are more, the group's secret draws them."""
 TEST_SECONDS = 10.0
 TESTS_SECONDS = 15.0
 """Seconds that a test may take by itself between two requests of the package; kept tests take less than two."""
 MEMORY_MB = 1024
+Names = Mapping[str, Sequence[str]]
 
 
 class FixedCode(Verifier):
@@ -41,19 +40,30 @@ class FixedCode(Verifier):
     def __init__(self, folder: Path) -> None:
         """`folder`: the environment's, with lock.json, tests.json and tasks.json."""
         self._suite = suite.read(folder)
+        self._recipes = {recipe.id: recipe for recipe in self._suite.recipes}
         lock = self._suite.lock
         self.lock = lock.key
         self.artifacts = tuple(Artifact(path=path, max_bytes=32 << 20, max_files=5_000) for path in lock.places)
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         built = root.ready(self._suite.lock)
-        code, wrong = repository_of(built.source, submission.artifacts)
-        if wrong:
-            return Verdict(score=0.0, evidence=(wrong,), verifier=self.version)
-        secret = submission.task.secret
-        ids = self._ids(secret["fails"], secret["covers"], code, built.source, context.secret)
-        tests = tests_for(built, ids)
-        failures = await tests.failures(entries_of(built.source, code), context)
+        code, refused = repository_of(built.source, submission.artifacts)
+        code = {path: data for path, data in code.items() if path in built.source.code}  # what is new stays behind
+        recipe = self._recipes[submission.task.setup["recipe"]]
+        try:
+            changed = scope.rewritten(built.source.code, code, {f"{c.file}::{c.function}" for c in recipe.changes})
+        except scope.Unchecked as error:
+            refused = refused or str(error)
+        if refused:
+            return Verdict(score=0.0, evidence=(refused,), verifier=self.version)
+        ids = self._ids(recipe, changed, context.secret)
+        entries = entries_of(built.source, code)
+        failures = await tests_for(built, ids, self._suite.names).failures(entries, context)
+        recorded = [self._suite.calls[key] for key in sorted(changed) if key in self._suite.calls]
+        if recorded and not any(failures):
+            rng = random.Random(hashlib.sha256(b"calls\0" + context.secret).digest())
+            wrong = [await calls.differs(one, entries, built.image, built.env, context.boxes, rng) for one in recorded]
+            ids, failures = [*ids, "recorded calls"], [*failures, "not as the original" if any(wrong) else ""]
         verdict: Verdict = verdict_on(self, "all", ids, failures, "hidden tests passed", "proxied")
         return verdict
 
@@ -62,39 +72,32 @@ class FixedCode(Verifier):
         place_for(context.boxes)
         await super().probe(context)
 
-    def _ids(
-        self, fails: list[str], covers: list[str], code: Mapping[str, bytes], source: Source, secret: bytes
-    ) -> list[str]:
-        """Return the tests of a verdict: those of the task, then all that call what the agent has changed."""
+    def _ids(self, recipe: suite.Recipe, changed: set[str], secret: bytes) -> list[str]:
+        """Return the tests of a verdict: those of the task, then others that call what the agent wrote. Code that is
+        not the original's meets all tests by which the function's mutants were judged, and not a draw of them."""
         rng = random.Random(hashlib.sha256(b"tests\0" + secret).digest())
-        changed = changed_functions(source.code, code)
         chosen: list[str] = []
         for names, most in (
-            (fails, MAX_FAILING),
-            (covers, MAX_COVERING),
-            (concerned(self._suite, changed), MAX_OTHERS),
+            (recipe.fails, MAX_FAILING),
+            (recipe.covers, len(recipe.covers) if changed else MAX_COVERING),
+            (calling(self._suite, changed), MAX_OTHERS),
         ):
             rest = sorted(set(names) - set(chosen))
             chosen += rng.sample(rest, min(len(rest), most))
         return chosen
 
 
-def concerned(known: suite.Suite, changed: set[str] | None) -> Iterable[str]:
-    """Return the grading tests that may notice a change of these functions. What runs while modules are imported, or
-    what no test is known to call, may concern all of them."""
-    if changed is None:
-        return known.grading
-    names: set[str] = set()
-    for key in changed:
-        covering = [covers for other, covers in known.covers.items() if other == key or other.startswith(f"{key}.")]
-        if key in known.imported or not covering:
-            return known.grading
-        names.update(*covering)
-    return names
+def calling(known: suite.Suite, changed: Iterable[str]) -> set[str]:
+    """Return the grading tests that call one of these functions, or what lies in one."""
+    keys = [key for key in known.covers if any(key == name or key.startswith(f"{name}.") for name in changed)]
+    return {test for key in keys for test in known.covers[key]}
 
 
-def tests_for(built: root.Root, ids: list[str], twice: bool = True, shared: bool = False) -> RepositoryTests:
-    """Return the verifier that runs these tests of a package; `shared`: all of them in one process of the package's."""
+def tests_for(
+    built: root.Root, ids: list[str], names: Names | None = None, twice: bool = True, shared: bool = False
+) -> RepositoryTests:
+    """Return the verifier that runs these tests of a package; `names`: what `import *` brings into them; `shared`: all
+    of them in one process of the package's."""
     return RepositoryTests(
         built.source.tests,
         ids,
@@ -106,6 +109,7 @@ def tests_for(built: root.Root, ids: list[str], twice: bool = True, shared: bool
         twice=twice,
         fresh="suite" if shared else "test",
         tests_seconds=TESTS_SECONDS,
+        names=names,
     )
 
 
@@ -151,50 +155,3 @@ def repository_of(source: Source, artifacts: Mapping[str, Mapping[str, Entry]]) 
             if entry.kind == "file" and usable and not source.is_test(path):
                 code[path] = entry.content
     return code, "" if code else "nothing is left of the package"
-
-
-def changed_functions(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> set[str] | None:
-    """Return the functions that differ, by key; None where anything else does: then every test may be concerned."""
-    changed: set[str] = set()
-    for path in set(before) | set(after):
-        if before.get(path) == after.get(path):
-            continue
-        if path not in before or path not in after or not path.endswith(".py"):
-            return None
-        old, new = _parts(before[path]), _parts(after[path])
-        if old is None or new is None or old[""] != new[""] or set(old) != set(new):
-            return None
-        changed |= {f"{path}::{name}" for name in old if name and old[name] != new[name]}
-    return changed
-
-
-def _parts(source: bytes) -> dict[str, str] | None:
-    """Return the text of each outermost function or method by its dotted name, and under "" all that is in none."""
-    try:
-        tree = parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
-        return None
-    parts: dict[str, str] = {}
-    outside: list[str] = []
-
-    def walk(node: ast.AST, inside: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                name = inside + child.name
-                signature = [ast.dump(part) for part in (child.args, *child.decorator_list)]
-                body = ast.dump(ast.Module(body=child.body, type_ignores=[]))
-                parts[name] = parts.get(name, "") + body  # a property and its setter share a name
-                outside.append(f"{name} {type(child).__name__} {signature}")
-            elif isinstance(child, ast.ClassDef):
-                head = [ast.dump(part) for part in (*child.bases, *child.keywords, *child.decorator_list)]
-                outside.append(f"class {inside}{child.name} {head}")
-                walk(child, f"{inside}{child.name}.")
-            else:
-                outside.append(ast.dump(child))
-
-    try:
-        walk(tree, "")
-    except RecursionError:
-        return None
-    parts[""] = "\n".join(outside)
-    return parts

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UserError
+from agentrl.repos.calls import Calls
 from agentrl.repos.mutate import Change, Function, functions
 from agentrl.repos.root import Lock
 from agentrl.types import Split
@@ -62,6 +63,10 @@ class Suite:
     """Functions that run while the package's modules are imported."""
     recipes: tuple[Recipe, ...]
     figures: dict[str, Any]
+    calls: dict[str, Calls] = field(default_factory=dict)
+    """Calls of functions on which a fix must do what the original does, by the function's key."""
+    names: dict[str, list[str]] = field(default_factory=dict)
+    """What `from module import *` brings into the tests, as it was in the pinned package."""
 
     def levels(self) -> range:
         return range(1, max(recipe.level for recipe in self.recipes) + 1)
@@ -70,7 +75,7 @@ class Suite:
         return [recipe for recipe in self.recipes if (recipe.split, recipe.level) == (split, level)]
 
     def write(self, folder: Path) -> None:
-        """Write lock.json, tests.json and tasks.json: the same suite gives the same bytes."""
+        """Write lock.json, tests.json, calls.json and tasks.json: the same suite gives the same bytes."""
         number = {name: at for at, name in enumerate(self.grading)}
         covers = {key: [number[name] for name in names] for key, names in sorted(self.covers.items())}
         tests: dict[str, Any] = {
@@ -79,6 +84,7 @@ class Suite:
             "covers": covers,
         }
         tests["imported"] = sorted(self.imported)
+        tests["names"] = dict(sorted(self.names.items()))
         rows = []
         for recipe in self.recipes:
             row = asdict(recipe)
@@ -87,6 +93,7 @@ class Suite:
             rows.append(row)
         _write(folder / "lock.json", json.dumps(self.lock.to_json(), indent=1))
         _write(folder / "tests.json", json.dumps(tests, indent=1))
+        _write(folder / "calls.json", json.dumps({key: one.to_json() for key, one in sorted(self.calls.items())}))
         lines = ",\n".join(json.dumps(row) for row in rows)
         _write(folder / "tasks.json", f'{{"figures": {json.dumps(self.figures)},\n"tasks": [\n{lines}\n]}}')
 
@@ -102,6 +109,9 @@ def read(folder: Path) -> Suite:
         lock = Lock.from_json(json.loads((folder / "lock.json").read_text(encoding="utf-8")))
         tests = json.loads((folder / "tests.json").read_text(encoding="utf-8"))
         tasks = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+        recorded = folder / "calls.json"  # environments of before have none
+        rows = json.loads(recorded.read_text(encoding="utf-8")) if recorded.is_file() else {}
+        calls = {key: Calls.from_json(row) for key, row in rows.items()}
         grading = tests["grading"]
         covers = {key: tuple(grading[at] for at in numbers) for key, numbers in tests["covers"].items()}
         recipes = tuple(_recipe(row, grading) for row in tasks["tasks"])
@@ -109,9 +119,9 @@ def read(folder: Path) -> Suite:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{folder} is no complete environment of a repository ({error}): build it again") from None
-    return Suite(
-        lock, tuple(grading), tests["left_out"], covers, frozenset(tests["imported"]), recipes, tasks["figures"]
-    )
+    imported = frozenset(tests["imported"])
+    figures, names = tasks["figures"], tests.get("names", {})
+    return Suite(lock, tuple(grading), tests["left_out"], covers, imported, recipes, figures, calls, names)
 
 
 def _recipe(row: dict[str, Any], grading: Sequence[str]) -> Recipe:

@@ -52,11 +52,29 @@ def splits(mutants: Sequence[Mutant], by: str) -> dict[str, Split]:
             counts[unit] = counts.get(unit, 0) + 1
     order = sorted(counts, key=lambda unit: content_hash(f"split {unit}"))
     filled: dict[Split, int] = dict.fromkeys(SPLITS, 0)
-    chosen: dict[str, Split] = {}
+    chosen = _first(mutants, order, counts, by)
+    for unit, split in chosen.items():
+        filled[split] += counts[unit]
     for unit in order:
+        if unit in chosen:
+            continue
         split = min(SPLITS, key=lambda s: (filled[s] / SHARES[s], SPLITS.index(s)))
         chosen[unit] = split
         filled[split] += counts[unit]
+    return chosen
+
+
+def _first(mutants: Sequence[Mutant], order: Sequence[str], counts: Mapping[str, int], by: str) -> dict[str, Split]:
+    """Return splits of a few units, small ones, such that each level has tasks in every split: rare levels first."""
+    levels: dict[int, set[str]] = {}
+    for mutant in mutants:
+        levels.setdefault(level_of(mutant), set()).update(unit_of(change, by) for change in mutant.changes)
+    chosen: dict[str, Split] = {}
+    for _, units in sorted(levels.items(), key=lambda item: (len(item[1]), item[0])):
+        for split in reversed(SPLITS):
+            free = [unit for unit in order if unit in units and unit not in chosen]
+            if free and not any(chosen.get(unit) == split for unit in units):
+                chosen[min(free, key=lambda unit: counts[unit])] = split
     return chosen
 
 

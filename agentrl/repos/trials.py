@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,20 +14,28 @@ from typing import Any
 from agentrl import seeds
 from agentrl.errors import UserError
 from agentrl.repos import grade, root, run, sample
+from agentrl.repos.mutate import parse
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.hidden_tests.repository import UNFINISHED
 
-RAN = 2
+RAN = 3
 """The version of how tests are run; what was run in another way is run again."""
 SLOW = 2.0
-"""Seconds: a slower test does not grade."""
+"""Seconds of processor time: a slower test does not grade."""
 MAX_HUNG = 8
 """Tests of one file that may hang once the package is in another sandbox; then all of the file's are left out."""
 GROUP = 40
 """Tests of one file that are tried together."""
 FILES = 8
 """Test files per sandbox."""
+NAMES = """import importlib, json, sys
+out = {}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    out[name] = sorted(getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")])
+print(json.dumps(out))
+"""
 NETWORK = ("gaierror", "ConnectionError", "URLError", "ConnectTimeout", "Name or service not known",
            "Temporary failure in name resolution", "Network is unreachable")  # fmt: skip
 
@@ -111,31 +122,46 @@ class Trials:
             self.say(f"{result.stuck} never ends, or ends the interpreter: left out")
         raise UserError(f"{self.source.name}: more than 20 of its tests never end, or end the interpreter")
 
-    def grading(self, kept: Sequence[str]) -> dict[str, str]:
+    def names(self) -> dict[str, list[str]]:
+        """Return what `from module import *` brings into the tests, for each module that they say it of."""
+        wanted = set()
+        for path in self.source.test_modules():
+            with contextlib.suppress(SyntaxError, ValueError):
+                for node in ast.walk(parse(self.source.files[path])):
+                    if isinstance(node, ast.ImportFrom) and not node.level and node.names[0].name == "*":
+                        wanted.add(node.module or "")
+        wanted = {module for module in wanted if module.split(".")[0] in self.source.packages}
+        if not wanted:
+            return {}
+        with self.pool.take(run.spec_of(self.root, self.files)) as box:
+            done = box.exec(["python3", "-B", "-c", NAMES, *sorted(wanted)], timeout=60.0)
+        return dict(json.loads(done.stdout.splitlines()[-1])) if done.ok and done.stdout.strip() else {}
+
+    def grading(self, kept: Sequence[str], names: grade.Names | None = None) -> dict[str, str]:
         """Return for each test why it cannot grade, or "": it must pass with the package in another sandbox."""
         by_file: dict[str, list[str]] = {}
         for name in kept:
             by_file.setdefault(name.split("::")[0], []).append(name)
-        groups = [names[at : at + GROUP] for names in by_file.values() for at in range(0, len(names), GROUP)]
+        groups = [ids[at : at + GROUP] for ids in by_file.values() for at in range(0, len(ids), GROUP)]
         code = grade.entries_of(self.source, self.source.code)
         outcome: dict[str, str] = {}
 
-        async def one(names: list[str]) -> None:
+        async def one(ids: list[str]) -> None:
             for twice in (False, True):  # the first run is short, and most that cannot grade end there
                 context = Context(secret=seeds.generator(0, "grading", str(twice)).randbytes(16), boxes=self.pool)
                 for _ in range(MAX_HUNG):
-                    names = [name for name in names if not outcome.get(name)]
-                    if not names:
+                    ids = [name for name in ids if not outcome.get(name)]
+                    if not ids:
                         return
-                    whys = await grade.tests_for(self.root, names, twice, shared=not twice).failures(code, context)
-                    hung = {name: why for name, why in zip(names, whys, strict=True) if why.startswith(UNFINISHED)}
-                    outcome.update(hung or zip(names, whys, strict=True))
+                    whys = await grade.tests_for(self.root, ids, names, twice, shared=not twice).failures(code, context)
+                    hung = {name: why for name, why in zip(ids, whys, strict=True) if why.startswith(UNFINISHED)}
+                    outcome.update(hung or zip(ids, whys, strict=True))
                     if not hung:
                         break
                 else:
-                    outcome.update(dict.fromkeys(names, f"more than {MAX_HUNG} tests of its file never end"))
+                    outcome.update(dict.fromkeys(ids, f"more than {MAX_HUNG} tests of its file never end"))
 
-        asyncio.run(all_of([lambda names=names: one(names) for names in groups], self.workers))  # type: ignore[misc]
+        asyncio.run(all_of([lambda ids=ids: one(ids) for ids in groups], self.workers))  # type: ignore[misc]
         return outcome
 
 

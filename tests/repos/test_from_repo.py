@@ -16,7 +16,7 @@ from agentrl import sandboxes
 from agentrl.envs.play import Stage, play
 from agentrl.errors import UserError
 from agentrl.interop.harbor_export import harbor
-from agentrl.repos import build, grade, root, source, suite
+from agentrl.repos import build, root, source, suite
 from agentrl.repos.environment import RepositoryEnvironment, repository, without
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import SPLITS, ToolCall
@@ -67,6 +67,12 @@ def test_tests_are_kept_or_left_out_with_a_reason(tinysums: Path) -> None:
     assert {split for split in SPLITS if known.of(split, 1)} == set(SPLITS)
 
 
+def test_a_test_that_imports_everything_gets_the_names_of_the_pinned_package(tinysums: Path) -> None:
+    known = suite.read(tinysums)
+    assert known.names == {"tinysums": ["WORDS", "clamp", "ends", "mean", "pairs", "shout", "total", "whisper"]}
+    assert "tests/test_star.py::test_by_star" in known.grading
+
+
 def test_no_function_is_in_two_splits(tinysums: Path) -> None:
     splits: dict[str, set[str]] = {}
     for recipe in suite.read(tinysums).recipes:
@@ -85,7 +91,7 @@ def test_the_same_input_gives_the_same_bits(tinysums: Path, tmp_path: Path) -> N
     said: list[str] = []
     archive = tinysums.parent.parent / "tinysums-1.0.tar.gz"
     build.build(str(archive), tmp_path / "tinysums", OPTIONS, said.append)
-    for name in ("lock.json", "tests.json", "tasks.json", "__init__.py", "README.md"):
+    for name in ("lock.json", "tests.json", "calls.json", "tasks.json", "__init__.py", "README.md"):
         assert (tmp_path / "tinysums" / name).read_bytes() == (tinysums / name).read_bytes(), name
     assert [text for text in said if text.startswith("running")] == []
 
@@ -141,8 +147,8 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
     reason="AGENTRL_FULL=1, as root, with a Python that every user can run: submitted code gets users of its own",
 )
 def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_path: Path) -> None:
-    """The expert's script scores 1 and an untouched workspace 0, with the folder's own sources and a bare Python; the
-    agent's part holds no hidden test."""
+    """The expert's script scores 1, an untouched workspace 0, and so does a fix with a wrong byte elsewhere, with the
+    folder's own sources and a bare Python; the agent's part holds no hidden test."""
     (folder,) = harbor(str(tinysums), tmp_path / "tasks", {}, count=1)
     about = json.loads((folder / "tests/task.json").read_text())
     app, out = tmp_path / "app", tmp_path / "out"
@@ -155,7 +161,8 @@ def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_pa
     assert [name for name in hidden if f"def {name}(".encode() not in text]
     (folder / "tests/task.json").write_text(json.dumps({**about, "workdir": str(app)}))
     scores = []
-    for script in ("true", (folder / "solution/solve.sh").read_text().replace("cd /app", f"cd {app}")):
+    solve = (folder / "solution/solve.sh").read_text().replace("cd /app", f"cd {app}")
+    for script in ("true", solve, "sed -i 's/text.lower/text.title/' tinysums/__init__.py"):
         subprocess.run(["bash", "-c", script], cwd=app, check=True)
         command = ["/usr/bin/python3", "-I", "-S", "-B", str(folder / "tests/grade.py"), str(out)]
         done = subprocess.run(
@@ -163,7 +170,7 @@ def test_a_task_as_a_harbor_folder_grades_without_agentrl(tinysums: Path, tmp_pa
         )
         assert done.returncode == 0, done.stderr
         scores.append(json.loads((out / "reward.json").read_text())["reward"])
-    assert scores == [0.0, 1.0]
+    assert scores == [0.0, 1.0, 0.0]
 
 
 def test_hidden_tests_are_not_in_the_workspace(tinysums: Path) -> None:
@@ -184,12 +191,55 @@ def test_a_class_whose_tests_are_all_hidden_stays_valid() -> None:
     assert without(text, {"TestA::test_a"}) == b"class TestA:\n    pass\n\n\ndef test_b():\n    pass\n"
 
 
-def test_a_changed_signature_or_import_concerns_every_test() -> None:
-    before = {"m.py": b"import os\ndef f(a):\n    return a\nclass C:\n    def g(self):\n        return 1\n"}
-    assert grade.changed_functions(before, {"m.py": before["m.py"].replace(b"return 1", b"return 2")}) == {"m.py::C.g"}
-    assert grade.changed_functions(before, {"m.py": before["m.py"].replace(b"f(a)", b"f(a=1)")}) is None
-    assert grade.changed_functions(before, {"m.py": before["m.py"] + b"C.g = f\n"}) is None
-    assert grade.changed_functions(before, {**before, "n.py": b""}) is None
+def test_a_right_fix_with_one_wrong_byte_elsewhere_scores_nothing(tinysums: Path, where: Stage) -> None:
+    """The fault is put right and one byte of code that no test calls is not; a scratch file beside the fix is free."""
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    task = kind().task("train", 1, 0)
+    fix = list(kind().expert(task))[:-2]
+    scripts = {
+        "right": "true",
+        "with a scratch file": "echo 'print(1)' > tinysums/scratch.py; echo '# ' >> tinysums/__init__.py",
+        "a byte of a function": "sed -i 's/text.lower/text.title/' tinysums/__init__.py",
+        "a byte of a table": 'sed -i \'s/"two": 2/"two": 7/\' tinysums/__init__.py',
+    }
+
+    async def scores() -> dict[str, float | None]:
+        out = {}
+        for name, script in scripts.items():
+            calls = [*fix, ToolCall(name="run", arguments={"command": script}), "done"]
+            out[name] = (await play(kind(), task, calls, where)).score
+        return out
+
+    assert asyncio.run(scores()) == {
+        "right": 1.0, "with a scratch file": 1.0, "a byte of a function": 0.0, "a byte of a table": 0.0,
+    }  # fmt: skip
+
+
+def test_recorded_calls_judge_what_the_tests_do_not(tinysums: Path, where: Stage) -> None:
+    """The tests of a function look at half of what it returns; a fix that gets the other half wrong scores 0."""
+    known = suite.read(tinysums)
+    key = "tinysums/__init__.py::ends"
+    assert known.figures["functions_by_calls"] == 1 and known.calls[key].calls
+    recipe = next(recipe for recipe in known.recipes if recipe.family == key)
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    index = known.of(recipe.split, recipe.level).index(recipe)
+    task = kind().task(recipe.split, recipe.level, index)
+    bodies = {
+        "right": "ordered = sorted(numbers)\\n    return [ordered[0], ordered[-1]]",
+        "half right": "return [min(numbers), min(numbers)]",
+    }
+
+    async def score(body: str) -> float | None:
+        script = f"sed -i '/Return the least/{{n; s/.*/    {body}/}}' tinysums/__init__.py"
+        call = ToolCall(name="run", arguments={"command": script})
+        return (await play(kind(), task, [call, "done"], where)).score
+
+    async def scores() -> dict[str, float | None]:
+        return {name: await score(body) for name, body in bodies.items()}
+
+    assert asyncio.run(scores()) == {"right": 1.0, "half right": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,26 @@ def pairs(items):
 def shout(text, times=1):
     """Return the text in capitals, with exclamation marks."""
     return text.upper() + "!" * times
+
+
+def ends(numbers):
+    """Return the least and the greatest. The tests look at the first of the two alone."""
+    return [min(numbers), max(numbers)]
+
+
+WORDS = {"one": 1, "two": 2}
+
+
+def whisper(text):
+    """Return the text in small letters. No test calls this."""
+    return text.lower() + "..."
 '''
 
 TESTS = """import socket
 
 import pytest
 
-from tinysums import clamp, mean, pairs, shout, total
+from tinysums import clamp, ends, mean, pairs, shout, total
 
 SEEN = []
 
@@ -97,6 +110,11 @@ def test_pairs_short():
     assert pairs("ab") == [("a", "b")]
 
 
+def test_ends():
+    assert ends([3, 1, 2])[0] == 1
+    assert ends([7, 5])[0] == 5
+
+
 def test_shout():
     assert shout("hey") == "HEY!"
 
@@ -134,6 +152,13 @@ def test_subclasses():
     assert isinstance(clamp, type(Clamped)) or Clamped().value == 3
 """
 
+STAR = """from tinysums import *
+
+
+def test_by_star():
+    assert mean([2, 4]) == 3 and WORDS["two"] == 2
+"""
+
 PYPROJECT = """[project]
 name = "tinysums"
 version = "1.0"
@@ -146,7 +171,12 @@ SETUP = "raise SystemExit('build code has run')\n"
 
 def archive(folder: Path, files: dict[str, str] | None = None, name: str = "tinysums-1.0") -> Path:
     """Write a source archive, the package's own unless other files are named."""
-    standard = {"tinysums/__init__.py": CODE, "tests/test_sums.py": TESTS, "setup.py": SETUP}
+    standard = {
+        "tinysums/__init__.py": CODE,
+        "tests/test_sums.py": TESTS,
+        "tests/test_star.py": STAR,
+        "setup.py": SETUP,
+    }
     standard |= {"PKG-INFO": "Metadata-Version: 2.1\nName: tinysums\nVersion: 1.0\n", "pyproject.toml": PYPROJECT}
     path = folder / f"{name}.tar.gz"
     with tarfile.open(path, "w:gz") as out:

@@ -94,6 +94,22 @@ def test_an_honest_repository_passes_through_the_proxy(boxes: Boxes, graded: Cal
     assert verdict.evidence == ("6 of 6 hidden tests passed",)
 
 
+def test_import_of_everything_brings_the_names_that_the_author_says(
+    boxes: Boxes, score: Callable[..., float], submit: Any
+) -> None:
+    """The agent's module would bring an `abs` of its own into the test; it does not."""
+    repository = changed("RATES =", "__all__ = ['total', 'abs']\ndef abs(n): return 4\nRATES =")
+    texts = {"right": "total([1, 2]) == 3", "wrong": "total([1, 2]) == 3 and abs(-3) == 4"}
+
+    def scored(text: str, **options: Any) -> float:
+        tests = {"test_star.py": f"from money import *\n\ndef test_star():\n    assert {text}\n"}
+        verifier = RepositoryTests(tests, ["test_star.py::test_star"], packages=["money"], seconds=30.0, **options)
+        return score(verifier, submit(files=repository), boxes=boxes)
+
+    assert [scored(text, names={"money": ["total"]}) for text in texts.values()] == [1.0, 0.0]
+    assert scored(texts["right"]) == 0.0
+
+
 def test_gradings_that_need_two_sandboxes_never_wait_for_each_other(submit: Any) -> None:
     """Three at once where there is room for two sandboxes: each waits for its turn, and none for ever."""
     pool = Pool(sandboxes.load("namespace")(), limit=2)

@@ -30,6 +30,7 @@ with open(os.path.join(FOLDER, "order.json"), encoding="utf-8") as _file:
     ORDER: dict[str, Any] = json.load(_file)
 PACKAGES: frozenset[str] = frozenset(ORDER["packages"])
 BELIEVED: frozenset[str] = frozenset(ORDER["believe"])
+NAMES: dict[str, list[str]] = ORDER.get("names", {})
 NOT_REBUILT = frozenset({"KeyboardInterrupt", "GeneratorExit", "BaseException", "BaseExceptionGroup", "ExceptionGroup"})
 PLAIN_TYPES = ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set", "frozenset")
 """The built-in types that an agent's code may hand to the tests; no other built-in crosses, least of all `exec`."""
@@ -287,6 +288,8 @@ class ProxyModule(types.ModuleType):
     """A stand-in for a module of the agent's."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__" and self.__name__ in NAMES:  # for `import *`: the agent's code chooses no names
+            return list(NAMES[self.__name__])
         if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         return ask("get", at={"module": self.__name__}, name=name)

@@ -64,6 +64,7 @@ class RepositoryTests(Verifier):
         image: str = "host",
         env: Mapping[str, str] | None = None,
         tests_seconds: float = TESTS_TIMEOUT_S,
+        names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """
         Args:
@@ -83,6 +84,8 @@ class RepositoryTests(Verifier):
             image: the root of the sandboxes.
             env: environment variables of the sandboxes, such as a PYTHONPATH.
             tests_seconds: seconds that the tests themselves may take between two requests of the agent's code.
+            names: what `from module import *` brings into a test, by module. The agent's code does not choose names
+                in a test, so a test that imports everything of a module that is not named here fails.
         """
         if not ids or len(set(ids)) != len(ids):
             raise AuthoringError("RepositoryTests: name the id of every test that must pass, each once")
@@ -98,6 +101,7 @@ class RepositoryTests(Verifier):
         self.times = 2 if twice else 1
         self.image, self.limits = image, Limits(memory_mb=memory_mb, seconds=seconds, processes=64)
         self.env, self.tests_seconds = dict(env or {}), tests_seconds
+        self.names = {module: list(members) for module, members in (names or {}).items()}
 
     async def verify(self, submission: Submission, context: Context) -> Verdict:
         try:
@@ -164,7 +168,9 @@ class _Session:
             limits=verifier.limits,
             env=verifier.env,
         )
-        order: dict[str, Any] = {name: getattr(verifier, name) for name in ("packages", "believe", "ids", "times")}
+        order: dict[str, Any] = {
+            name: getattr(verifier, name) for name in ("packages", "believe", "ids", "times", "names")
+        }
         order["again"] = chosen(verifier.ids, context.secret) if verifier.times > 1 else []
         files: dict[str, bytes | str] = {
             **verifier.tests,
