@@ -80,7 +80,7 @@ def walk(tmp_path: Path, write: Callable[..., Path], monkeypatch: pytest.MonkeyP
         sections: dict[str, Any] = {
             "run": {"name": name, "steps": 1},
             "model": {"context": 1024},
-            "warm_start": {"demonstrations": 16, "epochs": 5, "lr": 0.01, "batch": 8},
+            "warm_start": {"demonstrations": 16, "epochs": 7, "lr": 0.01, "batch": 8},
             "rollout": {"max_turns": 12, "max_tokens": 200, "max_turn_tokens": 40, "max_context": CONTEXT, **rollout},
             "learner": {"lr": 0.0001},
         }
