@@ -1,6 +1,5 @@
 """Whole runs whose episodes are longer than the context: they end there without compaction, and go on with it."""
 
-import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ from agentrl import catalogue, metrics
 from agentrl.cli import main
 from agentrl.rollout.store import read
 from agentrl.types import Trajectory
-from tests.tiny_run import equal, train, weights, write
+from tests.tiny_run import train, write
 
 __all__ = ["write"]
-FULL = os.environ.get("AGENTRL_FULL") == "1"
 CONTEXT = 400
 
 WALK = textwrap.dedent('''
@@ -122,24 +120,3 @@ def test_a_policy_walks_further_than_its_context(walk: Callable[..., Path], tmp_
     assert [(t.outcome.ending, t.outcome.score) for t in on] == [("done", 1.0)] * 2
     assert [(t.outcome.ending, t.outcome.score, t.conversations) for t in off] == [("max_tokens", 0.0, ())] * 2
     assert all(max(map(len, t.segments)) <= CONTEXT for t in (*on, *off))
-
-
-@pytest.mark.skipif(not FULL, reason="three more runs; set AGENTRL_FULL=1")
-@pytest.mark.parametrize("kind", ["summary", "drop", "subagent"])
-def test_every_kind_trains_resumes_to_the_bit_and_runs_asynchronously(
-    kind: str, walk: Callable[..., Path], tmp_path: Path
-) -> None:
-    """A resumed run has the weights of an undisturbed one; with `async` it runs too, and every prompt is proved."""
-    section = {"type": kind} | ({} if kind == "subagent" else {"tokens": 320 if kind == "summary" else 250})
-    for name in ("whole", "parts", "stale"):
-        recipe = walk(name, compaction=section, max_context=800)
-        data = yaml.safe_load(recipe.read_text())
-        data["async"] = {"enabled": name == "stale", "max_staleness": 2}
-        recipe.write_text(yaml.safe_dump(data))
-        steps = "run.steps=1" if name == "parts" else "run.steps=2"
-        assert train(str(recipe), "--set", steps) == 0
-        if name == "parts":
-            assert train(str(recipe), "--resume", "--set", "run.steps=2") == 0
-        if kind != "subagent":  # which the policy does not call
-            assert any(len(t.conversations) > 1 for t in episodes(tmp_path / "runs" / name))
-    assert equal(weights(tmp_path / "runs" / "whole"), weights(tmp_path / "runs" / "parts"))
