@@ -15,7 +15,7 @@ Keep = Annotated[int, Field(ge=0, le=1000)]
 
 class SummaryCompaction(Section):
     """The policy is asked for a summary, a turn that is trained like any other. It continues with system prompt, task
-    prompt and its summary alone."""
+    prompt, its summary and its newest turns."""
 
     type: Literal["summary"]
     """Selects summaries."""
