@@ -18,11 +18,12 @@ def write(
     folder: Path, problems: Sequence[str], good: Sequence[str], bad: Sequence[str], *, context: int = 512
 ) -> Path:
     """Write a reward model that prefers the good texts to the bad ones as answers to the problems."""
-    from transformers import LlamaConfig, LlamaForSequenceClassification
+    import transformers
 
+    hub: Any = transformers
     tokenizer = scratch_tokenizer([*problems, *good, *bad], 400)
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = hub.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
@@ -32,7 +33,7 @@ def write(
         num_labels=1,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model: Any = LlamaForSequenceClassification(config).eval()
+    model = hub.LlamaForSequenceClassification(config).eval()
     features, labels = [], []
     for texts, label in ((good, LABEL), (bad, -LABEL)):
         for problem in problems:

@@ -46,7 +46,8 @@ EXPORT = Plain
 
 
 def tried(tmp_path: Path, env: str, **sections: Any) -> tuple[int, list[str]]:
-    path, said = tmp_path / "recipe.yaml", []
+    path = tmp_path / "recipe.yaml"
+    said: list[str] = []
     data = {**TINY, "run": {**TINY["run"], "out": str(tmp_path / "runs")}, "envs": [{"name": env}], **sections}
     path.write_text(yaml.safe_dump({**data, "warm_start": None}))
     return preflight(recipes.load(path), say=said.append), said
@@ -67,7 +68,7 @@ def test_an_environment_that_cannot_be_forked_is_found(member: Callable[[str, st
 def test_a_teacher_that_is_missing_or_speaks_otherwise_is_found(
     member: Callable[[str, str], str], tmp_path: Path
 ) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     from agentrl.learn.model import scratch_tokenizer
 
@@ -76,7 +77,9 @@ def test_a_teacher_that_is_missing_or_speaks_otherwise_is_found(
     assert code == 1 and "nowhere" in said[-1]
     tokenizer = scratch_tokenizer(["quite other words"], 290)
     shape: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16}
-    LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(tmp_path / "t")
+    hub: Any = transformers
+    config = hub.LlamaConfig(**shape, num_hidden_layers=1, num_attention_heads=1)
+    hub.LlamaForCausalLM(config).save_pretrained(tmp_path / "t")
     tokenizer.save_pretrained(tmp_path / "t")
     code, said = tried(tmp_path, env, teacher={"path": str(tmp_path / "t"), "device": "cpu", "dtype": "float32"})
     assert code == 1 and "vocabulary" in said[-1], said

@@ -140,7 +140,8 @@ class EvolvingRubric:
             raise Malformed("the judge's proposal has the wrong form")
         accepted: list[str] = []
         refused: list[dict[str, str]] = []
-        for question in questions[:MOST]:
+        for proposal in questions[:MOST]:
+            question = proposal if isinstance(proposal, str) else ""
             used = [*self._versions[-1]["questions"], *accepted]
             why = refusal(question, texts) or ("it is in use" if question in used else "")
             why = why or await self._disagreement(question, environments)

@@ -153,14 +153,15 @@ def test_estimates_are_within_a_tenth_of_the_peaks_measured_on_a_gpu(monkeypatch
 
 def test_a_teacher_and_a_reward_model_in_this_process_are_counted(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """From their configurations alone: 2 bytes per parameter in bfloat16; servers elsewhere take nothing here."""
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+    import transformers
 
+    hub: Any = transformers
     shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = LlamaConfig(**shape, num_attention_heads=2, num_labels=1)
+    config = hub.LlamaConfig(**shape, num_attention_heads=2, num_labels=1)
     config.save_pretrained(tmp_path)
     plain = make_recipe()
-    parameters = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
-    scoring = sum(p.numel() for p in LlamaForSequenceClassification(config).parameters())
+    parameters = sum(p.numel() for p in hub.LlamaForCausalLM(config).parameters())
+    scoring = sum(p.numel() for p in hub.LlamaForSequenceClassification(config).parameters())
     own = {"path": str(tmp_path), "dtype": "bfloat16", "device": "cpu"}
     data = plain.model_dump(mode="json", by_alias=True)
     data["teacher"] = own

@@ -106,23 +106,24 @@ def test_a_model_that_is_broken_for_everything_is_nobodys_zero(folder: Path) -> 
 
 
 def test_what_gives_no_trained_reward_is_refused(folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+    import transformers
 
+    hub: Any = transformers
     with pytest.raises(RecipeError, match="no config.json"):
         RewardModel(section(tmp_path))
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer = hub.AutoTokenizer.from_pretrained(folder)
     size: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16}
     size |= {"num_hidden_layers": 1, "num_attention_heads": 1, "pad_token_id": 0}
-    LlamaForCausalLM(LlamaConfig(**size)).save_pretrained(tmp_path / "chat")
+    hub.LlamaForCausalLM(hub.LlamaConfig(**size)).save_pretrained(tmp_path / "chat")
     tokenizer.save_pretrained(tmp_path / "chat")
     with pytest.raises(RecipeError, match=r"is no reward model: it has no weights for score\.weight"):
         RewardModel(section(tmp_path / "chat"))
-    LlamaForSequenceClassification(LlamaConfig(**size, num_labels=3)).save_pretrained(tmp_path / "three")
+    hub.LlamaForSequenceClassification(hub.LlamaConfig(**size, num_labels=3)).save_pretrained(tmp_path / "three")
     tokenizer.save_pretrained(tmp_path / "three")
     with pytest.raises(RecipeError, match="has 3 outputs; a reward model has one"):
         RewardModel(section(tmp_path / "three"))
     tokenizer.chat_template = None
-    LlamaForSequenceClassification(LlamaConfig(**size, num_labels=1)).save_pretrained(tmp_path / "bare")
+    hub.LlamaForSequenceClassification(hub.LlamaConfig(**size, num_labels=1)).save_pretrained(tmp_path / "bare")
     tokenizer.save_pretrained(tmp_path / "bare")
     with pytest.raises(RecipeError, match="needs a fast tokenizer with a chat template"):
         RewardModel(section(tmp_path / "bare"))

@@ -62,8 +62,8 @@ class ScriptedExaminer:
         if "CRITERIA:" in text:
             return _answers(text.split("CRITERIA:")[-1], submitted[0], obeyed)
         if "QUESTION:" in text:
-            flagged = [ORDERS.search(one) is not None for one in submitted]
-            instructs = {(True, False): "first", (False, True): "second", (True, True): "both"}.get((*flagged,), "none")
+            one, other = (ORDERS.search(text) is not None for text in submitted)
+            instructs = "both" if one and other else "first" if one else "second" if other else "none"
             first, second = map(_sound, submitted)
             better = "first" if obeyed or first > second else "second" if second > first else "tie"
             return json.dumps({"instructs_examiner": instructs, "better": better})
@@ -146,7 +146,9 @@ class GrownRubric(Verifier):
             texts = (submission.answer, GOLD[-1].text)
             with suppress(Malformed):
                 await rubric.grow(1, QUESTION, texts, context.judge, {"quiz": (Quiz, stage)})
-        return await JudgeVerifier(rubric.newest(), gold=(), measured_elsewhere=True).verify(submission, context)
+        newest: JudgeVerifier = JudgeVerifier(rubric.newest(), gold=(), measured_elsewhere=True)
+        verdict: Verdict = await newest.verify(submission, context)
+        return verdict
 
     async def probe(self, context: Context) -> None:
         await JudgeVerifier(RUBRIC, gold=GOLD).probe(context)
