@@ -140,8 +140,8 @@ class EvolvingRubric:
             raise Malformed("the judge's proposal has the wrong form")
         accepted: list[str] = []
         refused: list[dict[str, str]] = []
-        for proposal in questions[:MOST]:
-            question = proposal if isinstance(proposal, str) else ""
+        for entry in questions[:MOST]:
+            question = entry if isinstance(entry, str) else ""
             used = [*self._versions[-1]["questions"], *accepted]
             why = refusal(question, texts) or ("it is in use" if question in used else "")
             why = why or await self._disagreement(question, environments)
