@@ -24,8 +24,8 @@ _ATTRIBUTES = (
 )
 _MODULES = (
     "__future__ _ctypes antigravity atexit bdb builtins cProfile code codeop copyreg ctypes doctest faulthandler gc "
-    "imp importlib inspect marshal mock pdb pickle pkgutil profile pydoc runpy shelve site this timeit trace tracemalloc "
-    "unittest"
+    "imp importlib inspect marshal mock pdb pickle pkgutil profile pydoc runpy shelve site this timeit trace "
+    "tracemalloc unittest"
 )
 _CHANGING = (
     "append extend insert remove pop popitem popleft appendleft extendleft rotate clear update setdefault add discard "
