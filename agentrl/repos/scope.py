@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import sys
 from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
@@ -21,6 +22,9 @@ UNCHECKED = "changed code that nothing can check"
 """The reason of a score of 0; it says neither what nor where."""
 MAX_ADDED = 100_000
 """Bytes that a file may grow by: what is parsed here is the agent's."""
+PART = re.compile(r"([A-Za-z_]\w*|)(%[sr]|\{\w*\}|)(\w*)")
+"""A text that may be a part of a name, or all but a part of it."""
+LISTING = (b"globals()", b"vars(", b"dir(", b"__dict__")
 HINTS = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.BitOr, ast.Load)
 """What an annotation of a new function may be made of: anything else could run something when it is defined."""
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -109,9 +113,7 @@ class _Comparison:
         if not isinstance(parent, ast.Module):
             return False
         if isinstance(node, ast.FunctionDef):
-            listed = self._mentions(
-                b"globals()", b"vars(", b"dir(", b"__dict__"
-            )  # functions may be found by their names
+            listed = self._mentions(*LISTING)  # functions may be found by their names
             return self._new_function(node) and (node.name.startswith("_") or not listed)
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             return self._new(node.targets[0].id) and _literal(node.value)
@@ -145,10 +147,18 @@ class _Comparison:
     def _new(self, name: str) -> bool:
         """Return whether a name stands nowhere in the package: then nothing of it can meet what bears the name. Names
         that Python looks for by itself are not new."""
-        if hasattr(builtins, name) or name.startswith("__"):
+        if hasattr(builtins, name) or name.startswith("__") or self._composed(name):
             return False
         word = name.encode()
-        return not any(word in data and name in _words(data) for data in self.before.values())
+        files = ((path.endswith(".py"), data) for path, data in self.before.items())
+        return not any(word in data and (not python or name in _words(data)) for python, data in files)
+
+    def _composed(self, name: str) -> bool:
+        """Return whether a package that finds things by their names may put this one together, as "_visit_" + kind."""
+        if not self._mentions(*LISTING, b"getattr("):
+            return False
+        texts = frozenset[tuple[str, str]]().union(*(_ends(data) for data in self.before.values()))
+        return any(name.startswith(head) and name.endswith(tail) for head, tail in texts)
 
 
 @lru_cache(maxsize=512)
@@ -165,6 +175,23 @@ def _words(data: bytes) -> frozenset[str]:
                 if isinstance(one, str):
                     words |= {one, *one.split(".")}
     return frozenset(words)
+
+
+@lru_cache(maxsize=512)
+def _ends(data: bytes) -> frozenset[tuple[str, str]]:
+    """Return how names may begin and end that a file puts together from its texts: "_visit_", "%s_handler"."""
+    try:
+        nodes = list(ast.walk(parse(data)))
+    except PARSING:
+        return frozenset()
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    ends: set[tuple[str, str]] = set()
+    for head, hole, tail in (PART.fullmatch(text).groups() for text in texts if PART.fullmatch(text)):  # type: ignore[union-attr]
+        if hole and head + tail:
+            ends.add((head, tail))
+        elif not hole and len(head) > 1:
+            ends |= {(head, "")} if head.endswith("_") else {("", head)} if head.startswith("_") else set()
+    return frozenset(ends)
 
 
 def _head(node: ast.AST) -> str:

@@ -185,7 +185,7 @@ def test_only_the_pair_breaks_the_judge_then_nobody_wins_it() -> None:
 
 @pytest.mark.parametrize(("opponents", "seed"), [("all", 0), *(("pivot", seed) for seed in range(4))])
 def test_who_is_readable_beside_a_fixed_text_only_takes_nothing_from_the_others(opponents: Any, seed: int) -> None:
-    """A long text fits the judge's context beside the fixed one, and beside no other: it loses, and nobody else does."""
+    """A long text fits the judge's context beside the fixed one, and beside no other: it alone loses."""
 
     def full(first: str, second: str) -> str:
         return "{" if "long" in first + second and CONTROL not in (first, second) else longer(first, second)

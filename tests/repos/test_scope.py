@@ -219,3 +219,31 @@ def test_docstrings_count_where_the_package_reads_them() -> None:
     reading = {"n.py": b"def g(f):\n    return f.__doc__\n"}
     with pytest.raises(scope.Unchecked):
         scope.rewritten({**before, **reading}, {**after, **reading}, {"m.py::f"})
+
+
+FINDS = """class Walker:
+    def walk(self, kind):
+        return getattr(self, {name}, self.other)(kind)
+
+    def other(self, kind):
+        return kind
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ['"_visit_" + kind', 'f"_visit_{kind}"', '"_visit_%s" % kind', '"_visit_{}".format(kind)']
+)
+def test_a_new_method_is_not_found_by_a_name_that_is_put_together(name: str) -> None:
+    code = FINDS.format(name=name) if "{" not in name else FINDS.replace("{name}", name)
+    method = "\n    def {}(self, kind):\n        return 7\n"
+    before, faulty = {"m.py": code.encode()}, {"m.py::Walker.other"}
+    with pytest.raises(scope.Unchecked):
+        scope.rewritten(before, {"m.py": (code + method.format("_visit_list")).encode()}, faulty)
+    assert scope.rewritten(before, {"m.py": (code + method.format("_twice")).encode()}, faulty) == set()
+
+
+def test_a_name_that_a_data_file_holds_is_not_new() -> None:
+    before = {"m.py": b"def f(a):\n    return a + 1\n", "hooks.txt": b"start -> on_start\n"}
+    after = {**before, "m.py": before["m.py"] + b"\n\ndef on_start(a):\n    return 7\n"}
+    with pytest.raises(scope.Unchecked):
+        scope.rewritten(before, after, {"m.py::f"})
