@@ -22,6 +22,8 @@ UNCHECKED = "changed code that nothing can check"
 """The reason of a score of 0; it says neither what nor where."""
 MAX_ADDED = 100_000
 """Bytes that a file may grow by: what is parsed here is the agent's."""
+MOST_ADDED = 50
+"""Functions, names and imports that a file may have more than before."""
 PART = re.compile(r"([A-Za-z_]\w*|)(%[sr]|\{\w*\}|)(\w*)")
 """A text that may be a part of a name, or all but a part of it."""
 LISTING = (b"globals()", b"vars(", b"dir(", b"__dict__")
@@ -62,6 +64,7 @@ class _Comparison:
         self.faulty = [key.partition("::")[2] for key in faulty if key.partition("::")[0] == path]
         self.shared = frozenset[str]().union(*(shared_names(data) for data in before.values()))
         self.changed: set[str] = set()
+        self.added = 0
 
     def blocks(self, old: ast.AST, new: ast.AST, inside: str) -> None:
         """Compare every block of statements of two nodes."""
@@ -75,7 +78,9 @@ class _Comparison:
         for node in new:
             if waiting and _head(waiting[0]) == _head(node):
                 self._pair(waiting.pop(0), node, inside)
-            elif not self._harmless(parent, node):
+                continue
+            self.added += 1  # each is looked for in all of the package
+            if self.added > MOST_ADDED or not self._harmless(parent, node):
                 raise Unchecked(UNCHECKED)
         if waiting:
             raise Unchecked(UNCHECKED)
@@ -184,7 +189,8 @@ def _ends(data: bytes) -> frozenset[tuple[str, str]]:
         nodes = list(ast.walk(parse(data)))
     except PARSING:
         return frozenset()
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    texts = [value for value in values if isinstance(value, str) and len(value) <= 80]  # a part of a name
     ends: set[tuple[str, str]] = set()
     for head, hole, tail in (PART.fullmatch(text).groups() for text in texts if PART.fullmatch(text)):  # type: ignore[union-attr]
         if hole and head + tail:

@@ -186,6 +186,7 @@ TRICKS = {
     "each part of a table": clamp("    for row in list(TABLE.values()):\n        row.append(7)\n    return value"),
     "no Python": CODE + "def (:\n",
     "a bomb": CODE + "#" * 200_000,
+    "a hundred helpers": CODE + "".join(f"def _new{number}(a):\n    return a\n" for number in range(100)),
     "deep nesting": CODE + "x = " + "(" * 5_000 + ")" * 5_000 + "\n",
     "a long number": CODE + f"_new = {'7' * 9_000}\n",
     "a null byte": CODE + "\0",
