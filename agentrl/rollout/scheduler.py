@@ -23,8 +23,9 @@ the learner works, and (k+1)·W while it waits: each has its place in one of the
     under way    8 9 10 11  10 11 12 13          12 and 13 begin with version 4, and are trained on at 5 at the latest
 
 One exception: a group that takes very much longer than all before it (`PATIENCE`), and than its episodes may
-(`Plan.patience_s`), is overtaken. If it is too old when it ends, or never ends, it is dropped under the reason `stale` and its task is drawn again; patience then doubles, so
-that no task stays too slow. While the learner waits, at least one group may always run: there is no deadlock.
+(`Plan.patience_s`), is overtaken. If it is too old when it ends, or never ends, it is dropped under the reason `stale`
+and its task is drawn again; patience then doubles, so that no task stays too slow. While the learner waits, at least
+one group may always run: there is no deadlock.
 """
 
 from __future__ import annotations
