@@ -114,7 +114,10 @@ class _Comparison:
             known = [base for base in parent.bases if not (isinstance(base, ast.Name) and base.id == "object")]
             if known or parent.keywords or not isinstance(node, ast.FunctionDef):
                 return False
-            return self._new_function(node) and (node.name.startswith("_") or not self._mentions(b"getattr("))
+            if any(parent.name in _mixed(data) for data in self.before.values()):
+                return False  # it could stand before a method of another base
+            listed = bool(parent.decorator_list) or self._mentions(b"getattr(")
+            return self._new_function(node) and (node.name.startswith("_") or not listed)
         if not isinstance(parent, ast.Module):
             return False
         if isinstance(node, ast.FunctionDef):
@@ -180,6 +183,17 @@ def _words(data: bytes) -> frozenset[str]:
                 if isinstance(one, str):
                     words |= {one, *one.split(".")}
     return frozenset(words)
+
+
+@lru_cache(maxsize=512)
+def _mixed(data: bytes) -> frozenset[str]:
+    """Return the names of classes that a file has among several bases of another."""
+    try:
+        classes = [node for node in ast.walk(parse(data)) if isinstance(node, ast.ClassDef) and len(node.bases) > 1]
+    except PARSING:
+        return frozenset()
+    names = [getattr(base, "attr", getattr(base, "id", "")) for node in classes for base in node.bases]
+    return frozenset(names)
 
 
 @lru_cache(maxsize=512)

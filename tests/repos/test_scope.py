@@ -248,3 +248,19 @@ def test_a_name_that_a_data_file_holds_is_not_new() -> None:
     after = {**before, "m.py": before["m.py"] + b"\n\ndef on_start(a):\n    return 7\n"}
     with pytest.raises(scope.Unchecked):
         scope.rewritten(before, after, {"m.py::f"})
+
+
+def test_a_new_method_stands_before_no_other() -> None:
+    """Not before a method of another base, and not where a decorator may look for it."""
+    mixin = b"class Mixin:\n    def f(self):\n        return 1\n"
+    method = b"\n    def %s(self):\n        return 7\n"
+    faulty, users = {"m.py::Mixin.f"}, b"import m\n\n\nclass Both(m.Mixin, dict):\n    pass\n"
+
+    def after(code: bytes, name: bytes, other: bytes = b"") -> set[str]:
+        before = {"m.py": code, "n.py": other}
+        return scope.rewritten(before, {**before, "m.py": code + method % name}, faulty)
+
+    assert after(mixin, b"popitem") == after(mixin, b"_twice") == after(b"@sized\n" + mixin, b"_twice") == set()
+    for wrong in ((mixin, b"popitem", users), (mixin, b"_twice", users), (b"@sized\n" + mixin, b"twice", b"")):
+        with pytest.raises(scope.Unchecked):
+            after(*wrong)
