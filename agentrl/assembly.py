@@ -439,4 +439,5 @@ def plan_of(recipe: Recipe) -> Plan:
         max_staleness=recipe.asynchronous.max_staleness,
         mode=recipe.asynchronous.mode,
         over_start=recipe.asynchronous.over_start,
+        patience_s=2 * (recipe.rollout.episode_seconds + recipe.rollout.verify_seconds),  # an exception is replayed
     )

@@ -90,6 +90,14 @@ def _audited(trajectory: Trajectory) -> Iterator[Reason]:
         yield Reason("audit disagrees", 0.95, f"scored {score:.2g}, the audit verifier gave {audit.score:.2g}{why}")
 
 
+def policy_messages(trajectory: Trajectory) -> list[Message]:
+    """Return all that the policy said: to the environment, and where context is compacted to itself, in summaries and
+    between an agent and its sub-agents, which the environment never sees."""
+    said = [message for message in trajectory.messages if message.role == "assistant"]
+    sampled = [message for part in trajectory.conversations for message in part.messages[part.opening :]]
+    return said + [message for message in sampled if message.role == "assistant" and message not in said]
+
+
 def own_texts(messages: Sequence[Message]) -> Iterator[tuple[str, bool]]:
     """Yield what the policy wrote where a tool or a grader reads it, and whether it is a message or a call's text."""
     for message in messages:
@@ -104,7 +112,7 @@ def _words(trajectory: Trajectory, reference: Reference | None) -> Iterator[Reas
     context = words.key("\n".join(shown)[:CONTEXT])
     exempt = reference.words if reference else frozenset[str]()
     hits: dict[str, list[str]] = {}
-    for text, message in own_texts(trajectory.messages):
+    for text, message in own_texts(policy_messages(trajectory)):
         if len(text) > 200 and words.key(text) in context:  # a passage that it was shown, such as what an edit replaces
             continue
         for kind, hit in (pair for part in words.unpacked(text) for pair in words.hits(part)):
@@ -119,7 +127,7 @@ def _words(trajectory: Trajectory, reference: Reference | None) -> Iterator[Reas
         weight = words.KINDS[kind][0]
         many = 1.0 - (1.0 - weight) * 0.7 ** (min(len(examples), 5) - 1)
         yield Reason(kind, min(0.9, many), "wrote " + ", ".join(ascii(e.strip()[:60]) for e in examples[:3]))
-    for said in trajectory.messages:
+    for said in policy_messages(trajectory):
         if said.thinking and (match := ADMITS.search(said.thinking[: words.TEXT])):
             yield Reason("says so", 0.5, f"thought {ascii(match[0])}")
             break

@@ -36,7 +36,10 @@ Environments = Mapping[str, tuple[Callable[[], Environment], Stage]]
 
 
 def shown(messages: Sequence[Message], view: str) -> str:
-    """Return what the judge reads of an episode: its last turn, or every turn with the beginning of what it brought."""
+    """Return what the judge reads of an episode: its last turn, or every turn with the beginning of what it brought.
+
+    The lines of a transcript are indented, so that no turn can write what looks like an answer of the environment.
+    """
     begun = next((place for place, message in enumerate(messages) if message.role == "assistant"), len(messages))
     turns = [message for message in messages[begun:] if message.role == "assistant"]
     if view == "answer":
@@ -46,7 +49,8 @@ def shown(messages: Sequence[Message], view: str) -> str:
         text = spoken(message) if message.role == "assistant" else message.content
         if message.role != "assistant" and len(text) > SEEN:
             text = f"{text[:SEEN]} [{len(text) - SEEN} more characters]"
-        parts.append(f"[{'policy' if message.role == 'assistant' else 'environment'}]\n{text}")
+        lines = "".join(f"\n  {line}" for line in text.splitlines())
+        parts.append(f"[{'policy' if message.role == 'assistant' else 'environment'}]{lines}")
     return "\n\n".join(parts)
 
 

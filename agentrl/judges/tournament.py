@@ -3,6 +3,7 @@
 group ─ verifier's scores ─ who competes ─ pairs, both orders ──┬─ readable ────────────> share of wins
                                                                 └─ not: each of the two against a fixed text
                                  that is not readable either: this one breaks the judge ─> scores 0
+                                 both are: it counts 0, only for the one with more of them if one has more
                                  the fixed text alone is not readable: the judge is broken ─> no score for anybody
 """
 
@@ -71,8 +72,9 @@ class Tournament:
             pair = (text, CONTROL)
             return not (await compare(self.judge, self.section.question, problem, pair, secret=secret)).readable
 
+        lost: set[int] = set()
         while True:
-            left = [index for index, share in shares.items() if share is not None]
+            left = [index for index, share in shares.items() if share is not None and index not in lost]
             pairs = _pairs(left, pivots if self.section.opponents == "pivot" else ())
             results = dict(zip(pairs, await _all(meet(pair) for pair in pairs), strict=True))
             suspects = sorted({index for pair, points in results.items() if points is None for index in pair})
@@ -81,13 +83,15 @@ class Tournament:
             culprits = await _all(breaks(texts[index]) for index in suspects)
             broken = [index for index, culprit in zip(suspects, culprits, strict=True) if culprit]
             shares.update(dict.fromkeys(broken))
-            if self.section.opponents == "all" or not pairs or pairs[0][0] not in broken:
-                break  # with a pivot that breaks the judge nobody was compared: another one is taken
-        kept = {p: points or (0.0, 0.0) for p, points in results.items() if not set(p) & set(broken)}
-        for index in (index for index, share in shares.items() if share is not None):
-            earned = [points[pair.index(index)] for pair, points in kept.items() if index in pair]
-            shares[index] = sum(earned) / len(earned) if earned else 0.5
-        return shares
+            kept = {pair: points for pair, points in results.items() if not set(pair) & set(broken)}
+            if self.section.opponents == "all" or not pairs:
+                break
+            # With a pivot that breaks the judge, or that it can compare with nobody, another one is taken.
+            if pairs[0][0] not in broken and (len(kept) < 2 or any(kept.values())):
+                break
+            lost |= {pairs[0][0]} - set(broken)
+        shares.update(_earned([index for index in left if index not in broken], kept))
+        return shares | dict.fromkeys(lost, 0.0)
 
     def _legible(self, text: str) -> bool:
         return len(text) <= self.section.max_characters and sum(char.isalnum() for char in text) >= MIN_LETTERS
@@ -111,6 +115,22 @@ class Tournament:
                 trust=weakest((verdict.trust, "judged")),
             ),
         )
+
+
+def _earned(members: Sequence[int], results: Mapping[tuple[int, int], tuple[float, float] | None]) -> dict[int, float]:
+    """Return each member's share. A comparison that cannot be read counts 0, though not for the one of the two that has
+    fewer of them: a member whose comparisons fail, such as a long one, takes nothing from its opponents."""
+    own = {index: [pair for pair in results if index in pair] for index in members}
+    unread = {i: sum(results[pair] is None for pair in pairs) / max(1, len(pairs)) for i, pairs in own.items()}
+    shares = {}
+    for index, pairs in own.items():
+        earned = []
+        for pair in pairs:
+            points, other = results[pair], pair[1 - pair.index(index)]
+            if points is not None or unread[index] >= unread[other]:
+                earned.append(points[pair.index(index)] if points is not None else 0.0)
+        shares[index] = sum(earned) / len(earned) if earned else 0.5
+    return shares
 
 
 async def _all(waiting: Iterable[Awaitable[T]]) -> list[T]:

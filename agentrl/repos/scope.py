@@ -10,32 +10,26 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 
 from agentrl.repos.mutate import parse
+from agentrl.repos.reach import MODULES, PARSING, REFLECTION, Function, shared_names, within
 
 UNCHECKED = "changed code that nothing can check"
 """The reason of a score of 0; it says neither what nor where."""
 MAX_ADDED = 100_000
 """Bytes that a file may grow by: what is parsed here is the agent's."""
+MOST_ADDED = 50
+"""Functions, names and imports that a file may have more than before."""
+PART = re.compile(r"([A-Za-z_]\w*|)(%[sr]|\{\w*\}|)(\w*)")
+"""A text that may be a part of a name, or all but a part of it."""
+LISTING = (b"globals()", b"vars(", b"dir(", b"__dict__")
+HINTS = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.BitOr, ast.Load)
+"""What an annotation of a new function may be made of: anything else could run something when it is defined."""
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-_NAMES = "exec eval compile globals vars setattr delattr setitem delitem __import__ __builtins__ gc ctypes"
-_ATTRIBUTES = (
-    "import_module modules setitem delitem _getframe settrace setprofile __dict__ __setattr__ __delattr__ __code__ "
-    "__globals__ __defaults__ __kwdefaults__ __closure__ __subclasses__"
-)
-NAMES, ATTRIBUTES = frozenset(_NAMES.split()), frozenset(_ATTRIBUTES.split())
-"""Names by which a function changes what lies outside it. A fix has those that the function had before."""
-_CHANGING = (
-    "append extend insert remove pop popitem popleft appendleft clear update setdefault add discard sort reverse "
-    "__setitem__ __delitem__"
-)
-CHANGING = frozenset(_CHANGING.split())
-"""Methods that change what they belong to."""
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-PARSING = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError, OverflowError)
 
 
 class Unchecked(Exception):
@@ -68,10 +62,14 @@ class _Comparison:
     def __init__(self, path: str, before: Mapping[str, bytes], faulty: Set[str]) -> None:
         self.path, self.before = path, before
         self.faulty = [key.partition("::")[2] for key in faulty if key.partition("::")[0] == path]
+        self.shared = frozenset[str]().union(*(shared_names(data) for data in before.values()))
         self.changed: set[str] = set()
+        self.added = 0
 
     def blocks(self, old: ast.AST, new: ast.AST, inside: str) -> None:
         """Compare every block of statements of two nodes."""
+        if isinstance(old, ast.Module | ast.ClassDef) and ast.get_docstring(old) != ast.get_docstring(new):  # type: ignore[arg-type]
+            raise Unchecked(UNCHECKED)  # a statement before it makes it an ordinary text
         for name in BLOCKS:
             self._block(old, getattr(old, name, []), getattr(new, name, []), inside)
 
@@ -80,7 +78,9 @@ class _Comparison:
         for node in new:
             if waiting and _head(waiting[0]) == _head(node):
                 self._pair(waiting.pop(0), node, inside)
-            elif not self._harmless(parent, node):
+                continue
+            self.added += 1  # each is looked for in all of the package
+            if self.added > MOST_ADDED or not self._harmless(parent, node):
                 raise Unchecked(UNCHECKED)
         if waiting:
             raise Unchecked(UNCHECKED)
@@ -93,7 +93,9 @@ class _Comparison:
                 return
             if not any(other == name or other.startswith(f"{name}.") for other in self.faulty):
                 raise Unchecked(UNCHECKED)
-            if not _within(old, new) or (self._documented() and ast.get_docstring(old) != ast.get_docstring(new)):
+            if not within(old, new, self.shared) or (
+                self._documented() and ast.get_docstring(old) != ast.get_docstring(new)
+            ):
                 raise Unchecked(UNCHECKED)
             self.changed.add(f"{self.path}::{name}")
         else:
@@ -112,13 +114,14 @@ class _Comparison:
             known = [base for base in parent.bases if not (isinstance(base, ast.Name) and base.id == "object")]
             if known or parent.keywords or not isinstance(node, ast.FunctionDef):
                 return False
-            return self._new_function(node) and (node.name.startswith("_") or not self._mentions(b"getattr("))
+            if any(parent.name in _mixed(data) for data in self.before.values()):
+                return False  # it could stand before a method of another base
+            listed = bool(parent.decorator_list) or self._mentions(b"getattr(")
+            return self._new_function(node) and (node.name.startswith("_") or not listed)
         if not isinstance(parent, ast.Module):
             return False
         if isinstance(node, ast.FunctionDef):
-            listed = self._mentions(
-                b"globals()", b"vars(", b"dir(", b"__dict__"
-            )  # functions may be found by their names
+            listed = self._mentions(*LISTING)  # functions may be found by their names
             return self._new_function(node) and (node.name.startswith("_") or not listed)
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             return self._new(node.targets[0].id) and _literal(node.value)
@@ -132,12 +135,9 @@ class _Comparison:
 
     def _import(self, module: str, name: str) -> bool:
         """Return whether an import brings a name into the file that is new there, of a module of Python itself."""
-        first = name.split(".")[0]
-        if (
-            module.split(".")[0] not in sys.stdlib_module_names
-            or first in NAMES | ATTRIBUTES
-            or hasattr(builtins, first)
-        ):
+        first, parts = name.split(".")[0], {*module.split("."), *name.split(".")}
+        known = module.split(".")[0] in sys.stdlib_module_names
+        if not known or parts & (REFLECTION | MODULES) or hasattr(builtins, first):
             return False
         everywhere = any(b"import *" in data for data in self.before.values())  # then a file's names go further
         return name != "*" and (self._new(first) if everywhere else first not in _words(self.before[self.path]))
@@ -148,16 +148,25 @@ class _Comparison:
         defaults = [value for value in (*arguments.defaults, *arguments.kw_defaults) if value is not None]
         plain = not node.decorator_list and all(_literal(value) for value in defaults)
         hints = [a.annotation for a in ast.walk(arguments) if isinstance(a, ast.arg)] + [node.returns]
-        simple = all(hint is None or not any(isinstance(n, ast.Call) for n in ast.walk(hint)) for hint in hints)
-        return plain and simple and self._new(node.name) and _within(None, node)
+        simple = all(isinstance(n, HINTS) for hint in hints if hint is not None for n in ast.walk(hint))
+        generic = bool(getattr(node, "type_params", ()))
+        return plain and simple and not generic and self._new(node.name) and within(None, node, self.shared)
 
     def _new(self, name: str) -> bool:
         """Return whether a name stands nowhere in the package: then nothing of it can meet what bears the name. Names
         that Python looks for by itself are not new."""
-        if hasattr(builtins, name) or name.startswith("__"):
+        if hasattr(builtins, name) or name.startswith("__") or self._composed(name):
             return False
         word = name.encode()
-        return not any(word in data and name in _words(data) for data in self.before.values())
+        files = ((path.endswith(".py"), data) for path, data in self.before.items())
+        return not any(word in data and (not python or name in _words(data)) for python, data in files)
+
+    def _composed(self, name: str) -> bool:
+        """Return whether a package that finds things by their names may put this one together, as "_visit_" + kind."""
+        if not self._mentions(*LISTING, b"getattr("):
+            return False
+        texts = frozenset[tuple[str, str]]().union(*(_ends(data) for data in self.before.values()))
+        return any(name.startswith(head) and name.endswith(tail) for head, tail in texts)
 
 
 @lru_cache(maxsize=512)
@@ -174,6 +183,35 @@ def _words(data: bytes) -> frozenset[str]:
                 if isinstance(one, str):
                     words |= {one, *one.split(".")}
     return frozenset(words)
+
+
+@lru_cache(maxsize=512)
+def _mixed(data: bytes) -> frozenset[str]:
+    """Return the names of classes that a file has among several bases of another."""
+    try:
+        classes = [node for node in ast.walk(parse(data)) if isinstance(node, ast.ClassDef) and len(node.bases) > 1]
+    except PARSING:
+        return frozenset()
+    names = [getattr(base, "attr", getattr(base, "id", "")) for node in classes for base in node.bases]
+    return frozenset(names)
+
+
+@lru_cache(maxsize=512)
+def _ends(data: bytes) -> frozenset[tuple[str, str]]:
+    """Return how names may begin and end that a file puts together from its texts: "_visit_", "%s_handler"."""
+    try:
+        nodes = list(ast.walk(parse(data)))
+    except PARSING:
+        return frozenset()
+    values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    texts = [value for value in values if isinstance(value, str) and len(value) <= 80]  # a part of a name
+    ends: set[tuple[str, str]] = set()
+    for head, hole, tail in (PART.fullmatch(text).groups() for text in texts if PART.fullmatch(text)):  # type: ignore[union-attr]
+        if hole and head + tail:
+            ends.add((head, tail))
+        elif not hole and len(head) > 1:
+            ends |= {(head, "")} if head.endswith("_") else {("", head)} if head.startswith("_") else set()
+    return frozenset(ends)
 
 
 def _head(node: ast.AST) -> str:
@@ -196,82 +234,3 @@ def _literal(node: ast.AST) -> bool:
     except PARSING + (TypeError,):
         return False
     return True
-
-
-def _within(old: Function | None, new: Function) -> bool:
-    """Return whether a new body reaches no further out of its function than the old one did."""
-    allowed = set(_reach(old)) if old is not None else set()
-    return set(_reach(new)) <= allowed
-
-
-def _reach(function: Function) -> Iterator[str]:
-    """Yield by what a function changes something that is not its own: declared globals, names that reach
-    out, and what is stored or changed in attributes or items of names that it does not bind."""
-    own = {argument.arg for node in ast.walk(function) if isinstance(node, ast.arguments) for argument in _all(node)}
-    declared: set[str] = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-            own.add(node.id)
-        elif isinstance(node, Function | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-            own |= {name for name in (node.name,) if name and node is not function}
-        elif isinstance(node, ast.Global):
-            declared |= set(node.names)
-    own -= declared
-    aliases = _aliases(function, own)
-    for node in ast.walk(function):
-        if isinstance(node, ast.Name) and node.id in NAMES:
-            yield node.id
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            words = {part for alias in node.names for part in alias.name.split(".")}
-            words |= set((getattr(node, "module", None) or "").split("."))
-            yield from words & (NAMES | ATTRIBUTES)
-        elif isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-            outer = _outer(node.value, own, aliases)
-            yield from ["change what a call gives"] if outer is None else outer
-        elif isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
-            yield node.attr
-        elif isinstance(node, ast.Attribute) and node.attr in CHANGING:
-            yield from _outer(node.value, own, aliases) or ()
-    yield from (f"global {name}" for name in declared)
-
-
-def _aliases(function: Function, own: Set[str]) -> dict[str, set[str]]:
-    """Return names of a function's own that may stand for something from outside, with what they stand for."""
-    aliases: dict[str, set[str]] = {}
-    for node in ast.walk(function):
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(node, "iter", None) or getattr(node, "value", None)
-        if value is None or not isinstance(
-            node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension
-        ):
-            continue
-        outer = _sources(value) - own
-        for target in targets:
-            for name in ast.walk(target) if outer and isinstance(target, ast.AST) else ():
-                if isinstance(name, ast.Name):
-                    aliases.setdefault(name.id, set()).update(outer)
-    return aliases
-
-
-def _sources(node: ast.expr) -> set[str]:
-    """Return the names whose objects, or parts of them, an expression may be; what a call returns counts as new."""
-    if isinstance(node, ast.Name):
-        return {node.id}
-    if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.NamedExpr | ast.Await):
-        return _sources(node.value)
-    if isinstance(node, ast.IfExp):
-        return _sources(node.body) | _sources(node.orelse)
-    parts = node.values if isinstance(node, ast.BoolOp) else getattr(node, "elts", [])
-    return {name for part in parts for name in _sources(part)}
-
-
-def _outer(node: ast.expr, own: Set[str], aliases: Mapping[str, Set[str]]) -> list[str] | None:
-    """Return what from outside a change of this object changes; None where nothing is known of the object."""
-    names = _sources(node)
-    outer = {other for name in names for other in aliases.get(name, () if name in own else (name,))}
-    return [f"change {name}" for name in sorted(outer)] if names else None
-
-
-def _all(arguments: ast.arguments) -> list[ast.arg]:
-    rest = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest]

@@ -22,9 +22,10 @@ the learner works, and (k+1)·W while it waits: each has its place in one of the
     learner      | 6 7 ──>  | 8 9 ──>  |  ...
     under way    8 9 10 11  10 11 12 13          12 and 13 begin with version 4, and are trained on at 5 at the latest
 
-One exception: a group that takes very much longer than all before it (`PATIENCE`) is overtaken. If it is too old when
-it ends, or never ends, it is dropped under the reason `stale` and its task is drawn again; patience then doubles, so
-that no task stays too slow. While the learner waits, at least one group may always run: there is no deadlock.
+One exception: a group that takes very much longer than all before it (`PATIENCE`), and than its episodes may
+(`Plan.patience_s`), is overtaken. If it is too old when it ends, or never ends, it is dropped under the reason `stale`
+and its task is drawn again; patience then doubles, so that no task stays too slow. While the learner waits, at least
+one group may always run: there is no deadlock.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from agentrl.types import Group, Round
 
 PATIENCE = 30.0
 """A group that takes this many times as long as the longest before it no longer holds the learner up."""
-LEAST_PATIENCE_S = 1.0
 STALE = "stale"
 """Why a group was lost: it was too old. Its task is drawn again."""
 
@@ -72,6 +72,8 @@ class Plan:
     """Which groups an asynchronous round waits for; agentrl/rollout/tails.py has the last two."""
     over_start: float = 0.25
     """Share of a round's groups that begin beyond it; mode `tail` only."""
+    patience_s: float = 1.0
+    """Seconds that a group is waited for in any case: what an episode may take, or a slow one could vanish."""
 
 
 @dataclass(slots=True)
@@ -294,7 +296,7 @@ class Scheduler:
         if oldest is None or oldest.began is None or not known:
             await news.wait()
             return
-        patience = max(LEAST_PATIENCE_S, self._patience * self._groups.longest)
+        patience = max(self.plan.patience_s, self._patience * self._groups.longest)
         try:
             async with asyncio.timeout_at(oldest.began + patience):
                 await news.wait()

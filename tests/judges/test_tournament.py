@@ -181,3 +181,21 @@ def test_only_the_pair_breaks_the_judge_then_nobody_wins_it() -> None:
         return "{" if CONTROL not in (first, second) else longer(first, second)
 
     assert rewards(refine(Compares(together), TEXTS[:2], [1.0, 1.0], weight=0.5)) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("opponents", "seed"), [("all", 0), *(("pivot", seed) for seed in range(4))])
+def test_who_is_readable_beside_a_fixed_text_only_takes_nothing_from_the_others(opponents: Any, seed: int) -> None:
+    """A long text fits the judge's context beside the fixed one, and beside no other: it alone loses."""
+
+    def full(first: str, second: str) -> str:
+        return "{" if "long" in first + second and CONTROL not in (first, second) else longer(first, second)
+
+    texts = ["a long essay", *TEXTS[:2], TEXTS[1]]
+    section = PairwiseReward(type="pairwise", weight=1.0, opponents=opponents)
+    tournament = Tournament(section, Compares(full), key=b"k", seed=seed)
+    honest = Tournament(section, Compares(longer), key=b"k", seed=seed)
+    with_it = rewards(asyncio.run(tournament(group(texts, [1.0] * 4))))
+    if opponents == "all":
+        assert with_it == [0.0, *rewards(asyncio.run(honest(group(texts[1:], [1.0] * 3))))]
+    else:
+        assert with_it[0] == 0.0 and with_it[1:] in ([0.0, 0.75, 0.5], [0.0, 0.5, 0.75], [0.0, 1.0, 1.0])

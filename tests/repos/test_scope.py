@@ -102,6 +102,14 @@ HONEST = {
     "a new method": (double("        return [self._twice(item) for item in items]\n\n    def _twice(self, item):\n        return item + item\n"), {"Plain.double"}),
     "another way in a subclass": (CODE.replace("return next(iter(self))", "for key in self:\n            return key"), {"Special.first"}),
     "a function under a condition": (CODE.replace("return n + 1", "return 1 + n"), {"slow"}),
+    "an attribute with a constant": (double("        self.size = LIMIT\n        self.seen = items\n        return [item + item for item in items]\n"), {"Plain.double"}),
+    "a copy of a table": (clamp("    bounds = dict(TABLE)\n    bounds.update(a=low)\n    return max(bounds['a'], min(value, high))"), {"clamp"}),
+    "an item of a table": (clamp("    return max(low, min(value, high, TABLE.get('c', high)))"), {"clamp"}),
+    "the size of a container": (clamp("    return max(low, min(value, high)) if len(_cache) >= 0 else value"), {"clamp"}),
+    "an attribute called like a module": (double("        self.code = items\n        return [item + item for item in self.code]\n"), {"Plain.double"}),
+    "an attribute by its name": (double("        return [getattr(item, 'real', item) + item for item in items]\n"), {"Plain.double"}),
+    "a key by an attribute": (double("        import operator\n        return sorted(items, key=operator.attrgetter('real'))\n"), {"Plain.double"}),
+    "another of its own class": (double("        self.__class__()\n        return [item + item for item in items]\n"), {"Plain.double"}),
     "an attribute of its own object": (double("        self.seen = items\n        return [item + item for item in items]\n"), {"Plain.double"}),
 }  # fmt: skip
 
@@ -148,8 +156,37 @@ TRICKS = {
     "the modules": clamp("    import sys\n    sys.modules['re'] = None\n    return max(low, min(value, high))"),
     "exec": clamp("    exec('LIMIT = 7', {})\n    return max(low, min(value, high))"),
     "a reaching helper": CODE + "def _new(a):\n    TABLE['a'] = 7\n",
+    "an import of the future": CODE.replace("import re\n", "from __future__ import annotations\nimport re\n"),
+    "an import that does something": CODE.replace("import re\n", "import antigravity\nimport re\n"),
+    "an import that reaches into objects": CODE.replace("import re\n", "from gc import get_referrers\nimport re\n"),
+    "a statement before the module's docstring": CODE.replace('"""A package."""', '_first = 1\n"""A package."""'),
+    "a table bound in an annotation": CODE + "def _new(a: (TABLE := {})):\n    return a\n",
+    "the dictionary of a module": clamp("    getattr(re, '__dict__').update(sub=7)\n    return value"),
+    "an attribute by a text that is put together": clamp("    getattr(re, '__di' + 'ct__').update(sub=7)\n    return value"),
+    "an attribute by a getter": clamp("    import operator\n    operator.attrgetter('__dict__')(re).update(sub=7)\n    return value"),
+    "getattr by another name": clamp("    find = getattr\n    find(_cache, 'append')(7)\n    return value"),
+    "a method by a text": clamp("    getattr(_cache, 'append')(7)\n    return value"),
+    "setattr of the builtins": clamp("    import builtins\n    builtins.setattr(re, 'sub', 7)\n    return value"),
+    "a patch": clamp("    from unittest import mock\n    mock.patch('re.sub', 7).start()\n    return value"),
+    "a text that is run": clamp("    import timeit\n    timeit.timeit('import re; re.sub = 7', number=1)\n    return value"),
+    "bytes that are run": clamp("    import pickle\n    pickle.loads(b'')\n    return value"),
+    "a frame": clamp("    try:\n        1 / 0\n    except Exception as error:\n        error.__traceback__.tb_frame.f_globals.update(LIMIT=7)\n    return value"),
+    "its own class": double("        self.__class__.length = lambda own, all: 7\n        return items\n"),
+    "its own class by a name": double("        kind = type(self)\n        kind.length = lambda own, all: 7\n        return items\n"),
+    "a container by another name, in place": clamp("    rows = _cache\n    rows += [7]\n    return value"),
+    "a container in an attribute": double("        self.rows = _cache\n        self.rows.append(7)\n        return items\n"),
+    "a container in another": clamp("    {'a': _cache}['a'].append(7)\n    return value"),
+    "a container in a local function": clamp("    def push(rows):\n        rows.append(7)\n    push(_cache)\n    return value"),
+    "a container in a lambda": clamp("    (lambda: _cache)().append(7)\n    return value"),
+    "a method of a type": clamp("    type([]).append(_cache, 7)\n    return value"),
+    "a container in a function of Python's": clamp("    import heapq\n    heapq.heappush(_cache, 7)\n    return value"),
+    "a container in a block": clamp("    import contextlib\n    with contextlib.nullcontext(_cache) as rows:\n        rows.append(7)\n    return value"),
+    "a container in a match": clamp("    match _cache:\n        case rows:\n            rows.append(7)\n    return value"),
+    "a part of a table": clamp("    TABLE.get('a').append(7)\n    return value"),
+    "each part of a table": clamp("    for row in list(TABLE.values()):\n        row.append(7)\n    return value"),
     "no Python": CODE + "def (:\n",
     "a bomb": CODE + "#" * 200_000,
+    "a hundred helpers": CODE + "".join(f"def _new{number}(a):\n    return a\n" for number in range(100)),
     "deep nesting": CODE + "x = " + "(" * 5_000 + ")" * 5_000 + "\n",
     "a long number": CODE + f"_new = {'7' * 9_000}\n",
     "a null byte": CODE + "\0",
@@ -183,3 +220,47 @@ def test_docstrings_count_where_the_package_reads_them() -> None:
     reading = {"n.py": b"def g(f):\n    return f.__doc__\n"}
     with pytest.raises(scope.Unchecked):
         scope.rewritten({**before, **reading}, {**after, **reading}, {"m.py::f"})
+
+
+FINDS = """class Walker:
+    def walk(self, kind):
+        return getattr(self, {name}, self.other)(kind)
+
+    def other(self, kind):
+        return kind
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ['"_visit_" + kind', 'f"_visit_{kind}"', '"_visit_%s" % kind', '"_visit_{}".format(kind)']
+)
+def test_a_new_method_is_not_found_by_a_name_that_is_put_together(name: str) -> None:
+    code = FINDS.format(name=name) if "{" not in name else FINDS.replace("{name}", name)
+    method = "\n    def {}(self, kind):\n        return 7\n"
+    before, faulty = {"m.py": code.encode()}, {"m.py::Walker.other"}
+    with pytest.raises(scope.Unchecked):
+        scope.rewritten(before, {"m.py": (code + method.format("_visit_list")).encode()}, faulty)
+    assert scope.rewritten(before, {"m.py": (code + method.format("_twice")).encode()}, faulty) == set()
+
+
+def test_a_name_that_a_data_file_holds_is_not_new() -> None:
+    before = {"m.py": b"def f(a):\n    return a + 1\n", "hooks.txt": b"start -> on_start\n"}
+    after = {**before, "m.py": before["m.py"] + b"\n\ndef on_start(a):\n    return 7\n"}
+    with pytest.raises(scope.Unchecked):
+        scope.rewritten(before, after, {"m.py::f"})
+
+
+def test_a_new_method_stands_before_no_other() -> None:
+    """Not before a method of another base, and not where a decorator may look for it."""
+    mixin = b"class Mixin:\n    def f(self):\n        return 1\n"
+    method = b"\n    def %s(self):\n        return 7\n"
+    faulty, users = {"m.py::Mixin.f"}, b"import m\n\n\nclass Both(m.Mixin, dict):\n    pass\n"
+
+    def after(code: bytes, name: bytes, other: bytes = b"") -> set[str]:
+        before = {"m.py": code, "n.py": other}
+        return scope.rewritten(before, {**before, "m.py": code + method % name}, faulty)
+
+    assert after(mixin, b"popitem") == after(mixin, b"_twice") == after(b"@sized\n" + mixin, b"_twice") == set()
+    for wrong in ((mixin, b"popitem", users), (mixin, b"_twice", users), (b"@sized\n" + mixin, b"twice", b"")):
+        with pytest.raises(scope.Unchecked):
+            after(*wrong)

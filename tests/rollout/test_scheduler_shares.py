@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.assembly import plan_of
 from agentrl.curriculum.group_filter import GroupFilter
-from agentrl.recipe import GroupFilterSection
+from agentrl.recipe import GroupFilterSection, Recipe
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.types import Outcome, Round, Segment, Source, Trajectory
@@ -149,6 +150,23 @@ def test_what_never_ends_is_overtaken_and_its_task_is_drawn_again() -> None:
     assert len(again) == 1 and again[0] > 2
     assert all(len(r.kept) == 4 for r in run.rounds) and max(run.ages) <= 1
     assert run.seconds < 100
+
+
+def test_a_group_within_its_budgets_is_not_overtaken() -> None:
+    """Beside groups of a second one takes a minute, which its episodes may: it is waited for, and trained on."""
+    slow = lambda group, index: 60.0 if group == 2 else 1.0  # noqa: E731
+    assert [g.number for r in Run(PLAN, slow).rounds for g in r.dropped] == [2]
+    run = Run(replace(PLAN, patience_s=100.0), slow)
+    assert [g.number for r in run.rounds for g in r.dropped] == []
+    assert [g.number for g in run.rounds[0].kept] == [0, 1, 2, 3] and max(run.ages) <= 1
+
+
+def test_the_plan_of_a_recipe_waits_for_all_that_an_episode_may_take() -> None:
+    rollout = {"engine": {"type": "transformers"}, "episode_seconds": 100, "verify_seconds": 20}
+    recipe = Recipe.model_validate(
+        {"run": {"name": "x", "steps": 1}, "model": {"path": "x"}, "envs": [{"name": "x"}], "rollout": rollout}
+    )
+    assert plan_of(recipe).patience_s == 240.0
 
 
 def test_waiting_for_a_slow_group_does_not_draw_without_end() -> None:
