@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import ray
@@ -197,8 +197,10 @@ def owned(trajectory: Trajectory) -> Trajectory:
     """Copy arrays that lie in Ray's shared memory, which is small and must not fill up with what a round holds."""
     if all(segment.token_ids.flags.owndata for segment in trajectory.segments):
         return trajectory
+    names = [part.name for part in fields(Segment)]
     copied = (
-        Segment(s.token_ids.copy(), s.logprobs.copy(), s.versions.copy(), s.sources.copy()) for s in trajectory.segments
+        Segment(*(None if (array := getattr(s, name)) is None else array.copy() for name in names))
+        for s in trajectory.segments
     )
     return replace(trajectory, segments=tuple(copied))
 
