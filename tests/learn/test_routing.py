@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }
-NOISE = 1e-4
+NOISE = 1e-5
 """What the learner's router weights differ from the engine's by."""
 
 
@@ -49,6 +49,9 @@ def model_of(kind: str, *, tied: bool = False, **more: Any) -> Any:
         if tied and name.endswith("mlp.gate.weight"):
             rows = parameter.data[::4].repeat_interleave(4, 0)
             parameter.data.copy_(rows + NOISE / 10 * torch.randn_like(rows))
+    if tied:  # in float64, whose own noise is far smaller still: the checks of a learner must not meet a tie
+        model.set_experts_implementation("eager")
+        model.double()
     return model
 
 
@@ -109,6 +112,13 @@ def own_choices(model: Any, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return torch.stack([layer.float().topk(2).indices for layer in logits], 1).numpy()
 
 
+@pytest.fixture(scope="module")
+def two() -> tuple[Any, list[Segment]]:
+    """A model, and two of its rollouts."""
+    model = model_of("mixtral")
+    return model, asyncio.run(rollouts(TransformersEngine(model, max_batch=4, experts=True, share=False), 2))
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_the_engine_names_the_experts_that_the_model_chooses(kind: str) -> None:
     """For prompts, copied prefixes, sampled tokens and a second turn; the last tokens were never computed."""
@@ -132,8 +142,7 @@ def test_experts_are_those_of_the_newest_weights() -> None:
         assert np.array_equal(segment.experts[:known], own_choices(model, segment.token_ids)[:known])
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(("kind", "lora"), [("mixtral", False), ("qwen3_moe", False), ("qwen3_moe", True)])
 def test_replay_gives_the_engines_logprobs(kind: str, lora: bool, make_recipe: Callable[..., Recipe]) -> None:
     """Noise in the routers makes the learner choose other experts; with replay only the noise itself is left."""
     model = model_of(kind, tied=True)
@@ -145,25 +154,19 @@ def test_replay_gives_the_engines_logprobs(kind: str, lora: bool, make_recipe: C
     free = Learner(model, None, make_recipe())
     replaying = Learner(model, None, make_recipe(learner={"routing": "replay"}))
     assert differences(free, segments).max() > 0.1
-    assert differences(replaying, segments).max() < 20 * NOISE
+    assert differences(replaying, segments).max() < 1e-3
     assert not any("forward" in router.__dict__ for router in routers_of(model))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_step_trains_routers_and_the_replayed_experts(
-    checkpointing: bool, make_recipe: Callable[..., Recipe]
-) -> None:
-    """The gradient reaches the routers, and of the experts exactly those that were replayed, also where layers are
-    computed again in the backward pass."""
+def test_a_step_trains_routers_and_the_replayed_experts(make_recipe: Callable[..., Recipe]) -> None:
+    """The gradient reaches the routers, and of the experts exactly those that were replayed, though layers are computed
+    again in the backward pass."""
     model = model_of("qwen3_moe")
-    segments = asyncio.run(rollouts(TransformersEngine(model, max_batch=4, experts=True, share=False), 4))
-    last = max(int(np.flatnonzero(segment.loss_mask)[-1]) for segment in segments)
+    segments = asyncio.run(rollouts(TransformersEngine(model, max_batch=4, experts=True, share=False), 2))
     segments = [
         replace(s, experts=np.where(s.experts < 0, s.experts, s.experts % 3 + 4).astype(np.int8)) for s in segments
     ]
-    distinct = [np.unique(s.experts[:last], axis=0) for s in segments if s.experts is not None]
-    assert distinct
-    section = {"routing": "replay", "checkpointing": checkpointing, "lr": 1e-3}
+    section = {"routing": "replay", "checkpointing": True, "lr": 1e-3}
     learner = Learner(model, None, make_recipe(learner=section))
     seen: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -198,10 +201,11 @@ def test_gate_weights_of_one_token_by_hand() -> None:
     assert router.weight.grad[:, 0].tolist() == pytest.approx([-2 / 9, 2 / 9, 0.0, 0.0], abs=1e-7)
 
 
-def test_a_prefix_is_shared_only_as_far_as_its_experts_agree(make_recipe: Callable[..., Recipe]) -> None:
+def test_a_prefix_is_shared_only_as_far_as_its_experts_agree(
+    make_recipe: Callable[..., Recipe], two: tuple[Any, list[Segment]]
+) -> None:
     """Where one rollout's engine chose otherwise within the prompt, sharing ends there, and logprobs stay right."""
-    model = model_of("mixtral")
-    segments = asyncio.run(rollouts(TransformersEngine(model, max_batch=4, experts=True, share=False), 2))
+    model, segments = two[0], list(two[1])
     experts = np.array(segments[1].experts)
     experts[50, 1] = (experts[50, 1] + 1) % 8
     segments[1] = replace(segments[1], experts=experts)
@@ -217,7 +221,7 @@ def test_a_prefix_is_shared_only_as_far_as_its_experts_agree(make_recipe: Callab
     assert float((alone[1] - torch.tensor(segments[1].logprobs[segments[1].loss_mask])).abs().max()) > 1e-2
 
 
-def test_what_cannot_be_replayed_is_refused(make_recipe: Callable[..., Recipe]) -> None:
+def test_what_cannot_be_replayed_is_refused(make_recipe: Callable[..., Recipe], two: tuple[Any, list[Segment]]) -> None:
     """Models without routers of this kind, and segments without experts."""
     replay = make_recipe(learner={"routing": "replay"})
     with pytest.raises(RecipeError, match="cannot be used with LlamaForCausalLM: it has no experts"):
@@ -226,8 +230,7 @@ def test_what_cannot_be_replayed_is_refused(make_recipe: Callable[..., Recipe]) 
         Learner(model_of("glm4_moe", n_routed_experts=4, num_experts_per_tok=2), None, replay)
     with pytest.raises(RecipeError, match="LlamaForCausalLM: it has no experts"):
         TransformersEngine(model_of("llama"), experts=True)
-    model = model_of("mixtral")
-    segments = asyncio.run(rollouts(TransformersEngine(model, max_batch=4, experts=True, share=False), 2))
+    model, segments = two
     learner = Learner(model, None, replay)
     with pytest.raises(EngineError, match="engine named none"):
         learner.pack(samples_of([segments[0], replace(segments[1], experts=None)]))
@@ -240,10 +243,9 @@ def test_what_cannot_be_replayed_is_refused(make_recipe: Callable[..., Recipe]) 
         differences(learner, narrow)
 
 
-def test_logs_and_rows_keep_the_experts(make_group: Callable[..., Any]) -> None:
+def test_logs_and_rows_keep_the_experts(make_group: Callable[..., Any], two: tuple[Any, list[Segment]]) -> None:
     """A branch keeps those of its own tokens; stored rows have them only on request."""
-    model = model_of("mixtral")
-    (segment,) = asyncio.run(rollouts(TransformersEngine(model, max_batch=4, experts=True, share=False), 1))
+    segment = two[1][0]
     log = TokenLog()
     log.segments = [segment]
     fork = log.fork(0, 85)
