@@ -92,7 +92,6 @@ def open_engine(
         max_context=policy.context,
         adapters=adapters and recipe.cluster is None,
         version=version,
-        experts=recipe.learner.routing == "replay",
         say=say,
         **options,
     )
