@@ -198,10 +198,10 @@ def owned(trajectory: Trajectory) -> Trajectory:
     if all(segment.token_ids.flags.owndata for segment in trajectory.segments):
         return trajectory
     names = [part.name for part in fields(Segment)]
-    copied = (
-        Segment(*(None if (array := getattr(s, name)) is None else array.copy() for name in names))
-        for s in trajectory.segments
-    )
+    copied = [
+        Segment(**{name: array.copy() for name in names if (array := getattr(segment, name)) is not None})
+        for segment in trajectory.segments
+    ]
     return replace(trajectory, segments=tuple(copied))
 
 

@@ -83,7 +83,7 @@ class Learner:
             candidates=self.algorithm.simko.candidates if self.algorithm.simko else 0,
             float32=recipe.model.float32_head,
         )
-        self._replay = Replay(self._inner, active=self._section.routing == "replay")
+        self._replay: Replay = Replay(self._inner, active=self._section.routing == "replay")
         self._place(self._head.weight.device)
         self._critic: Critic | None = None
         if self.algorithm.has_critic:

@@ -169,9 +169,9 @@ def test_a_step_trains_routers_and_the_replayed_experts(make_recipe: Callable[..
     again in the backward pass."""
     model = model_of("qwen3_moe")
     segments = asyncio.run(rollouts(TransformersEngine(model, max_batch=4, experts=True, share=False), 2))
-    segments = [
-        replace(s, experts=np.where(s.experts < 0, s.experts, s.experts % 3 + 4).astype(np.int8)) for s in segments
-    ]
+    for place, segment in enumerate(segments):
+        experts = np.array(segment.experts)
+        segments[place] = replace(segment, experts=np.where(experts < 0, -1, experts % 3 + 4).astype(np.int8))
     section = {"routing": "replay", "checkpointing": True, "lr": 1e-3}
     learner = Learner(model, None, make_recipe(learner=section))
     seen: dict[str, torch.Tensor] = {}
@@ -228,7 +228,9 @@ def test_a_prefix_is_shared_only_as_far_as_its_experts_agree(
 
 
 def test_what_cannot_be_replayed_is_refused(make_recipe: Callable[..., Recipe], two: tuple[Any, list[Segment]]) -> None:
-    """Models without routers of this kind, and segments without experts."""
+    """Engines that record nothing, models without routers of this kind, and segments without experts."""
+    with pytest.raises(ValueError, match="routing: replay needs rollout.engine.type transformers"):
+        make_recipe(learner={"routing": "replay"}, rollout={"engine": {"type": "sglang"}})
     replay = make_recipe(learner={"routing": "replay"})
     with pytest.raises(RecipeError, match="cannot be used with LlamaForCausalLM: it has no experts"):
         Learner(model_of("llama"), None, replay)

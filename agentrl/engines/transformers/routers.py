@@ -80,7 +80,7 @@ class _TopK(TorchFunctionMode):
         taken = self._choose(self._number, result.indices, scores.shape[-1])
         self.taken.append(taken)
         values = result.values if taken is result.indices else scores.gather(-1, taken)
-        return torch.return_types.topk((values, taken))  # type: ignore[attr-defined]
+        return torch.return_types.topk((values, taken))
 
 
 def _refused(model: Any, reason: str) -> RecipeError:
