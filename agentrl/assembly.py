@@ -236,6 +236,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             stack,
             folder=folder.path,
             deterministic=recipe.run.deterministic,
+            experts=recipe.learner.routing == "replay",
             share=takes_turns,
             adapters=True,
             version=saved.learner["version"] if saved else 0,

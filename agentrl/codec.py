@@ -6,12 +6,14 @@ same columns. A task's secret is never in a trajectory, hence never in a row.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.errors import Fault, StorageError
 from agentrl.types import Conversation, Message, Outcome, Segment, Task, ToolCall, Trajectory, Verdict
@@ -69,8 +71,9 @@ def with_decision(stored: Stored, decision: Decision | None) -> Stored:
     return replace(stored, decision=decision)
 
 
-def to_row(trajectory: Trajectory, env: str, note: Note | None = None) -> dict[str, Any]:
-    """Write a trajectory as JSON data, with the same columns for every environment."""
+def to_row(trajectory: Trajectory, env: str, note: Note | None = None, *, experts: bool = False) -> dict[str, Any]:
+    """Write a trajectory as JSON data, with the same columns for every environment. `experts`: also the experts that an
+    engine chose, which are much larger than all the rest and needed only to train on it."""
     note = note or Note()
     task, outcome, verdict = trajectory.task, trajectory.outcome, trajectory.verdict
     assert not task.secret, f"the trajectory of {task.id} carries a secret"
@@ -96,7 +99,7 @@ def to_row(trajectory: Trajectory, env: str, note: Note | None = None) -> dict[s
         "verdict": None if verdict is None else _dump(asdict(verdict)),
         "audit": None if trajectory.audit is None else _dump(asdict(trajectory.audit)),
         "messages": [message_row(message) for message in trajectory.messages],
-        "segments": [_segment(segment) for segment in trajectory.segments],
+        "segments": [_segment(segment, experts) for segment in trajectory.segments],
         "ledger": _dump(trajectory.ledger),
         "timings": _dump({name: round(seconds, 6) for name, seconds in trajectory.timings.items()}),
         "root": trajectory.root,
@@ -138,6 +141,7 @@ def from_row(row: Mapping[str, Any]) -> Stored:
                 np.array(s["logprobs"], dtype=np.float32),
                 np.array(s["versions"], dtype=np.int32),
                 np.array(s["sources"], dtype=np.uint8),
+                _experts(s.get("experts")),
             )
             for s in row["segments"]
         ),
@@ -203,14 +207,24 @@ def stored(value: Any) -> Any:
     return json.loads(_dump(value).encode("utf-8", "replace"))
 
 
-def _segment(segment: Segment) -> dict[str, list[Any]]:
-    return {
+def _experts(row: Mapping[str, Any] | None) -> NDArray[np.signedinteger[Any]] | None:
+    if row is None:
+        return None
+    return np.frombuffer(base64.b64decode(row["base64"]), dtype=row["dtype"]).reshape(row["shape"])
+
+
+def _segment(segment: Segment, experts: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
         "token_ids": segment.token_ids.tolist(),
         # Nine digits tell any two float32 apart; the seventeen of a float64 would only cost space.
         "logprobs": [float(f"{x:.9g}") if x else 0.0 for x in segment.logprobs.tolist()],
         "versions": segment.versions.tolist(),
         "sources": segment.sources.tolist(),
     }
+    if experts and (chosen := segment.experts) is not None:
+        text = base64.b64encode(chosen.tobytes()).decode()
+        row["experts"] = {"shape": list(chosen.shape), "dtype": chosen.dtype.str, "base64": text}
+    return row
 
 
 def _dump(value: Any) -> str:

@@ -140,6 +140,9 @@ class Completion:
     """The policy version that sampled each token."""
     finish: Finish
     """stop: an end-of-turn token or stop string; length: the budget; abort: cut off by the engine or by us."""
+    experts: NDArray[np.signedinteger[Any]] | None = field(default=None, compare=False, repr=False)
+    """(tokens, layers, k): the experts that a mixture of experts chose for all tokens but the last, prompt included;
+    None where nobody asked."""
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
@@ -149,7 +152,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A run of tokens that a model saw as one sequence; four arrays of one length."""
+    """A run of tokens that a model saw as one sequence; arrays of one length."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -158,6 +161,9 @@ class Segment:
     """The policy version of each sampled token; -1 elsewhere."""
     sources: NDArray[np.uint8]
     """A `Source` for each token."""
+    experts: NDArray[np.signedinteger[Any]] | None = None
+    """(tokens, layers, k): the experts that the engine chose for each token; -1 where it computed none. None: not
+    recorded."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("token_ids", np.int32), ("logprobs", np.float32), ("versions", np.int32)):
@@ -166,6 +172,10 @@ class Segment:
         shapes = {a.shape for a in (self.token_ids, self.logprobs, self.versions, self.sources)}
         if len(shapes) != 1 or self.token_ids.ndim != 1:
             raise ValueError(f"a segment's arrays must have one length and one dimension, got {sorted(shapes)}")
+        if self.experts is not None:
+            if self.experts.ndim != 3 or len(self.experts) != len(self.token_ids):
+                raise ValueError(f"{len(self.token_ids)} tokens have experts of shape {self.experts.shape}")
+            self.experts.setflags(write=False)
         if len(self.sources) and int(self.sources.max()) > Source.FORCED:
             raise ValueError("a segment's sources must be TEMPLATE, OBSERVATION, SAMPLED or FORCED")
         if (self.token_ids < 0).any():
@@ -185,7 +195,7 @@ class Segment:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Segment):
             return NotImplemented
-        names = ("token_ids", "logprobs", "versions", "sources")
+        names = ("token_ids", "logprobs", "versions", "sources", "experts")
         return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in names)
 
     __hash__ = None  # type: ignore[assignment]

@@ -113,6 +113,7 @@ def unpack(kit: Kit, folder: Path) -> tuple[Recipe, Any, Engine]:
         deterministic=recipe.run.deterministic,
         share=False,
         version=kit.version,
+        experts=recipe.learner.routing == "replay",
     )
     return recipe, tokenizer, engine
 

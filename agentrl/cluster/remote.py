@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import ray
@@ -197,9 +197,11 @@ def owned(trajectory: Trajectory) -> Trajectory:
     """Copy arrays that lie in Ray's shared memory, which is small and must not fill up with what a round holds."""
     if all(segment.token_ids.flags.owndata for segment in trajectory.segments):
         return trajectory
-    copied = (
-        Segment(s.token_ids.copy(), s.logprobs.copy(), s.versions.copy(), s.sources.copy()) for s in trajectory.segments
-    )
+    names = [part.name for part in fields(Segment)]
+    copied = [
+        Segment(**{name: array.copy() for name in names if (array := getattr(segment, name)) is not None})
+        for segment in trajectory.segments
+    ]
     return replace(trajectory, segments=tuple(copied))
 
 

@@ -134,7 +134,7 @@ class Replay:
 
     def state(self) -> list[dict[str, Any]]:
         """Return what a checkpoint needs, the oldest first."""
-        return [codec.to_row(trajectory, env) for (env, _), trajectory in self._kept.items()]
+        return [codec.to_row(trajectory, env, experts=True) for (env, _), trajectory in self._kept.items()]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Continue from `state()`."""

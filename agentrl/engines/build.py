@@ -27,6 +27,7 @@ def make(
     share: bool = True,
     adapters: bool = False,
     version: int = 0,
+    experts: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Engine:
     """Return the engine of a recipe's `rollout.engine`, not yet started.
@@ -35,6 +36,7 @@ def make(
     first; without one the model is written into `folder`. `folder`: the run's folder, where a launched server keeps
     its log. `share`: learner and engine take turns, so that the embedded engine may sample from the learner's own
     tensors. `adapters`: a launched server gets the base model of one that learns by LoRA, and will be sent adapters.
+    `experts`: completions say which experts a mixture of experts chose.
     """
     if isinstance(section, recipe.TransformersEngine):
         from agentrl.engines.transformers.engine import TransformersEngine
@@ -48,6 +50,7 @@ def make(
             deterministic=deterministic or next(model.parameters()).device.type == "cpu",
             share=share,
             version=version,
+            experts=experts,
         )
     if isinstance(section, recipe.OpenaiEngine):
         raise RecipeError(

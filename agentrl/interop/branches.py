@@ -295,7 +295,8 @@ def _without(segment: Segment, repeated: Sequence[Turn], end: int) -> Segment:
         sources[turn.start : turn.end] = Source.TEMPLATE
         logprobs[turn.start : turn.end] = 0.0
         versions[turn.start : turn.end] = -1
-    return Segment(np.asarray(segment.token_ids[:end]), logprobs, versions, sources)
+    experts = None if segment.experts is None else segment.experts[:end]
+    return Segment(np.asarray(segment.token_ids[:end]), logprobs, versions, sources, experts)
 
 
 def returned(said: Message, ids: Iterable[str]) -> Message:

@@ -31,6 +31,7 @@ from agentrl.learn.model_check import check_logprobs, check_structure, own_logpr
 from agentrl.learn.objective import Tokens, divergence, interpolated, token_losses
 from agentrl.learn.optimizer import Optimizer, schedule_factor
 from agentrl.learn.pack import Batch, MicroBatch, pack_samples
+from agentrl.learn.routing import Replay
 from agentrl.learn.scorer import Scorer
 from agentrl.learn.shard_files import whole_state
 from agentrl.learn.step_report import Mismatch, StepReport, TokenStatistics, judge, mismatch, quantile
@@ -82,6 +83,7 @@ class Learner:
             candidates=self.algorithm.simko.candidates if self.algorithm.simko else 0,
             float32=recipe.model.float32_head,
         )
+        self._replay: Replay = Replay(self._inner, active=self._section.routing == "replay")
         self._place(self._head.weight.device)
         self._critic: Critic | None = None
         if self.algorithm.has_critic:
@@ -137,8 +139,8 @@ class Learner:
 
     def step(self, batch: Batch) -> StepReport:
         """Train on a batch. Raise EngineError when engine and learner disagree beyond the recipe's bound."""
-        # Both blocks include the backward pass, in which checkpointed layers run again.
-        with self._busy, packed(self._inner), self._compiled.use():
+        # The blocks include the backward pass, in which checkpointed layers run again.
+        with self._busy, packed(self._inner), self._compiled.use(), self._replay.use():
             return self._step(batch)
 
     def _step(self, batch: Batch) -> StepReport:
@@ -274,9 +276,7 @@ class Learner:
 
     def fine_tune(self, demonstrations: Sequence[Trajectory], section: WarmStartSection, **options: Any) -> float:
         """Train on the demonstrations that solve their task, then start RL from there; return the last mean loss.
-
-        Options: seed, say, progress.
-        """
+        Options: seed, say, progress."""
         from agentrl.learn.sft import warm_start
 
         micro_tokens = self._section.micro_tokens
@@ -319,7 +319,7 @@ class Learner:
 
     def logprobs(self, micro: MicroBatch, parameters: Mapping[str, Tensor] | None = None) -> HeadOutput:
         """Evaluate the policy on a micro-batch's sampled tokens, with `parameters` in place of its own."""
-        with packed(self._inner):
+        with packed(self._inner), self._replay.use(micro.experts):
             if parameters is None:
                 return HeadOutput.of(self._scorer(micro, self._attention))
             inside = {f"model.{name}": tensor for name, tensor in parameters.items()}

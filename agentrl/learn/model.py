@@ -229,7 +229,7 @@ def base_tensors(model: Any) -> dict[str, Tensor]:
     appears once. Parameters of which only a shard is here are left out."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return {
-        name.replace(".base_layer.", "."): p.detach()
+        name.replace(".base_layer", ""): p.detach()  # several times where LoRA changes several tensors of a module
         for name, p in inner.named_parameters()
         if ".lora_" not in name and ".lora_magnitude" not in name and type(p.data) is Tensor
     }
@@ -244,7 +244,7 @@ def merged_state(model: Any, only: Container[str] | None = None) -> dict[str, Te
     if not hasattr(model, "get_base_model"):
         return state
     for name, module in model.get_base_model().named_modules():
-        weight = f"{name}.weight"
+        weight = f"{name.replace('.base_layer', '')}.{getattr(module, 'parameter_name', 'weight')}"
         if hasattr(module, "get_delta_weight") and weight in state:
             delta = module.get_delta_weight(module.active_adapters[0])
             state[weight] = (state[weight].float() + delta.float()).to(state[weight].dtype)

@@ -24,6 +24,7 @@ from agentrl import seeds
 from agentrl.errors import UserError
 from agentrl.learn.algorithms import Aggregation, resolve
 from agentrl.learn.covariance import held_back
+from agentrl.learn.routing import replayed_experts, require_experts
 from agentrl.learn.shared_prefix import Cluster, PrefixLayout, clusters
 from agentrl.recipe import Recipe
 from agentrl.types import TrainingSample
@@ -68,6 +69,8 @@ class MicroBatch:
     """1 / the number of targets in the minibatch."""
     imitation: Tensor | None = None
     """(N,): how much each token's logprob counts where solved episodes are imitated."""
+    experts: Tensor | None = None
+    """(T, layers, k): the experts that the engine chose, where routing is replayed (routing.py)."""
     held_back: Tensor | None = None
     """(N,) bool: the tokens that drive entropy down, where the algorithm looks for them (covariance.py)."""
     place: int = 0
@@ -136,6 +139,8 @@ def pack(
 
 def pack_samples(samples: Sequence[TrainingSample], recipe: Recipe, dtype: torch.dtype, *, step: int = 0) -> Batch:
     """Pack samples as a recipe says, with numbers of the loss's precision; `step` counts the steps before."""
+    if recipe.learner.routing == "replay":
+        require_experts(samples)
     row = resolve(recipe.algorithm)
     seed = seeds.derive(recipe.run.seed, "covariance", step)
     return pack(
@@ -343,6 +348,7 @@ def _micro(
         values=of_critic("values"),
         returns=of_critic("returns"),
         imitation=None if imitation is None else of_tokens([imitation[i] for i in members]),
+        experts=replayed_experts(segments, runs),
         held_back=None if marked is None else torch.from_numpy(np.concatenate([marked[i] for i in members])),
         **extra,
     )

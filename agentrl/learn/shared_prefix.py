@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,6 +93,9 @@ def clusters(samples: Sequence[TrainingSample], budget: int) -> list[Cluster]:
     result: list[Cluster] = []
     for members in groups.values():
         shared = common_prefix([samples[i].segment.token_ids for i in members])
+        experts = [e for i in members if (e := samples[i].segment.experts) is not None]
+        if experts:  # where routing is replayed, a hidden state depends on them as well
+            shared = min(shared, common_prefix(experts))
         if (len(members) - 1) * shared < MIN_SAVING * sum(lengths[i] for i in members):
             result += [Cluster((i,), 0, lengths[i]) for i in members]
         else:
@@ -99,12 +103,13 @@ def clusters(samples: Sequence[TrainingSample], budget: int) -> list[Cluster]:
     return result
 
 
-def common_prefix(sequences: Sequence[NDArray[np.int32]]) -> int:
+def common_prefix(sequences: Sequence[NDArray[np.signedinteger[Any]]]) -> int:
     """Return how many first tokens all have in common; each keeps at least one of its own."""
     first = sequences[0]
     length = min(map(len, sequences)) - 1
     for other in sequences[1:]:
-        differs = np.flatnonzero(first[:length] != other[:length])
+        unequal = first[:length] != other[:length]
+        differs = np.flatnonzero(unequal if unequal.ndim == 1 else unequal.any(axis=(1, 2)))
         length = int(differs[0]) if len(differs) else length
     return length if len(sequences) > 1 else 0
 

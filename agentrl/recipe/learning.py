@@ -382,6 +382,9 @@ class LearnerSection(Section):
     """Which logprobs ratios are taken against: those the engine reported, or the learner's own. `recompute` costs
     nothing where `epochs` and `minibatches` are 1, and a forward pass otherwise. `interpolate` (A-3PO) costs nothing
     ever: it guesses them between the engine's and the current ones, nearer to the latter the older a token is."""
+    routing: Literal["recompute", "replay"] = "recompute"
+    """Which experts a mixture of experts uses in the learner: those that its own routers choose, or with `replay` (R3)
+    those that the engine chose when it sampled. Gate weights are the learner's own in both cases."""
     max_mismatch: Positive | None = None
     """Stop with a diagnosis where engine and learner disagree by more than this on average (nats per token). By default
     0.05 in float32 and 0.15 in bfloat16, or 0.5 where a step holds hardly any token of the learner's own version. An

@@ -311,6 +311,11 @@ class Recipe(Section):
         engine = self.rollout.engine
         if isinstance(engine, SglangEngine) and not engine.launch and not engine.urls:
             raise ValueError("rollout.engine: with `launch: false` name at least one server in `urls`")
+        if isinstance(engine, SglangEngine) and self.learner.routing == "replay":
+            raise ValueError(
+                "learner.routing: replay needs rollout.engine.type transformers, which records the experts it chooses; "
+                "with sglang use routing: recompute, and a sequence ratio or mask (gspo, vespo) against flipped experts"
+            )
         names = [env.name for env in self.envs]
         if len(set(names)) < len(names):
             raise ValueError("envs: one environment is listed twice; list it once, with the levels you want")

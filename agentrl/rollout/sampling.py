@@ -103,4 +103,5 @@ def joined(one: Completion, other: Completion) -> Completion:
         logprobs=one.logprobs + other.logprobs,
         versions=one.versions + other.versions,
         finish=other.finish,
+        experts=other.experts,
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.errors import InvariantError
 from agentrl.rollout.encoder import Span
@@ -31,6 +33,7 @@ class TokenLog:
         self._sources = bytearray()
         self._logprobs = array("f")
         self._versions = array("i")
+        self._experts: NDArray[np.signedinteger[Any]] | None = None
         self._engine_saw = b""
         self._prompt: tuple[int, ...] = ()
 
@@ -70,6 +73,10 @@ class TokenLog:
         self._logprobs.extend(completion.logprobs)
         self._versions.extend(completion.versions)
         self.sampled_tokens += count
+        if completion.experts is not None:  # of all tokens so far: those with which the newest were sampled
+            if len(completion.experts) != len(self._ids) - 1:
+                raise InvariantError("the engine names the experts of other tokens than it saw")
+            self._experts = completion.experts
 
     def fork(self, segment: int, length: int) -> TokenLog:
         """Return a second log that begins with the first `length` tokens of a segment, and all segments before it."""
@@ -82,9 +89,12 @@ class TokenLog:
             other._logprobs.frombytes(logprobs[:length].tobytes())
             other._versions.frombytes(versions[:length].tobytes())
             other._sources.extend(sources[:length].tobytes())
+            experts = whole.experts
         else:
             other._ids, other._sources = self._ids[:length], self._sources[:length]
             other._logprobs, other._versions = self._logprobs[:length], self._versions[:length]
+            experts = self._experts
+        other._experts = None if experts is None else experts[:length]
         other._engine_saw = other._ids.tobytes()
         sampled = sum(int(s.loss_mask.sum()) for s in other.segments)
         other.sampled_tokens = sampled + other._sources.count(Source.SAMPLED)
@@ -100,6 +110,7 @@ class TokenLog:
         other._sources = other._sources.replace(Source.FORCED.to_bytes(), Source.OBSERVATION.to_bytes())
         other._logprobs.frombytes(bytes(4 * len(self._ids)))
         other._versions.frombytes(b"\xff" * (4 * len(self._ids)))
+        other._experts = self._experts
         other._engine_saw = self._engine_saw
         other.sampled_tokens = self.sampled_tokens
         return other
@@ -116,6 +127,7 @@ class TokenLog:
             np.frombuffer(self._logprobs, dtype=np.float32).copy(),
             np.frombuffer(self._versions, dtype=np.int32).copy(),
             np.frombuffer(bytes(self._sources), dtype=np.uint8),
+            None if self._experts is None else _filled_up(self._experts, len(self._ids)),
         )
         saw = np.frombuffer(self._engine_saw, dtype=np.int32)
         if not np.array_equal(segment.token_ids[: len(saw)], saw):
@@ -128,3 +140,9 @@ class TokenLog:
         """End the current segment and return all in which something was sampled, or the first when there is none."""
         self.end_segment()
         return tuple(s for s in self.segments if s.loss_mask.any()) or tuple(self.segments[:1])
+
+
+def _filled_up(experts: NDArray[np.signedinteger[Any]], tokens: int) -> NDArray[np.signedinteger[Any]]:
+    """Return the experts of all tokens; -1 for the last ones, which no engine has computed."""
+    missing = np.full((tokens - len(experts), *experts.shape[1:]), -1, experts.dtype)
+    return np.concatenate((experts, missing))

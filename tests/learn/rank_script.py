@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from conftest import make_samples  # type: ignore[import-not-found]
@@ -26,6 +27,7 @@ from agentrl.learn.model import _with_lora, load_model
 from agentrl.learn.pack import Batch, divide
 from agentrl.learn.rank_learner import Exchange, RankLearner
 from agentrl.recipe import LoraSection, Recipe
+from agentrl.types import Segment
 
 SAMPLES = make_samples.__wrapped__()
 
@@ -65,7 +67,15 @@ class Side:
         return divide(batch, self.ranks)[self.number] if self.ranks else batch
 
     def batch(self, seed: int = 1) -> Batch:
-        return self.learner.pack(SAMPLES(12, seed=seed))
+        samples = SAMPLES(12, seed=seed)
+        if self.learner.recipe.learner.routing == "replay":
+            samples = [replace(s, segment=replace(s.segment, experts=self._experts(s.segment))) for s in samples]
+        return self.learner.pack(samples)
+
+    def _experts(self, segment: Segment) -> Any:
+        """Two different experts of four for every token and layer, the same wherever the same tokens come first."""
+        first = segment.token_ids[:, None] + np.arange(self.job["shape"]["num_hidden_layers"])
+        return np.stack((first % 4, (first + 1) % 4), -1).astype(np.int8)
 
     def step(self, seed: int = 1) -> dict[str, Any]:
         report = self.learner.step(self.share(self.batch(seed))).metrics()

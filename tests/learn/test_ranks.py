@@ -55,7 +55,8 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "lora": {"do": "gradients", "ranks": [0, 2], "double": True, "lora": True, "recipe": recipe()},
     "experts": {
-        "do": "gradients", "ranks": [0, 2], "kind": "qwen3_moe", "shape": SHAPE | EXPERTS, "recipe": recipe(),
+        "do": "gradients", "ranks": [0, 2], "kind": "qwen3_moe", "shape": SHAPE | EXPERTS,
+        "recipe": recipe(learner={"routing": "replay"}),
     },
     "bfloat16": {"do": "gradients", "ranks": [0, 2], "recipe": recipe(model={"dtype": "bfloat16"})},
     "skip": {"do": "skip", "ranks": [2], "recipe": recipe()},

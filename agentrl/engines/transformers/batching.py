@@ -15,6 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from agentrl.engines.base import Sampling
 from agentrl.engines.transformers.batch_invariance import ROWS, BatchShapes, agreeing
 from agentrl.engines.transformers.decoding import BLOCK, Masks, SlotCache, draw, uniforms
+from agentrl.engines.transformers.routers import Recorder
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Finish
 
@@ -48,6 +50,8 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    experts: NDArray[np.signedinteger[Any]] | None = None
+    """The experts chosen for its tokens, where they are recorded."""
     tell: Callable[[list[int]], None] | None = None
     """Called after each token, in the batch's thread."""
 
@@ -64,6 +68,7 @@ class Request:
                     logprobs=tuple(self.logprobs),
                     versions=tuple(self.versions),
                     finish=result,
+                    experts=self.experts,
                 )
             )
 
@@ -93,9 +98,9 @@ class Slot:
 class Batch:
     """The slots, and the model that fills them."""
 
-    def __init__(self, model: Any, *, size: int, context: int, exact: bool = False) -> None:
+    def __init__(self, model: Any, *, size: int, context: int, exact: bool = False, experts: bool = False) -> None:
         """`size`: requests decoded together. `exact`: use only batch shapes that give the same bits, so that a
-        request's tokens do not depend on the other requests in the batch."""
+        request's tokens do not depend on the other requests in the batch. `experts`: record which are chosen."""
         parameter = next(model.parameters())
         self.model = model
         self.device = parameter.device
@@ -106,6 +111,7 @@ class Batch:
         self.waiting: deque[Request] = deque()
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._masks = Masks(model.config, parameter.dtype, self.device)
+        self._recorder = Recorder(model) if experts else None
         slots = max(ROWS, size) if exact else size
         vocabulary = int(model.config.get_text_config().vocab_size)
         self.batch_shapes: BatchShapes | None = None
@@ -169,6 +175,8 @@ class Batch:
         request, slot.request, slot.leader = slot.request, None, None
         self._clock += 1
         slot.used = self._clock
+        if self._recorder is not None and slot.filled:
+            request.experts = self._cache.experts[0][slot.index, : slot.filled].cpu().numpy().copy()
         request.settle(result)
 
     def _admit(self) -> None:
@@ -370,14 +378,17 @@ class Batch:
         cache.aim(targets.to(self.device), slots, width)
         # Padding behind the context's end must not change the codes of a model with dynamic position codes.
         places = positions.clamp(max=self.context - 1).to(self.device)
-        output = self.model(
-            input_ids=ids.to(self.device),
-            position_ids=places,
-            attention_mask=self._masks(places, width),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with nullcontext() if self._recorder is None else self._recorder.watch():
+            output = self.model(
+                input_ids=ids.to(self.device),
+                position_ids=places,
+                attention_mask=self._masks(places, width),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        if self._recorder is not None:
+            cache.keep_experts(self._recorder.choices())
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 

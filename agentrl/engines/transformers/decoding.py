@@ -32,6 +32,8 @@ class SlotCache(Cache):
         self.capacity = 0
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
+        self.experts: list[torch.Tensor] = []
+        """One tensor (slots, tokens, layers, k) where the choices of routers are recorded; see routers.py."""
         self._targets = torch.empty(0, dtype=torch.int64)
         self._rows: slice | torch.Tensor = slice(0, 0)
         self._width = 0
@@ -42,7 +44,7 @@ class SlotCache(Cache):
             return
         grown = min(self.limit, max(2 * self.capacity, 4 * BLOCK))
         self.capacity = max(grown, -(-tokens // BLOCK) * BLOCK)
-        for blocks in (self.keys, self.values):
+        for blocks in (self.keys, self.values, self.experts):
             for index, old in enumerate(blocks):
                 new = old.new_zeros(self.slots, self.capacity, *old.shape[2:])
                 new[:, : old.shape[1]] = old
@@ -71,9 +73,16 @@ class SlotCache(Cache):
                 visible.append(block[:, : self._width].index_select(0, self._rows).transpose(1, 2))
         return visible[0], visible[1]
 
+    def keep_experts(self, choices: torch.Tensor) -> None:
+        """Store the experts chosen for the tokens that the last forward pass wrote."""
+        if not self.experts:
+            shape = (self.slots, self.capacity, *choices.shape[1:])
+            self.experts.append(torch.zeros(shape, dtype=choices.dtype, device=choices.device))
+        self.experts[0].view(-1, *choices.shape[1:]).index_copy_(0, self._targets, choices)
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` tokens of slot `source` into slot `target`."""
-        for block in (*self.keys, *self.values):
+        for block in (*self.keys, *self.values, *self.experts):
             block[target, :tokens] = block[source, :tokens]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -42,16 +42,18 @@ class TransformersEngine:
         deterministic: bool = False,
         share: bool = True,
         version: int = 0,
+        experts: bool = False,
     ) -> None:
         """`share`: sample from the model's own tensors, so that `publish` moves nothing. Right when learner and
-        engine take turns; when they run at the same time, the engine needs its own tensors (share=False)."""
+        engine take turns; when they run at the same time, the engine needs its own tensors (share=False).
+        `experts`: completions say which experts a mixture of experts chose."""
         text = model.config.get_text_config()
         limit = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
         self.context = min(limit, max_context or limit)
         self.vocabulary = int(text.vocab_size)
         self._model = twin(model, own=not share)
         self._shared = share
-        self._batch = Batch(self._model, size=max_batch, context=self.context, exact=deterministic)
+        self._batch = Batch(self._model, size=max_batch, context=self.context, exact=deterministic, experts=experts)
         self._batch.version = version
         self._inbox: deque[Request] = deque()
         self._wake = threading.Condition()
