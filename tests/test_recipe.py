@@ -67,7 +67,7 @@ def test_servers_that_are_named_are_attached_to() -> None:
 def test_a_wrong_kind_lists_the_kinds() -> None:
     assert mistakes(GOOD | {"curriculum": {"type": "learnabilty"}}) == [
         "curriculum.type: found 'learnabilty' (text); did you mean 'learnability'? "
-        "(allowed: learnability, uniform, staged, pools)"
+        "(allowed: learnability, uniform, levels, staged, pools)"
     ]
 
 

@@ -208,6 +208,10 @@ def test_check_and_red_team_ask_the_judge_they_are_given(
 
 def test_the_fragment_in_the_documentation_is_a_judge() -> None:
     page = (Path(__file__).parents[2] / "docs" / "verifiers.md").read_text(encoding="utf-8")
-    (fragment,) = [block.split("```")[0] for block in page.split("```yaml\n")[1:] if block.startswith("judge:")]
-    section = recipes.JudgeSection.model_validate(yaml.safe_load(fragment)["judge"])
+    fragments = [block.split("```")[0] for block in page.split("```yaml\n")[1:] if block.startswith("judge:")]
+    alone, rewarding = map(yaml.safe_load, fragments)
+    section = recipes.JudgeSection.model_validate(alone["judge"])
     assert (section.engine.type, section.budget.calls, section.calibration.tasks) == ("openai", 200_000, 8)
+    assert recipes.JudgeSection.model_validate(rewarding["judge"]).calibration.tasks == 8
+    judged = recipes.RewardsSection.model_validate(rewarding["rewards"]).judged
+    assert isinstance(judged, recipes.RubricReward) and [one.name for one in judged.criteria] == ["tidy", "short"]
