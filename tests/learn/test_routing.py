@@ -133,6 +133,17 @@ def test_the_engine_names_the_experts_that_the_model_chooses(kind: str) -> None:
         assert (segment.experts[known:] == -1).all()
 
 
+def test_an_exact_engine_samples_the_same_bits_in_any_batch() -> None:
+    """Though the number of tokens that an expert gets depends on the batch; the learner's model stays as it was."""
+    model = model_of("qwen3_moe")
+    few, many = (
+        asyncio.run(rollouts(TransformersEngine(model, max_batch=size, deterministic=True, experts=True), 6))
+        for size in (1, 6)
+    )
+    assert few == many
+    assert model.config._experts_implementation == "grouped_mm"
+
+
 def test_experts_are_those_of_the_newest_weights() -> None:
     """New weights under way: keys and values are computed again, and so are the choices."""
     model = model_of("mixtral")

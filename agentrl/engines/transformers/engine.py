@@ -52,6 +52,9 @@ class TransformersEngine:
         self.context = min(limit, max_context or limit)
         self.vocabulary = int(text.vocab_size)
         self._model = twin(model, own=not share)
+        if deterministic and any(type(module).__name__.endswith("Experts") for module in self._model.modules()):
+            # Others multiply all tokens of an expert at once: how many these are depends on the batch.
+            self._model.set_experts_implementation("batched_mm")
         self._shared = share
         self._batch = Batch(self._model, size=max_batch, context=self.context, exact=deterministic, experts=experts)
         self._batch.version = version
