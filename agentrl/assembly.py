@@ -32,10 +32,11 @@ from agentrl.rollout.rollout import EnvRuntime, RolloutId
 from agentrl.rollout.runtimes import source_versions
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store
+from agentrl.rollout.stored import ComparedGroups, play_and_store
 from agentrl.rollout.tails import make_scheduler
 from agentrl.runfolder import RunFolder, begun, open_run
 from agentrl.serving import check_judge, open_engine, runtimes
-from agentrl.types import Group, Round, TrainingSample, Trajectory
+from agentrl.types import Round, TrainingSample, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.learn.checkpoint import Checkpoint
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from agentrl.learn.weights import Publisher
 
 Say = Callable[[str], None]
-UNTAKEN = 8192
-"""Rollouts that wait for their group to be compared, at most; far more than are under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,19 +180,12 @@ class Run:
 @asynccontextmanager
 async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") -> AsyncIterator[Run]:
     """Build every part of a training run; at the end of the block they are closed in the reverse order."""
-    from agentrl.learn import checkpoint, memory
-    from agentrl.learn.other_models import other_models
+    from agentrl.learn import checkpoint
     from agentrl.learn.sharded import open_learner
-    from agentrl.learn.teacher import folder_of, open_teacher
+    from agentrl.learn.teacher import open_teacher
     from agentrl.learn.weights import Publisher
 
-    if recipe.teacher is not None:
-        folder_of(recipe.teacher)
-    check_trainable(recipe)  # what is wrong with environments or trackers shows before a folder is made
-    check_judge(recipe)
-    refuse_unfit_replay(recipe)
-    tracking.check(recipe.trackers)
-    warning = memory.refuse_what_cannot_fit(recipe, other_models(recipe))
+    warning = _refuse_unfit(recipe)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_run(recipe, resume=resume))
         elsewhere = recipe.cluster is not None and recipe.warm_start is None
@@ -220,14 +212,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         if teacher is not None:
             stack.push_async_callback(teacher.close)
         learner = open_learner(policy.model, policy.tokenizer, recipe, stack, _rank_pool(recipe, stack, progress.say))
-        metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
-        stack.callback(metrics.close)
-        progress.recall(metrics.rows)
-        stack.callback(
-            tracking.follow(
-                metrics, recipe.trackers, folder.path, recipe.model_dump(mode="json", by_alias=True), progress.say
-            )
-        )
+        metrics = _open_metrics(recipe, folder, saved, progress, stack)
         takes_turns = not recipe.asynchronous.enabled
         engine, player, gate = open_engine(
             recipe,
@@ -247,25 +232,9 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         store = _store(recipe, folder, saved, resume)
         stack.push_async_callback(store.close)
         play = partial(_play, recipe.run.seed, folder.key, branching_of(recipe), player, progress)
-        judged = recipe.rewards.judged
-        group_filter = GroupFilter(
-            recipe.group_filter,
-            recipe.rollout.max_tokens,
-            recipe.algorithm,
-            taught=recipe.teacher is not None,
-            refined=isinstance(judged, PairwiseReward),
-            gated=judged is not None and judged.gate,
-        )
+        play_one, finish = _stored(recipe, store, play, judge, folder.key, stack)
+        group_filter = _group_filter(recipe)
         watch = await asyncio.to_thread(Watch.open, recipe, environments, folder.path)
-        if isinstance(judged, PairwiseReward):
-            assert judge is not None
-            tournament = judges.Tournament(judged, judge, key=folder.key, seed=recipe.run.seed)
-            compared = ComparedGroups(store, play, tournament)
-            stack.push_async_callback(compared.close)
-            play_one: Any = compared.play
-            finish: Any = compared.finish
-        else:
-            play_one, finish = partial(_play_and_store, store, play), None
         yield Run(
             recipe=recipe,
             folder=folder,
@@ -296,6 +265,58 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
             watch=watch,
             replay=None if recipe.replay is None or watch is None else Replay(recipe.replay, watch.flags),
         )
+
+
+def _refuse_unfit(recipe: Recipe) -> str | None:
+    """Refuse what cannot be trained, before a folder is made; return a warning where memory may not suffice."""
+    from agentrl.learn import memory
+    from agentrl.learn.other_models import other_models
+    from agentrl.learn.teacher import folder_of
+
+    if recipe.teacher is not None:
+        folder_of(recipe.teacher)
+    check_trainable(recipe)
+    check_judge(recipe)
+    refuse_unfit_replay(recipe)
+    tracking.check(recipe.trackers)
+    return memory.refuse_what_cannot_fit(recipe, other_models(recipe))
+
+
+def _open_metrics(
+    recipe: Recipe, folder: RunFolder, saved: Checkpoint | None, progress: Progress, stack: AsyncExitStack
+) -> Metrics:
+    """Open the run's figures, show what there is of them, and have the trackers follow."""
+    metrics = Metrics(folder.metrics, resume_step=saved.step if saved else -1)
+    stack.callback(metrics.close)
+    progress.recall(metrics.rows)
+    settings = recipe.model_dump(mode="json", by_alias=True)
+    stack.callback(tracking.follow(metrics, recipe.trackers, folder.path, settings, progress.say))
+    return metrics
+
+
+def _group_filter(recipe: Recipe) -> GroupFilter:
+    judged = recipe.rewards.judged
+    return GroupFilter(
+        recipe.group_filter,
+        recipe.rollout.max_tokens,
+        recipe.algorithm,
+        taught=recipe.teacher is not None,
+        refined=isinstance(judged, PairwiseReward),
+        gated=judged is not None and judged.gate,
+    )
+
+
+def _stored(
+    recipe: Recipe, store: Store, play: Play, judge: Judge | None, key: bytes, stack: AsyncExitStack
+) -> tuple[Play, Finish | None]:
+    """Return how rollouts are played and stored, and how a group is finished where its members are compared."""
+    judged = recipe.rewards.judged
+    if not isinstance(judged, PairwiseReward):
+        return partial(play_and_store, store, play), None
+    assert judge is not None, "a recipe that compares names its judge"
+    compared = ComparedGroups(store, play, judges.Tournament(judged, judge, key=key, seed=recipe.run.seed))
+    stack.push_async_callback(compared.close)
+    return compared.play, compared.finish
 
 
 def _rank_pool(recipe: Recipe, stack: AsyncExitStack, say: Say) -> Any:
@@ -332,47 +353,6 @@ async def _play(
     trajectory = await player.play(draw.env, draw.task, rollout_id)
     progress.advance()
     return trajectory
-
-
-async def _play_and_store(store: Store, play: Play, draw: Draw, index: int) -> Trajectory:
-    """Play one rollout of a drawn task and store it."""
-    trajectory = await play(draw, index)
-    await store.add(trajectory, draw.env, Note(predicted=draw.predicted))
-    for continuation in trajectory.branches:
-        await store.add(continuation, draw.env, Note(kind="branch", predicted=draw.predicted))
-    return trajectory
-
-
-class ComparedGroups:
-    """Rollouts that are stored once their group was compared; what no group takes is stored as it was played."""
-
-    def __init__(self, store: Store, play: Play, compare: Finish) -> None:
-        self._store, self._play, self._compare = store, play, compare
-        self._waiting: dict[tuple[int, int], tuple[Trajectory, Draw]] = {}
-
-    async def play(self, draw: Draw, index: int) -> Trajectory:
-        """Play one rollout and keep it until its group is complete."""
-        trajectory = await self._play(draw, index)
-        self._waiting[draw.group, index] = trajectory, draw
-        while len(self._waiting) > UNTAKEN:  # of groups that were stopped, or too old
-            await self._add(*self._waiting.pop(next(iter(self._waiting))))
-        return trajectory
-
-    async def finish(self, group: Group) -> Group:
-        """Compare a group's rollouts and store them with what came of it."""
-        compared = await self._compare(group)
-        for trajectory in compared.trajectories:
-            if waiting := self._waiting.pop((trajectory.group, trajectory.index), None):
-                await self._add(trajectory, waiting[1])
-        return compared
-
-    async def close(self) -> None:
-        """Store what is left."""
-        while self._waiting:
-            await self._add(*self._waiting.pop(next(iter(self._waiting))))
-
-    async def _add(self, trajectory: Trajectory, draw: Draw) -> None:
-        await self._store.add(trajectory, draw.env, Note(predicted=draw.predicted))
 
 
 async def _keep(store: Store, problem: Problem, trajectory: Trajectory, stage: str, step: int) -> None:
