@@ -1,7 +1,8 @@
 """Writes a run's figures to metrics.jsonl, from which progress, alarms and reports all read.
 
 A row has a `kind` (step, eval, warm_start, alarm), a `step` and a `time`. Its figures are grouped: `rollout/score`,
-`learn/loss`, `curriculum/level`, `eval/<environment>/pass@1`. METRICS declares each of them; docs/metrics.md shows it.
+`learn/loss`, `curriculum/level`, `eval/<environment>/pass@1`. declared_metrics.py declares each of them, and
+docs/metrics.md shows them.
 """
 
 from __future__ import annotations
@@ -13,218 +14,19 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentrl.declared_metrics import METRICS
 from agentrl.errors import StorageError
 from agentrl.types import Round, Trajectory, forced_turns
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """The declaration of one figure."""
-
-    name: str
-    """Its key. `<environment>` stands for the name of an environment, `<k>` for a number."""
-    unit: str
-    """What it is counted in; `share` is a number from 0 to 1."""
-    meaning: str
-    """What it says, in one sentence."""
-
-
-METRICS: tuple[Metric, ...] = (
-    Metric("kind", "text", "What the row is about: step, eval, warm_start or alarm."),
-    Metric("step", "steps", "Learner steps done when the row was written."),
-    Metric("time", "seconds", "Time of day, since 1970."),
-    Metric("seconds", "seconds", "Wall time of the step, evaluation or warm start; a step's excludes evaluations."),
-    Metric("stage", "text", "eval: start (untrained), sft (after the warm start), rl (during RL) or end."),
-    Metric("split", "text", "eval: the split that the tasks come from."),
-    Metric("name", "text", "alarm: its name; each is raised once per run."),
-    Metric("text", "text", "alarm: what was seen, and what to do."),
-    Metric("rollout/score", "score", "Mean score of the round's graded episodes, dropped groups included."),
-    Metric("rollout/score_std", "score", "Standard deviation of the scores within a group, mean over groups."),
-    Metric("rollout/informative", "share", "Groups that carry a signal: the algorithm can tell their episodes apart by "
-           "the scores that the group filter counts, or by process rewards where it uses these."),
-    Metric("rollout/all_pass", "share", "Groups in which every episode scored 1."),
-    Metric("rollout/all_fail", "share", "Groups in which every episode scored 0."),
-    Metric("rollout/groups_kept", "groups", "Groups that the learner trained on."),
-    Metric("rollout/groups_dropped", "groups", "Groups that the group filter dropped, or that were too old."),
-    Metric("rollout/groups_stopped", "groups", "Groups that were stopped early."),
-    Metric("rollout/groups_ready", "groups", "Finished groups that wait for the learner when the step ends."),
-    Metric("rollout/groups_in_flight", "groups", "Groups under way when the step ends."),
-    Metric("rollout/groups_stale", "groups", "Groups dropped because they were too old, over the run so far."),
-    Metric("rollout/long_rounds", "rounds", "With `async.mode: tail`: rounds that waited for long groups, so far."),
-    Metric("rollout/episodes", "episodes", "Episodes of the round, dropped groups included."),
-    Metric("rollout/episodes_spared", "episodes", "Episodes that never began because half a group agreed, so far."),
-    Metric("rollout/reported", "share", "Graded episodes whose score another framework reported (trust `reported`)."),
-    Metric("rollout/ungraded", "episodes", "Episodes without a score: infrastructure or the verifier failed."),
-    Metric("rollout/grading_alarms", "episodes", "Submissions that broke grading twice on fresh sandboxes: score 0."),
-    Metric("rollout/episode_alarms", "episodes", "Episodes that broke again when repeated: score 0, by environment."),
-    Metric("rollout/alarm_cause", "text", "What the first of these alarms was: environment, exception and line."),
-    Metric("rollout/truncated", "share", "Graded episodes that a budget ended."),
-    Metric("rollout/agent_errors", "share", "Graded episodes that ended because the agent broke its own sandbox."),
-    Metric("rollout/think_forced", "turns", "Turns whose thinking was closed at `rollout.think_tokens`, if any."),
-    Metric("rollout/tokens", "tokens", "Tokens sampled for the round, dropped groups included."),
-    Metric("rollout/tokens_dropped", "tokens", "Tokens sampled for groups that were dropped."),
-    Metric("rollout/tokens_trained_by_length", "tokens", "Tokens trained on so far, by the length of their episode: "
-           "under 512 those of episodes of 257 to 512 sampled tokens, and so on."),
-    Metric("rollout/tokens_dropped_by_length", "tokens", "The same, of groups that the group filter dropped."),
-    Metric("rollout/tokens_stale_by_length", "tokens", "The same, of groups that were too old."),
-    Metric("rollout/tokens_thrown_by_length", "tokens", "The same, of episodes that ended after their group had."),
-    Metric("rollout/tokens_mean", "tokens", "Sampled tokens per graded episode, mean."),
-    Metric("rollout/tokens_max", "tokens", "Sampled tokens of the longest graded episode."),
-    Metric("rollout/compacted", "share", "Graded episodes in several conversations (`rollout.compaction`)."),
-    Metric("rollout/conversations_mean", "count", "Conversations per graded episode, with `rollout.compaction`."),
-    Metric("rollout/context_max", "tokens", "The longest sequence of a graded episode, with `rollout.compaction`."),
-    Metric("rollout/tokens_per_second", "tokens/s", "`rollout/tokens` over the wall time of the whole step."),
-    Metric("rollout/staleness_mean", "versions", "Age of the kept episodes' oldest token when trained on, mean."),
-    Metric("rollout/staleness_max", "versions", "The same, of the oldest episode."),
-    Metric("rollout/engine_seconds", "seconds", "Time that episodes waited for the engine, summed over episodes."),
-    Metric("rollout/tool_seconds", "seconds", "Time that episodes spent in tools, summed over episodes."),
-    Metric("rollout/verifier_seconds", "seconds", "Time that grading took, summed over episodes."),
-    Metric("rollout/round_seconds", "seconds", "Wall time that the learner waited for this round."),
-    Metric("rollout/pause_seconds", "seconds", "Wall time between the previous round and the wait for this one."),
-    Metric("rollout/prompt_cache", "share", "Prompt tokens that the engine had in its cache, over the run so far."),
-    Metric("replay/size", "episodes", "With `replay`: rare successes in store."),
-    Metric("replay/stored", "episodes", "Those that the step's groups added."),
-    Metric("replay/joined", "episodes", "Stored successes that joined a group which had failed as a whole."),
-    Metric("replay/refused", "episodes", "Rare successes not stored, since a budget ended them or the watch objects."),
-    Metric("rollout/branches", "episodes", "With `credit: branch`: continuations that were played to value states."),
-    Metric("rollout/branches_void", "episodes", "Those without a score: another state than their turn's, or other "
-           "trouble outside the policy."),
-    Metric("rollout/branch_tokens", "tokens", "Tokens of `rollout/tokens` that continuations sampled."),
-    Metric("rollout/branch_score", "score", "Mean score of the continuations."),
-    Metric("rollout/branch_seconds", "seconds", "Time that episodes took to keep their states, summed over episodes."),
-    Metric("rollout/unforkable", "turns", "Turns before which an episode could not be forked: they have no value."),
-    Metric("rollout/branch_cause", "text", "Why the first continuation was void, or the first turn had none."),
-    Metric("rollout/players", "players", "With a cluster: players that are ready when the step ends."),
-    Metric("rollout/players_lost", "players", "Players that died, fell silent or became unfit, so far."),
-    Metric("rollout/episodes_lost", "episodes", "Episodes that were lost with their player or its node, so far."),
-    Metric("rollout/episodes_repeated", "episodes", "Episodes begun again on another player, with the same seeds."),
-    Metric("rollout/episodes_late", "episodes", "Second answers of episodes that were believed lost; dropped, so far."),
-    Metric("rollout/servers", "servers", "With servers on a cluster: those that serve when the step ends."),
-    Metric("rollout/servers_lost", "servers", "Servers that died or fell silent, so far."),
-    Metric("judge/calls", "questions", "Questions that verifiers asked the judge since the last step."),
-    Metric("judge/tokens", "tokens", "Tokens of these questions and their answers."),
-    Metric("judge/failures", "questions", "Questions that the judge did not answer, after all retries."),
-    Metric("reward/verifier", "score", "With rewards.judged: mean score of the verifier alone."),
-    Metric("reward/judge", "score", "Mean score that the judge gave to the episodes it was asked about."),
-    Metric("reward/judged", "episodes", "Episodes that the judge was asked about."),
-    Metric("reward/unjudged", "episodes", "Of them: those that it could not read or that instruct it; they score 0."),
-    Metric("reward/rubric", "version", "With rewards.judged.evolve: the newest version of the rubric."),
-    Metric("audit/looked", "episodes", "Episodes that the reward-hacking watch looked at again: the best rewarded, and "
-           "as many drawn from the others."),
-    Metric("audit/rewarded", "episodes", "Of them: those that scored at least 0.5."),
-    Metric("audit/suspicious", "episodes", "Of these: those that its signals call suspicious."),
-    Metric("audit/attempts", "episodes", "Suspicious ones that scored less: attempts."),
-    Metric("audit/signals", "episodes", "Suspicious episodes by signal."),
-    Metric("audit/worst", "text", "The most suspicious rewarded episode, and why."),
-    Metric("audit/error", "text", "What kept the watch from looking; it never stops a run."),
-    Metric("audit/graded", "episodes", "Episodes that an audit verifier graded too."),
-    Metric("audit/graded_rewarded", "episodes", "Of them: those that the reward gave at least 0.5."),
-    Metric("audit/refuted", "episodes", "Of these: those that the audit verifier gave at least 0.25 less."),
-    Metric("audit/score", "score", "Mean score of the audit verifier."),
-    Metric("audit/gap", "score", "Reward minus audit score, mean over the episodes that have both."),
-    Metric("audit/levels", "episodes", "Passed and graded episodes of the round, by environment and level."),
-    Metric("audit/heldout_gap", "share", "Passes of the ten steps before the newest evaluation minus its own, on "
-           "the same levels. A curriculum that prefers easier tasks raises it; its growth tells more."),
-    Metric("learn/version", "versions", "Policy version after the step."),
-    Metric("learn/updates", "updates", "Optimizer steps applied."),
-    Metric("learn/skipped", "updates", "Optimizer steps left out because loss or gradient was not finite."),
-    Metric("learn/loss", "", "Loss, mean over the optimizer steps."),
-    Metric("learn/grad_norm", "", "Norm of the gradient before clipping, mean over the optimizer steps."),
-    Metric("learn/lr", "", "Learning rate."),
-    Metric("learn/entropy", "nats/token", "Entropy of the policy, mean over sampled tokens."),
-    Metric("learn/kl", "nats/token", "Divergence (k3) of the new policy from the one that the step started with."),
-    Metric("learn/reference_kl", "nats/token", "Divergence from the reference model, where loss or reward has one."),
-    Metric("learn/kl_coefficient", "", "Weight of that divergence in this step, with `kl_target`."),
-    Metric("learn/entropy_bonus", "", "Weight of the entropy in this step, with `entropy_target`."),
-    Metric("learn/clip_fraction", "share", "Sampled tokens whose gradient the algorithm clipped."),
-    Metric("learn/ratio_p01", "", "1st percentile of the ratio of new to old probability."),
-    Metric("learn/ratio_p99", "", "99th percentile of that ratio."),
-    Metric("learn/ratio_max", "", "Largest ratio."),
-    Metric("learn/correction", "", "Mean factor of the off-policy correction; 1 without one."),
-    Metric("learn/explained_variance", "share", "Variance of the critic's targets that its values explain; 1 at best."),
-    Metric("learn/value_error", "", "Root of the critic's mean squared error."),
-    Metric("learn/teacher_kl", "nats/token", "Mean of log π − log π_teacher over the policy's tokens: the reverse KL."),
-    Metric("learn/teacher_seconds", "seconds", "Wall time of the teacher's scoring; part of `learn/seconds`."),
-    Metric("learn/positive_nll", "nats/token", "Mean negative logprob on solved episodes, with `positive_nll`."),
-    Metric("learn/mismatch_mean", "nats/token", "Mean difference between the learner's and the engine's logprobs, over "
-           "tokens of the learner's own version where there are any."),
-    Metric("learn/mismatch_max", "nats/token", "Largest such difference."),
-    Metric("learn/mismatch_judged", "nats/token", "What `learner.max_mismatch` is compared with: that mean, or the one "
-           "over all tokens where fewer than a hundred are of the learner's own version."),
-    Metric("learn/mismatch_ess", "share", "Effective sample size of learner over engine probabilities; 1: they agree."),
-    Metric("learn/mismatch_histogram", "tokens", "Tokens by log π_learner − log π_engine, with borders at "
-           "±0.01, 0.03, 0.1, 0.3 and 1."),
-    Metric("learn/on_policy", "share", "Sampled tokens that the learner's own version sampled."),
-    Metric("learn/tokens", "tokens", "Tokens of one pass over the batch, prompts and observations included."),
-    Metric("learn/tokens_computed", "tokens", "Tokens that went through the model, shared prefixes once."),
-    Metric("learn/tokens_sampled", "tokens", "Sampled tokens among them: those in the loss."),
-    Metric("learn/tokens_per_second", "tokens/s", "`learn/tokens` over the time that the learner worked on them."),
-    Metric("learn/micro_batches", "batches", "Micro-batches of one pass."),
-    Metric("learn/memory_gib", "GiB", "Peak memory in use on the accelerator; 0 on a CPU."),
-    Metric("learn/memory_reserved_gib", "GiB", "Peak memory that the process reserved there."),
-    Metric("learn/seconds", "seconds", "Wall time from the round to new weights: advantages, packing and updates."),
-    Metric("learn/publish_seconds", "seconds", "Wall time until the engine had the new weights."),
-    Metric("learn/publish_hold_seconds", "seconds", "Of it: until requests stood still."),
-    Metric("learn/publish_send_seconds", "seconds", "Of it: sending."),
-    Metric("learn/publish_check_seconds", "seconds", "Of it: comparing checksums."),
-    Metric("curriculum/level", "level", "Mean level of the round's groups."),
-    Metric("curriculum/score_histogram", "groups", "The round's groups by mean score, in ten bins from 0 to 1."),
-    Metric("curriculum/calibration_error", "score", "Mean distance of predicted and realised scores; old ones fade."),
-    Metric("curriculum/calibration_predicted", "score", "Mean prediction per tenth of predicted p; -1: none."),
-    Metric("curriculum/calibration_realised", "score", "Mean score per tenth of predicted p; -1: none."),
-    Metric("curriculum/<environment>/tasks_seen", "tasks", "Tasks drawn at least once."),
-    Metric("curriculum/<environment>/coverage", "share", "Tasks drawn at least once, where their number is finite."),
-    Metric("curriculum/<environment>/in_band", "share", "learnability: seen tasks believed to be in the band."),
-    Metric("curriculum/<environment>/solved", "share", "learnability: seen tasks believed to be above the band."),
-    Metric("curriculum/<environment>/hopeless", "share", "learnability: seen tasks believed to be below the band."),
-    Metric("curriculum/<environment>/believed_histogram", "tasks", "learnability: seen tasks by believed pass rate, in "
-           "ten bins from 0 to 1."),
-    Metric("curriculum/<environment>/level_p", "score", "learnability: believed pass rate of each level, where there "
-           "are several."),
-    Metric("curriculum/<environment>/strata", "strata", "learnability: combinations of level and tags seen so far."),
-    Metric("curriculum/<environment>/longest_wait", "draws", "learnability: draws since the stratum that has waited "
-           "longest was drawn."),
-    Metric("curriculum/<environment>/most_lost", "logits", "learnability: largest believed fall of a level below its "
-           "best."),
-    Metric("curriculum/<environment>/tasks_apart", "logits", "learnability: how far tasks of one stratum lie apart."),
-    Metric("curriculum/<environment>/fresh", "share", "learnability: draws of tasks that were never drawn before."),
-    Metric("curriculum/<environment>/stage", "level", "staged: the newest level that is open."),
-    Metric("curriculum/<environment>/stage_score", "score", "staged: recent mean score on that level."),
-    Metric("curriculum/<environment>/pool_easy", "tasks", "pools: tasks in the easy pool."),
-    Metric("curriculum/<environment>/pool_normal", "tasks", "pools: tasks in the normal pool."),
-    Metric("curriculum/<environment>/pool_hard", "tasks", "pools: tasks in the hard pool."),
-    Metric("eval/<environment>/pass@<k>", "share", "Unbiased pass@k: value, low and high of the 95 % interval."),
-    Metric("eval/<environment>/score", "score", "Mean score; an episode without a grade counts as 0."),
-    Metric("eval/<environment>/levels", "share", "Episodes that scored 1, by level."),
-    Metric("eval/<environment>/tasks", "tasks", "Tasks tried."),
-    Metric("eval/<environment>/families", "families", "Families among them: variants of one task count once."),
-    Metric("eval/<environment>/tries", "episodes", "Episodes played."),
-    Metric("eval/<environment>/ungraded", "episodes", "Episodes without a grade: they count as failed."),
-    Metric("eval/<environment>/truncated", "share", "Episodes that a budget ended."),
-    Metric("eval/<environment>/turns_per_success", "turns", "Turns of the episodes that scored 1, mean."),
-    Metric("eval/<environment>/tokens_per_success", "tokens", "Sampled tokens of all episodes over successes."),
-    Metric("eval/<environment>/tool_errors", "calls", "Tool calls answered with an error, per episode."),
-    Metric("eval/<environment>/passes", "share", "Passed tries of each task, by task id."),
-    Metric("eval/<environment>/family", "text", "Family of each task that has one, by task id."),
-    Metric("warm_start/demonstrations", "episodes", "Episodes that the expert played."),
-    Metric("warm_start/solved", "episodes", "Those that scored 1, which were trained on."),
-    Metric("warm_start/loss", "nats/token", "Loss at the end."),
-    Metric("warm_start/examples", "trajectories", "With `warm_start.data`: trajectories in the file."),
-    Metric("warm_start/data", "text", "With `warm_start.data`: the beginning of the file's SHA-256."),
-    Metric("warm_start/margin", "number", "Preferences: β times how much likelier good trajectories became than bad."),
-    Metric("warm_start/accuracy", "share", "Preferences: pairs whose chosen trajectory is ahead at the end."),
-    Metric("warm_start/skipped", "count", "Preferences: updates that were not finite, and left out."),
-    Metric("warm_start/demonstration_seconds", "seconds", "Wall time of playing them, before `seconds`."),
-)  # fmt: skip
 """Every figure that a row may hold."""
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from agentrl import metrics
+from agentrl import declared_metrics
 from agentrl.recipe import schema
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +80,9 @@ def metrics_page() -> str:
         "```",
     ]
     for group, about in groups.items():
-        members = [m for m in metrics.METRICS if (m.name.partition("/")[0] if "/" in m.name else "Every row") == group]
+        members = [
+            m for m in declared_metrics.METRICS if (m.name.partition("/")[0] if "/" in m.name else "Every row") == group
+        ]
         heading = group if group == "Every row" else f"{group}/"
         lines += ["", f"## {heading}", *([about, ""] if about else [])]
         lines.append(_table(("key", "unit", "meaning"), [(f"`{m.name}`", m.unit, m.meaning) for m in members]))

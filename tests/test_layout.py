@@ -36,7 +36,7 @@ runfolder
 recipe
 report
 metrics records
-codec hashing
+codec hashing declared_metrics
 types seeds statistics
 gymnasium_plugin
 catalogue

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl import judges, metrics
+from agentrl import declared_metrics, judges, metrics
 from agentrl.audit.watch import Watch
 from agentrl.catalogue import CHECKOUT
 from agentrl.curriculum.replay import Replay
@@ -257,7 +257,7 @@ def test_every_key_is_declared_and_every_declared_key_is_written() -> None:
     assert metrics.undeclared({"score": 1.0, "rollout/scores": 1.0, "eval/a/b/score": 1.0}) == [
         "score", "rollout/scores", "eval/a/b/score",
     ]  # fmt: skip
-    names = [metric.name for metric in metrics.METRICS]
+    names = [metric.name for metric in declared_metrics.METRICS]
     assert len(set(names)) == len(names)
     written = {key for row in rows for key in row}
     generic = {_generic(key) for key in written}
@@ -271,7 +271,7 @@ def _generic(key: str) -> str:
 
 
 def test_every_metric_says_what_it_means() -> None:
-    assert [m.name for m in metrics.METRICS if not m.meaning.endswith(".") or len(m.meaning) > 200] == []
+    assert [m.name for m in declared_metrics.METRICS if not m.meaning.endswith(".") or len(m.meaning) > 200] == []
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), [1.0, float("nan")], {"a": float("-inf")}])

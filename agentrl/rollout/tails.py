@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from agentrl.rollout.inflight import Finish, GroupFilter, InFlightGroup, Play
 from agentrl.rollout.scheduler import PendingRound, Plan, Sampler, Scheduler, oldest_version
@@ -51,16 +52,8 @@ def due(began: Sequence[int], version: int, staleness: int, groups: int) -> int:
 class FirstFinished(Scheduler):
     """Fills rounds with what has finished, as far as nothing gets too old by it."""
 
-    def __init__(
-        self,
-        play: Play,
-        group_filter: GroupFilter,
-        plan: Plan,
-        *,
-        version: Callable[[], int],
-        finish: Finish | None = None,
-    ) -> None:
-        super().__init__(play, group_filter, plan, version=version, finish=finish)
+    def __init__(self, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
         self._aside: set[int] = set()
         """Numbers of the groups that were under way when a round was taken."""
         self._long: frozenset[int] = frozenset()

@@ -94,7 +94,7 @@ def attacked(target: str, path: Path, capsys: pytest.CaptureFixture[str], *names
 def test_the_judge_of_a_recipes_rewards_is_attacked_in_the_verifiers_place(
     planets: Callable[..., str], endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The endpoint prefers whoever names the right planet, and believes a claim to be the reference."""
+    """The endpoint prefers the submission that names the right planet, and believes a claim to be the reference."""
 
     def better(user: str) -> str:
         texts = [json.loads(text) for _, text in re.findall(r"BEGIN SUBMISSION (\w+)\n(.*?)\nEND", user, re.S)]

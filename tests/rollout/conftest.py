@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.errors import SandboxError
+from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import EnvRuntime
 from agentrl.types import Completion, Done, Observation, Split, Task, ToolCall, Verdict
@@ -228,3 +230,30 @@ def echo() -> EnvRuntime:
 @pytest.fixture
 def puppet() -> type[Puppet]:
     return Puppet
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are sent again are sent at once."""
+    monkeypatch.setattr(turn_sampling, "BACKOFF_S", 0.0)
+
+
+@pytest.fixture
+def chat(renderers: dict[str, Renderer]) -> Renderer:
+    return renderers["chatml"]
+
+
+def random_llama(renderer: Renderer, *, context: int) -> Any:
+    """Return a small model with random weights for a renderer's tokenizer."""
+    torch.manual_seed(0)
+    make: Any = LlamaForCausalLM
+    config = LlamaConfig(
+        vocab_size=max(renderer.tokenizer.get_vocab().values()) + 1,  # type: ignore[attr-defined]
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+    )
+    return make(config).eval()

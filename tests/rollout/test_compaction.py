@@ -18,7 +18,6 @@ from agentrl.learn.pack import token_coefficients
 from agentrl.recipe import AlgorithmSection, SummaryCompaction
 from agentrl.report import episode as episode_text
 from agentrl.rollout import compaction
-from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime
 from agentrl.types import Group, Message
@@ -41,15 +40,7 @@ from tests.rollout.compaction_play import (
 )
 from tests.rollout.conftest import NoBoxes
 
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_sampling, "BACKOFF_S", 0.0)
-
-
-@pytest.fixture
-def chat(renderers: dict[str, Renderer]) -> Renderer:
-    return renderers["chatml"]
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
 @pytest.fixture

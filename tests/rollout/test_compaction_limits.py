@@ -14,7 +14,6 @@ from agentrl.envs import tool
 from agentrl.errors import EngineError, RecipeError
 from agentrl.recipe import DropCompaction, SubagentCompaction
 from agentrl.rollout import compaction, runtimes
-from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.compaction import Compacting
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import EnvRuntime
@@ -35,15 +34,7 @@ from tests.rollout.compaction_play import (
 )
 from tests.rollout.conftest import NoBoxes
 
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_sampling, "BACKOFF_S", 0.0)
-
-
-@pytest.fixture
-def chat(renderers: dict[str, Renderer]) -> Renderer:
-    return renderers["chatml"]
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
 @pytest.fixture

@@ -30,14 +30,7 @@ RIGHT = Message(role="assistant", content="right")
 BUDGET = Budget(context=4000, tokens=1000)
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_sampling, "BACKOFF_S", 0.0)
-
-
-@pytest.fixture
-def chat(renderers: dict[str, Renderer]) -> Renderer:
-    return renderers["chatml"]
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 
 def play(

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl import envs, sandboxes
 from agentrl.curriculum import sampler as sampling
@@ -26,23 +24,12 @@ from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.rollout.store import Store, read
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Round, Trajectory
+from tests.rollout.conftest import random_llama
 
 
 @pytest.fixture(scope="module")
 def model(renderers: dict[str, Renderer]) -> Any:
-    torch.manual_seed(0)
-    size = max(renderers["qwen3"].tokenizer.get_vocab().values()) + 1  # type: ignore[attr-defined]
-    config = LlamaConfig(
-        vocab_size=size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-    )
-    make: Any = LlamaForCausalLM
-    return make(config).eval()
+    return random_llama(renderers["qwen3"], context=2048)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl import envs
 from agentrl.codec import from_row, to_row
@@ -24,6 +23,7 @@ from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.thinking import CLOSE, think_budget
 from agentrl.types import Segment, Source, Trajectory, forced_turns, turns_in
+from tests.rollout.conftest import random_llama
 
 BUDGET = Budget(context=4000, tokens=400, think_tokens=12)
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"path": "here"}}\n</tool_call>'
@@ -123,19 +123,7 @@ def test_a_turn_without_room_for_an_answer_ends_as_ever(puppet: Any, qwen: Rende
 
 def test_a_real_engine_goes_on_after_the_forced_tokens(opened: Renderer, echo: EnvRuntime) -> None:
     """A random model never ends its thinking: each turn's is closed, and what the learner sees is what was sampled."""
-    torch.manual_seed(0)
-    size = max(opened.tokenizer.get_vocab().values()) + 1  # type: ignore[attr-defined]
-    config = LlamaConfig(
-        vocab_size=size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-    )
-    make: Any = LlamaForCausalLM
-    model = make(config).eval()
+    model = random_llama(opened, context=1024)
 
     async def main() -> Trajectory:
         engine = TransformersEngine(model, max_batch=4, deterministic=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from agentrl import metrics, statistics
+from agentrl import declared_metrics, metrics, statistics
 from agentrl.errors import UserError
 from agentrl.report.viewer import queries, tokens
 from agentrl.report.viewer.index import Index
@@ -173,7 +173,7 @@ class RunView:
         return {
             **self.summary(),
             "names": names,
-            "meanings": {metric.name: f"{metric.meaning} ({metric.unit})" for metric in metrics.METRICS},
+            "meanings": {metric.name: f"{metric.meaning} ({metric.unit})" for metric in declared_metrics.METRICS},
             "curves": {name: [row.get(name) for row in thinned] for name in chosen},
             "x": numbers,
             "evals": [
