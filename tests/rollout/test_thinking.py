@@ -23,6 +23,7 @@ from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.thinking import CLOSE, think_budget
 from agentrl.types import Segment, Source, Trajectory, forced_turns, turns_in
+from tests.rollout import compaction_play
 from tests.rollout.conftest import random_llama
 
 BUDGET = Budget(context=4000, tokens=400, think_tokens=12)
@@ -119,6 +120,14 @@ def test_a_turn_without_room_for_an_answer_ends_as_ever(puppet: Any, qwen: Rende
     close = len(qwen.encoder.encode(CLOSE))
     made = play(talks(puppet, qwen, LONG), qwen, echo, replace(BUDGET, tokens=12 + close))
     assert (made.outcome.ending, made.sampled_tokens, forced_turns(made.segments)) == ("max_tokens", 12, 0)
+
+
+def test_thinking_is_closed_in_a_conversation_that_may_be_compacted(
+    puppet: Any, qwen: Renderer, echo: EnvRuntime
+) -> None:
+    made = compaction_play.play(compaction_play.DROP, talks(puppet, qwen, LONG, "right"), qwen, echo, BUDGET)
+    assert [source for source, _ in spans(made, qwen)] == ["SAMPLED", "FORCED", "SAMPLED"]
+    assert (made.outcome.score, forced_turns(made.segments)) == (1.0, 1)
 
 
 def test_a_real_engine_goes_on_after_the_forced_tokens(opened: Renderer, echo: EnvRuntime) -> None:
