@@ -397,7 +397,7 @@ def sources(recipe: Recipe, environments: Mapping[str, EnvRuntime]) -> list[Sour
             levels=tuple(section.levels) if section.levels is not None else None,
             tasks=section.tasks,
         )
-        for section in recipe.envs
+        for section in recipe.trained_envs
     ]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -256,6 +256,7 @@ class Evaluator:
         self._player = player.at(self.section.temperature)
         self._metrics, self._key, self._keep = writer, key, keep
         self._progress = progress or (lambda name, done, total: None)
+        self._untrained = {section.name for section in recipe.envs} - {section.name for section in recipe.trained_envs}
         self._seed = seeds.derive(recipe.run.seed, "eval")
         self._concurrency = recipe.rollout.concurrency
 
@@ -320,10 +321,8 @@ class Evaluator:
                 label = f"{env}, {name}" if len({problem.env for problem in self.tasks}) > 1 else name
                 lines.append(f"  {label:<17} {interval(summary['pass@1'])}  ({task_count(summary)})")
         if before := (rows.get("sft") if rl else None) or rows.get("start"):
-            after = rows["end"]
-            difference = gain(metrics.passes(before), metrics.passes(after), metrics.families(after))
-            earlier = "the warm start" if before["stage"] == "sft" else "before"
-            lines.append(f"{last} against {earlier}: {statistics.verdict(difference)}")
+            others = {problem.key for problem in self.tasks if problem.env in self._untrained}
+            lines += _gains(before, rows["end"], last, others)
         shared = overlap([problem.task for problem in self.tasks], trained)
         lines.append(f"held-out tasks that were trained on: {overlap_text(shared, len(self.tasks))}")
         ended = self.results.get("end")
@@ -332,6 +331,22 @@ class Evaluator:
         if solved:
             lines.append("one solved episode:\n" + episode.show(solved[0]))
         return lines
+
+
+def _gains(before: Row, after: Row, last: str, others: Collection[str]) -> list[str]:
+    """Say what training changed, apart for the tasks of environments that were not trained on: `others`."""
+    earlier = "the warm start" if before["stage"] == "sft" else "before"
+    passes = metrics.passes(before)
+    parts = {
+        "": {key: share for key, share in passes.items() if key not in others},
+        ", environments not trained on": {key: share for key, share in passes.items() if key in others},
+    }
+    families = metrics.families(after)
+    return [
+        f"{last} against {earlier}{name}: {statistics.verdict(gain(part, metrics.passes(after), families))}"
+        for name, part in parts.items()
+        if part
+    ]
 
 
 def gain(before: Mapping[str, float], after: Mapping[str, float], family: Mapping[str, str] | None = None) -> Interval:

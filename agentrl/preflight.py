@@ -10,16 +10,17 @@ from typing import Any
 
 from agentrl import initial_policy, judges, seeds, serving
 from agentrl.curriculum.tasks import check_trainable
+from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.fork import Unforkable, border, check_forkable, processes
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
-from agentrl.recipe import OpenaiEngine, Recipe, SglangEngine, SglangJudge
+from agentrl.recipe import EnvSection, OpenaiEngine, Recipe, SglangEngine, SglangJudge
 from agentrl.report import episode, tracking
 from agentrl.rollout import examples
 from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
 from agentrl.rollout.scripted import ScriptedEngine
-from agentrl.types import Trajectory
+from agentrl.types import Task, Trajectory
 
 
 def preflight(recipe: Recipe, say: Callable[[str], None] = print) -> int:
@@ -97,7 +98,7 @@ async def _forked(recipe: Recipe, runtime: EnvRuntime) -> str:
     """Start one episode and fork it before its first turn."""
     section = next(s for s in recipe.envs if s.name == runtime.name)
     environment = runtime.make()
-    task = task_of(environment, section.split, (section.levels or list(environment.levels))[0], 0)
+    task = _first_task(recipe, section, environment)
     episode_ = Episode(environment, task, seed=0, boxes=runtime.boxes)
     try:
         await episode_.start()
@@ -163,12 +164,17 @@ def _memory(recipe: Recipe) -> str:
     return result.text
 
 
+def _first_task(recipe: Recipe, section: EnvSection, environment: Environment) -> Task:
+    """Return the first task of the split that the environment is used for."""
+    split = recipe.eval.split if recipe.eval and not section.weight else section.split
+    return task_of(environment, split, (section.levels or list(environment.levels))[0], 0)
+
+
 def _episode(recipe: Recipe, runtime: EnvRuntime, policy: Any) -> str:
     """Play the expert's solution of one task through renderer, sandbox and verifier."""
     section = next(s for s in recipe.envs if s.name == runtime.name)
     environment = runtime.make()
-    levels = section.levels or list(environment.levels)
-    task = task_of(environment, section.split, levels[0], 0)
+    task = _first_task(recipe, section, environment)
     try:
         actions = environment.expert(task)
     except NotImplementedError:

@@ -50,6 +50,31 @@ def test_a_run_learns_and_leaves_everything_behind(write: Callable[..., Path], t
     assert versions["torch"] == torch.__version__
 
 
+def test_an_environment_of_weight_0_is_evaluated_and_never_trained_on(
+    write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(run={"steps": 1}, eval={"every": 0, "tasks": 4})
+    data = yaml.safe_load(path.read_text())
+    data["envs"].append({"name": "countdown", "levels": [1], "weight": 0})
+    path.write_text(yaml.safe_dump(data))
+    assert train(str(path)) == 0
+    run = tmp_path / "runs" / "tiny"
+    rows = [row for row in metrics.read(run / "metrics.jsonl") if row["kind"] == "eval"]
+    counts = [{env: part["tasks"] for env, part in metrics.by_environment(row).items()} for row in rows]
+    assert counts == [{"files": 2, "countdown": 2}] * 3
+    trained = {stored.env for stored in store.read(run / "trajectories") if stored.note.kind == "train"}
+    assert trained == {"files"}
+    said = "".join(capfd.readouterr())
+    assert "after RL against the warm start: " in said
+    assert "after RL against the warm start, environments not trained on: " in said
+
+
+def test_something_must_be_trained_on(write: Callable[..., Path]) -> None:
+    data = yaml.safe_load(write().read_text())
+    with pytest.raises(ValueError, match="every weight is 0"):
+        recipes.Recipe.model_validate({**data, "envs": [{"name": "files", "weight": 0}]})
+
+
 def test_tasks_of_the_warm_start_count_as_trained_on(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write(run={"steps": 0})
     assert train(str(path)) == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from agentrl import recipe as recipes
@@ -63,6 +64,15 @@ def test_an_environment_that_cannot_be_forked_is_found(member: Callable[[str, st
     assert code == 0 and "ok       forks of forked: an episode can be forked (0 KiB)" in said
     code, said = tried(tmp_path, bad, **branching)
     assert code == 1 and "algorithm.credit: branch forks episodes, but Plain.kept (lock) cannot be copied" in said[-1]
+
+
+def test_an_environment_that_only_a_path_finds_is_tried(
+    member: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = member("elsewhere", PLAIN.replace("KEPT", "[1]"))
+    monkeypatch.delenv("AGENTRL_PATH")
+    code, said = tried(tmp_path, str(tmp_path / "envs" / name))
+    assert (code, said[-1]) == (0, "ready to train")
 
 
 def test_a_teacher_that_is_missing_or_speaks_otherwise_is_found(

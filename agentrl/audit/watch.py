@@ -53,7 +53,7 @@ class Watch:
         if recipe.audit is None:
             return None
         known = reference.load(folder)
-        for section in recipe.envs:
+        for section in recipe.trained_envs:
             if section.name not in known:
                 environment = runtimes[section.name].make()
                 known[section.name] = reference.of(environment, section.levels or environment.levels, section.split)

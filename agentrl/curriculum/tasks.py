@@ -34,8 +34,8 @@ class Source:
 
 def check_trainable(recipe: Recipe) -> None:
     """Refuse a recipe that would train on what is for evaluation only, before anything is made or loaded."""
-    for section in recipe.envs:
-        must_be_trainable(section.name, envs.load(section.name, section.options), section.split)
+    for section in recipe.trained_envs:
+        must_be_trainable(section.name, envs.load(section.source, section.options), section.split)
 
 
 def must_be_trainable(name: str, environment: Environment | type[Environment], split: Split) -> None:
@@ -43,7 +43,7 @@ def must_be_trainable(name: str, environment: Environment | type[Environment], s
     if "train" not in environment.splits:
         raise RecipeError(
             f"envs: {name} is for evaluation only (all of its tasks are of the split {', '.join(environment.splits)}): "
-            "training on it is refused; evaluate with `agentrl eval`, and train on another data set"
+            "training on it is refused; evaluate with `agentrl eval` or with `weight: 0`, and train on another data set"
         )
     if split not in environment.splits:
         raise RecipeError(f"envs: {name} has no tasks of the split {split}; there are: {', '.join(environment.splits)}")

@@ -195,7 +195,7 @@ def run_all(
 def _refuse_agents(how: Strategy | None, recipe: Recipe) -> None:
     if how is None or how.name != "retry":
         return
-    agents = [s.name for s in recipe.envs if s.agent or getattr(envs.load(s.name, s.options or None), "agent", None)]
+    agents = [s.name for s in recipe.envs if s.agent or getattr(envs.load(s.source, s.options or None), "agent", None)]
     if agents:
         raise UserError(f"--strategy retry: an agent plays {', '.join(agents)} and makes its own prompts; use vote or "
                         "judge")  # fmt: skip

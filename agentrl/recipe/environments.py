@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from agentrl import catalogue
 from agentrl.recipe.agents import AgentSection
-from agentrl.recipe.base import Count, Positive, Section
+from agentrl.recipe.base import Count, NonNegative, Section
 
 
 class EnvSection(Section):
@@ -19,9 +19,9 @@ class EnvSection(Section):
     """Name of the environment, as `agentrl env list` shows it, or the path of its folder, e.g. `./my_env`."""
     path: Path | None = None
     """Folder of the environment, where its name alone does not find it. A path as `name` sets it."""
-    weight: Positive = 1.0
+    weight: NonNegative = 1.0
     """Share of the groups that are trained on, relative to the other environments. One whose groups are dropped more
-    often is drawn more often, up to ten times."""
+    often is drawn more often, up to ten times. 0: never trained on, only evaluated."""
     sandbox: str = "namespace"
     """Sandbox backend: `namespace`, `docker` or `process`. `agentrl doctor` says which work on this machine."""
     unsafe: bool = False
@@ -36,6 +36,11 @@ class EnvSection(Section):
     """Keyword arguments of the environment's constructor."""
     agent: AgentSection | None = None
     """A program that plays the episodes. By default the environment's own, else the built-in loop."""
+
+    @property
+    def source(self) -> str:
+        """What the environment is loaded by: its folder where one is named, else its name."""
+        return str(self.path or self.name)
 
     @model_validator(mode="before")
     @classmethod

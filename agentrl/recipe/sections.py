@@ -301,6 +301,11 @@ class Recipe(Section):
     cluster: ClusterSection | None = None
     """Rollouts in many processes, on many machines. By default all of them are played in this process."""
 
+    @property
+    def trained_envs(self) -> list[EnvSection]:
+        """The environments that are trained on; the others are only evaluated."""
+        return [section for section in self.envs if section.weight]
+
     @model_validator(mode="before")
     @classmethod
     def _one_spelling(cls, data: Any) -> Any:
@@ -319,6 +324,8 @@ class Recipe(Section):
         names = [env.name for env in self.envs]
         if len(set(names)) < len(names):
             raise ValueError("envs: one environment is listed twice; list it once, with the levels you want")
+        if not self.trained_envs:
+            raise ValueError("envs: every weight is 0, so there is nothing to train on; `agentrl eval` evaluates alone")
         if self.algorithm.kl == "k1" and not (self.algorithm.kl_unbiased or self.algorithm.kl_in_reward):
             raise ValueError(NO_GRADIENT)
         agents = [env.name for env in self.envs if env.agent is not None]

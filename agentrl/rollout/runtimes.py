@@ -80,7 +80,7 @@ def _maker(section: EnvSection, recipe: Recipe) -> Callable[[], Environment]:
     eval_levels = recipe.eval.levels if recipe.eval else None
     warm = recipe.warm_start.levels if recipe.warm_start else None
     try:
-        kind = envs.load(str(section.path or section.name), section.options)
+        kind = envs.load(section.source, section.options)
         environment = kind(**section.options)
     except (TypeError, AuthoringError) as error:
         raise RecipeError(f"envs: {section.name} does not take these options: {error}") from error
