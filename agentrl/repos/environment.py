@@ -17,7 +17,7 @@ from agentrl.envs.repair import edits
 from agentrl.errors import AuthoringError
 from agentrl.repos import root, suite
 from agentrl.repos.grade import FixedCode
-from agentrl.repos.mutate import apply, parse
+from agentrl.repos.mutate import parse
 from agentrl.repos.source import Source
 from agentrl.repos.suite import Recipe, Suite
 from agentrl.sandboxes.base import Limits, SandboxSpec
@@ -81,7 +81,7 @@ class RepositoryEnvironment(Environment):
 
     def _versions(self, built: root.Root, recipe: Any) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
         """Return the files that the expert changes, before and after."""
-        broken = faulty(built.source.files, recipe)
+        broken = recipe.faulty(built.source.files)
         return broken, {path: built.source.files[path] for path in broken}
 
     def _nearest(self, built: root.Root, recipe: Any) -> list[str]:
@@ -188,16 +188,10 @@ def _inside(path: str) -> str:
     return path
 
 
-def faulty(files: Mapping[str, bytes], recipe: Recipe) -> dict[str, bytes]:
-    """Return the files with faults, broken."""
-    paths = sorted({change.file for change in recipe.changes})
-    return {path: apply(files[path], [c for c in recipe.changes if c.file == path]) for path in paths}
-
-
 def workspace(built: root.Root, recipe: Recipe) -> dict[str, bytes]:
     """Return the files that an agent starts with: the broken package, and its tests without the hidden ones."""
     files = without_tests(shown_files(built.source), recipe.hidden)
-    return {**files, **faulty(built.source.files, recipe)}
+    return {**files, **recipe.faulty(built.source.files)}
 
 
 def shown_files(source: Source) -> dict[str, bytes]:

@@ -216,6 +216,28 @@ def test_a_right_fix_with_one_wrong_byte_elsewhere_scores_nothing(tinysums: Path
     }  # fmt: skip
 
 
+def test_a_verdict_ends_where_the_fault_is_seen(tinysums: Path, where: Stage) -> None:
+    """An untouched package runs no test, one whose fault is still there only those that the fault breaks."""
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    task = kind().task("train", 1, 0)
+    broken = len(kind().recipes[task.setup["recipe"]].fails)
+    comment = ToolCall(name="run", arguments={"command": "echo '# Fixed.' >> tinysums/__init__.py"})
+
+    async def evidence(*actions: ToolCall | str) -> str:
+        verdict = (await play(kind(), task, actions, where)).verdict
+        assert verdict is not None
+        return verdict.evidence[0]
+
+    async def all_of_them() -> list[str]:
+        return [await evidence("done"), await evidence(comment, "done"), await evidence(*kind().expert(task))]
+
+    untouched, unfixed, fixed = asyncio.run(all_of_them())
+    assert untouched == "the package is as it was"
+    assert unfixed == f"0 of {broken} tests that the fault breaks passed"
+    assert fixed == f"{broken} of {broken} hidden tests passed"  # no other test calls the function
+
+
 def test_recorded_calls_judge_what_the_tests_do_not(tinysums: Path, where: Stage) -> None:
     """The tests of a function look at half of what it returns; a fix that gets the other half wrong scores 0."""
     known = suite.read(tinysums)
