@@ -10,14 +10,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from agentrl.envs import Environment, tool
 from agentrl.envs.repair import edits
 from agentrl.errors import AuthoringError
 from agentrl.repos import root, suite
 from agentrl.repos.grade import FixedCode
-from agentrl.repos.mutate import parse
+from agentrl.repos.mutate import parse, parses
 from agentrl.repos.source import Source
 from agentrl.repos.suite import Recipe, Suite
 from agentrl.sandboxes.base import Limits, SandboxSpec
@@ -89,21 +89,24 @@ class RepositoryEnvironment(Environment):
         return sorted({name.split("::")[0] for name in recipe.covers})
 
     @tool
-    def view(self, path: str = "", first: int = 1) -> str:
+    def view(self, path: str = "", first: int = 1, last: int = 0) -> str:
         """Show a file, or the names in a folder.
 
         Args:
             path: a file or folder of the repository; empty for its top
             first: the first line to show
+            last: the last line to show; at most 200 lines are
         """
         inside = _inside(path) if path else "."
         if not path or self.box.exec(["test", "-d", f"./{inside}"]).ok:
             names = self.box.exec(["ls", "-p", f"./{inside}"])
             return names.stdout.decode("utf-8", "replace") or "(empty)"
         lines = self.box.read(inside, limit=MAX_FILE).decode("utf-8", "replace").splitlines()
-        shown = lines[max(first, 1) - 1 : max(first, 1) - 1 + MAX_LINES]
-        left = len(lines) - (max(first, 1) - 1) - len(shown)
-        numbered = [f"{number:5} {line}" for number, line in enumerate(shown, max(first, 1))]
+        start = max(first, 1)
+        end = min(last if last >= start else len(lines), start - 1 + MAX_LINES)
+        shown = lines[start - 1 : end]
+        left = len(lines) - (start - 1) - len(shown)
+        numbered = [f"{number:5} {line}" for number, line in enumerate(shown, start)]
         return "\n".join([*numbered, *([f"({left} more lines)"] if left > 0 else [])]) or "(nothing)"
 
     @tool
@@ -162,9 +165,11 @@ class RepositoryEnvironment(Environment):
         return _UNSTEADY.sub("", done.text)
 
     def expert(self, task: Task) -> list[ToolCall | str]:
-        """Take the faults back."""
-        before, after = self._versions(root.ready(self.suite.lock), self._recipe(task))
-        calls: list[ToolCall] = []
+        """Do as a programmer would: run the failing test, look at the function, take the fault back, run the tests."""
+        recipe = self._recipe(task)
+        before, after = self._versions(root.ready(self.suite.lock), recipe)
+        shown: str = getattr(recipe, "shown", "")
+        calls = [ToolCall(name="run_tests", arguments={"path": shown})] if shown else []
         for path in sorted(before.keys() | after.keys()):
             old, new = (side.get(path, b"").decode("utf-8", "surrogateescape") for side in (before, after))
             quoted = shlex.quote(path)
@@ -175,10 +180,32 @@ class RepositoryEnvironment(Environment):
                 command = f"mkdir -p {folder} && printf %s {shlex.quote(new)} > {quoted}"
                 calls.append(ToolCall(name="run", arguments={"command": command}))
             else:
-                calls.append(ToolCall(name="search", arguments={"text": "def ", "path": path}))
                 for part, text in edits(old, new):
+                    calls += _looks(path, old, part)
                     calls.append(ToolCall(name="edit", arguments={"path": path, "old": part, "new": text}))
+                    old = old.replace(part, text, 1)
         return [*calls, ToolCall(name="run_tests"), "done"]
+
+
+def _looks(path: str, text: str, part: str) -> list[ToolCall]:
+    """Return the calls that find a part of a file: the function around it, and its lines."""
+    line = text[: text.index(part)].count("\n") + 1
+    end = line + part.count("\n")
+    source = text.encode("utf-8", "surrogateescape")
+    around = [node for node in ast.walk(parse(source)) if _holds(node, line)] if parses(source) else []
+    calls = []
+    if around:
+        inmost = max(around, key=lambda node: node.lineno)
+        calls.append(ToolCall(name="search", arguments={"text": f"def {inmost.name}("}))
+        first, last = inmost.lineno, max(inmost.end_lineno or end, end)
+        line, end = (first, last) if last - first < MAX_LINES // 2 else (max(first, line - 20), end + 20)
+    return [*calls, ToolCall(name="view", arguments={"path": path, "first": line, "last": end})]
+
+
+def _holds(node: ast.AST, line: int) -> TypeGuard[ast.FunctionDef]:
+    """Tell whether a node is a function that has this line."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return isinstance(node, functions) and node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def _inside(path: str) -> str:
