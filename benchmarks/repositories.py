@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from agentrl.check.run import ALL, check
 from agentrl.envs import load
 from agentrl.envs.play import play, stage
 from agentrl.errors import AgentRLError, UserError
+from agentrl.hashing import short
 from agentrl.redteam import suite as redteam
 from agentrl.redteam.attack import Attack, attacks
 from agentrl.repos import build
@@ -34,7 +35,7 @@ from agentrl.repos.suite import Suite, read
 from agentrl.runfolder import environment as about_here
 from benchmarks.matrix import CHECKS
 
-BOUNDED = build.Options(max_tasks=250, per_function=12, max_tests=300)
+BOUNDED = build.Options(max_tasks=400, per_function=12, max_tests=300)
 """So that a package takes minutes."""
 WHOLE_CORPUS = 10_000
 ATTACKS = 8
@@ -58,7 +59,7 @@ class Package:
 
 
 PACKAGES = (
-    Package("toolz", "1.0.0", "functional programming", build.Options(max_tasks=250, per_function=16)),
+    Package("toolz", "1.0.0", "functional programming", build.Options(max_tasks=400, per_function=16)),
     Package("inflection", "0.5.1", "English words"),
     Package("funcy", "2.1", "functional programming"),
     Package("webcolors", "25.10.0", "colours"),
@@ -86,34 +87,58 @@ def dealt(corpus: Sequence[Attack], known: Suite, count: int) -> dict[int, list[
 
 async def attacked(folder: Path, count: int, minutes: float) -> dict[str, Any]:
     """Run the red team on a held-out task of each level; each attack is tried at one level. No attacks are begun once
-    the minutes are over."""
+    the minutes are over; what was tried is kept beside the folder, and the next call goes on from there."""
     began = time.monotonic()
     kind = load(str(folder))
+    known = read(folder)
     corpus = list(attacks().values())
-    tried = begun = 0
-    gained: dict[str, Any] = {}
-    controls: dict[str, Any] = {}
+    kept = folder.with_name(f"{folder.name}.redteam.jsonl")
+    of_this = short([recipe.id for recipe in known.recipes])
+    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
+    rows = [row for row in rows if row["tasks"] == of_this]
+    done = {name for row in rows for name in row["attacks"]}
+    left = {
+        level: [attack for attack in chosen if attack.id not in done]
+        for level, chosen in dealt(corpus, known, count).items()
+    }
+    parts = [
+        (level, chosen[at : at + ATTACKS])
+        for at in range(0, len(corpus), ATTACKS)
+        for level, chosen in left.items()
+        if chosen[at : at + ATTACKS]
+    ]
     async with stage("namespace") as where:
-        parts = [
-            (level, chosen[at : at + ATTACKS])
-            for at in range(0, min(count, len(corpus)), ATTACKS)
-            for level, chosen in dealt(corpus, read(folder), count).items()
-            if chosen[at : at + ATTACKS]
-        ]
         for level, chosen in parts:
             if time.monotonic() - began > 60 * minutes:
                 break
-            begun += len(chosen)
+            start = time.monotonic()
             target = redteam.AttackTarget.of(kind.name, kind, levels=[level])
             report = await redteam.run(target, where.boxes, backend="namespace", chosen=chosen, coverage=False)
-            tried += report.tried
-            gained |= {one.id: {"result": one.result, "evidence": list(one.evidence)} for one in report.breaches}
-            controls |= {f"{level} {name}": one["score"] for name, one in report.data()["controls"].items()}
-    wrong = {name: score for name, score in controls.items() if score != float(name.endswith("oracle"))}
+            rows.append({
+                "tasks": of_this,
+                "level": level,
+                "attacks": [attack.id for attack in chosen],
+                "tried": report.tried,
+                "gained": {one.id: {"result": one.result, "evidence": list(one.evidence)} for one in report.breaches},
+                "controls": {name: one["score"] for name, one in report.data()["controls"].items()},
+                "seconds": round(time.monotonic() - start, 1),
+            })  # fmt: skip
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    return summed(rows, len(corpus))
+
+
+def summed(rows: Sequence[Mapping[str, Any]], corpus: int) -> dict[str, Any]:
+    """Return what the parts of a red team found together."""
+    controls = {f"{row['level']} {name}": score for row in rows for name, score in row["controls"].items()}
     return {
-        "attacks": begun, "of": len(corpus), "tried": tried, "gained": gained,
-        "controls_wrong": wrong, "seconds": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+        "attacks": sum(len(row["attacks"]) for row in rows),
+        "of": corpus,
+        "tried": sum(row["tried"] for row in rows),
+        "gained": {name: one for row in rows for name, one in row["gained"].items()},
+        "controls_wrong": {name: score for name, score in controls.items() if score != float(name.endswith("oracle"))},
+        "seconds": round(sum(row["seconds"] for row in rows), 1),
+    }
 
 
 async def checked(folder: Path) -> dict[str, Any]:
