@@ -22,7 +22,7 @@ from typing import Any
 from agentrl import serving
 from agentrl.evaluation import Evaluation, Problem, evaluate, new_key, problems
 from agentrl.recipe import Recipe
-from agentrl.types import Trajectory
+from agentrl.types import SPLITS, Trajectory
 
 ALL = ("files", "sql", "service", "gym", "countdown", "search", "repair")
 
@@ -94,7 +94,7 @@ def write(args: argparse.Namespace, played: list[tuple[Problem, Trajectory]], be
         "temperature": 1.0,
         "tokens_per_episode": args.tokens,
         "tasks_per_level": args.tasks,
-        "split": "heldout",
+        "split": args.split,
     }
     report = {**protocol, "seconds": round(time.monotonic() - began, 1), "environments": by_env}
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         chosen: list[Problem] = []
         for name in args.envs:
             levels = args.levels or list(runtimes[name].make().levels)
-            chosen += problems(runtimes[name], "heldout", levels, args.tasks * len(levels))
+            chosen += problems(runtimes[name], args.split, levels, args.tasks * len(levels))
         folder = args.out.parent
         async with serving.open_player(recipe, runtimes, url=args.url, folder=folder, say=say) as player:
             playing = evaluate(
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--envs", nargs="*", default=list(ALL))
     parser.add_argument("--levels", nargs="*", type=int, help="by default all")
     parser.add_argument("--tasks", type=int, default=10, help="tasks of each level")
+    parser.add_argument("--split", default="heldout", choices=SPLITS)
     parser.add_argument("--tokens", type=int, default=1500, help="sampled tokens of an episode")
     parser.add_argument("--concurrency", type=int, default=320, help="episodes under way at once")
     parser.add_argument("--seconds", type=float, default=150.0, help="wall time of an episode")
