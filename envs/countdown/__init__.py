@@ -71,7 +71,7 @@ class Countdown(Environment):
     system = (
         "Find an expression that equals the target. It may use the given numbers only, each at most once, with "
         "+ - * / and parentheses. Try expressions with calculate. When one reaches the target, end with it in one "
-        "line, such as\nAnswer: (1 + 2) * 3"
+        "line. For the numbers 12 30 and the target 18 that is\nAnswer: 30 - 12"
     )
     max_turns = 10
 
@@ -99,7 +99,8 @@ class Countdown(Environment):
             wrong = _mistake(evaluate(expression), self.given.setup)
         except ExpressionError as error:
             wrong = str(error)
-        return wrong and f"This is not the answer: {wrong}. Try other expressions with calculate."
+        numbers = ", ".join(map(str, self.given.setup["numbers"]))
+        return wrong and f"This is not the answer: {wrong}. Call calculate with another expression of {numbers}."
 
     @tool
     def calculate(self, expression: str) -> str:
