@@ -136,6 +136,15 @@ class Environment:
         """Handle a message without a tool call; by default it is the final answer."""
         return Done(text)
 
+    def objection(self, answer: str) -> str:
+        """Return what speaks against ending with this final answer and what to do instead; "" lets it count.
+
+        It is asked about the final message of an episode, not about a tool that ends it. The first objection goes back
+        to the policy and the episode continues; the next answer counts, whatever it is. So does the first when no other
+        follows. Say only what prompt and tools tell anyway.
+        """
+        return ""
+
     def state(self) -> Mapping[str, Any]:
         """Return the final host-side state for the verifier; the policy never sees it.
 

@@ -71,6 +71,8 @@ class Episode:
         self.tools: dict[str, Tool] = tools_of(environment)
         self.transcript: list[Message] = []
         self.answer = ""
+        self.sent_back = False
+        """Whether an answer met an objection: the next one counts."""
         self.root = ""
         self.ending: Ending = "done"
         """How it ended, once it has."""
@@ -161,7 +163,9 @@ class Episode:
             if not message.tool_calls:
                 reply = await run(self.environment.on_message, message.content)
                 if isinstance(reply, Done):
-                    self.answer, self.over = well_formed(reply.answer), True
+                    self.answer = well_formed(reply.answer)
+                    observations += await self._objection()
+                    self.over = not observations
                 else:
                     observations.append(replace(reply, content=well_formed(reply.content)))
         except AgentError:
@@ -171,6 +175,14 @@ class Episode:
         self._counts["bytes_seen"] += sum(len(o.content.encode()) for o in observations)
         self.step = Step(observations=tuple(observations), done=self.over)
         return self.step
+
+    async def _objection(self) -> list[Observation]:
+        """Return what the environment has against the answer, at most once per episode."""
+        text = "" if self.sent_back else await run(self.environment.objection, self.answer)
+        if not text:
+            return []
+        self.sent_back = True
+        return [Observation(content=harmless(text), role="user")]
 
     async def _call(self, call: ToolCall) -> Observation | Done:
         self._counts["calls"] += 1
@@ -280,7 +292,8 @@ class Episode:
         """
         seen = [(o.role, o.name, o.content) for o in self.step.observations] if self.step else []
         try:
-            return hashing.digest([await self.digest(times=False), await run(self.environment.state), seen])
+            parts = [await self.digest(times=False), await run(self.environment.state), seen]
+            return hashing.digest([*parts, self.answer] if self.sent_back else parts)
         except (AgentError, OSError):
             return ""
 

@@ -62,6 +62,9 @@ class Fork:
     seconds: Mapping[str, float]
     """Wall time of each part so far: budgets go on from there."""
     counts: Mapping[str, Any]
+    answer: str = ""
+    """The answer that was sent back, where one was."""
+    sent_back: bool = False
 
     @property
     def bytes(self) -> int:
@@ -110,6 +113,8 @@ async def border(episode: Episode, idle: int, *, room: int = MOST_BYTES) -> Fork
         step=episode.step,
         seconds=dict(episode.seconds),
         counts=episode.ledger,
+        answer=episode.answer,
+        sent_back=episode.sent_back,
     )
     if fork.bytes > room:
         fork.forget()
@@ -178,6 +183,7 @@ class ForkedEpisode(Episode):
             env._box = cast(Sandbox, self.box)
         self._started = self._whole = True
         self.transcript, self.step = list(origin.transcript), origin.step
+        self.answer, self.sent_back = origin.answer, origin.sent_back
         self.seconds.update(origin.seconds)
         for name, value in origin.counts.items():
             if name in self._counts:

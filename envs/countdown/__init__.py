@@ -6,13 +6,15 @@ import ast
 import random
 import re
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from agentrl import seeds
 from agentrl.envs import Environment, tool
 from agentrl.types import Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 
-from .arithmetic import ExpressionError, evaluate
+from .arithmetic import ExpressionError, Value, evaluate
 from .puzzles import LEVELS, puzzle
 
 _ANSWER_LINE = re.compile(r"^[ \t]*answer[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
@@ -46,6 +48,20 @@ def _expression(answer: str) -> str:
     return str(lines[0] if lines else answer).strip()
 
 
+def _spaceless(expression: str) -> str:
+    return expression.replace(" ", "")
+
+
+def _mistake(answer: Value, setup: Mapping[str, Any]) -> str:
+    """Return why an expression does not solve the puzzle; "" where it does."""
+    for number, times in sorted((Counter(answer.numbers) - Counter(setup["numbers"])).items()):
+        if number not in setup["numbers"]:
+            numbers = ", ".join(map(str, setup["numbers"]))
+            return f"{number} is not one of the given numbers {numbers}"
+        return f"{number} is used {answer.numbers.count(number)} times, {times} too often"
+    return "" if answer.value == setup["target"] else f"it makes {answer.value}, not {setup['target']}"
+
+
 class Countdown(Environment):
     """Reach a target with given numbers."""
 
@@ -55,7 +71,7 @@ class Countdown(Environment):
     system = (
         "Find an expression that equals the target. It may use the given numbers only, each at most once, with "
         "+ - * / and parentheses. Try expressions with calculate. When one reaches the target, end with it in one "
-        "line, such as\nAnswer: (1 + 2) * 3"
+        "line. For the numbers 12 30 and the target 18 that is\nAnswer: 30 - 12"
     )
     max_turns = 10
 
@@ -71,6 +87,21 @@ class Countdown(Environment):
             secret={"solution": drawn.solution},
         )
 
+    def start(self) -> None:
+        self._tried: set[str] = set()
+
+    def objection(self, answer: str) -> str:
+        """Say what is wrong with an answer that was not tried: no more than `calculate` says of it."""
+        try:
+            expression = _expression(answer)
+            if _spaceless(expression) in self._tried:
+                return ""
+            wrong = _mistake(evaluate(expression), self.given.setup)
+        except ExpressionError as error:
+            wrong = str(error)
+        numbers = ", ".join(map(str, self.given.setup["numbers"]))
+        return wrong and f"This is not the answer: {wrong}. Call calculate with another expression of {numbers}."
+
     @tool
     def calculate(self, expression: str) -> str:
         """Compute an expression exactly, and compare it with the target.
@@ -78,6 +109,7 @@ class Countdown(Environment):
         Args:
             expression: numbers with + - * / and parentheses
         """
+        self._tried.add(_spaceless(expression))
         answer, setup = evaluate(expression), self.given.setup
         extra = Counter(answer.numbers) - Counter(setup["numbers"])
         if extra:

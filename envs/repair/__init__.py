@@ -9,7 +9,7 @@ import random
 
 from agentrl.envs import Environment, tool
 from agentrl.sandboxes.base import Limits, SandboxSpec
-from agentrl.types import Split, Task, ToolCall
+from agentrl.types import Observation, Split, Task, ToolCall
 from agentrl.verifiers.hidden_tests import Case, HiddenTests, Ref, Step, differential, script
 
 from . import reference
@@ -22,6 +22,12 @@ HIDDEN = 24
 """The number of hidden probes of each module that are drawn for each group, besides the program's edges."""
 MAX_FILE = 500_000
 """Bytes of the longest file that can be read or edited: the modules have a few thousand."""
+EXAMPLE = '{"path": "lib/sums.py", "old": "    return a - b", "new": "    return a + b"}'
+"""Arguments of an edit, for a file that no task has."""
+NEAR_FILE, NEAR_OLD, NEAR_LINE = 8_000, 1_000, 120
+"""Characters of a file, of an old text and of a line that are compared, so that it takes milliseconds for any text."""
+NEAR_SHOWN = 320
+"""Characters of the nearest lines that are shown: they fit into an error."""
 PER_SANDBOX = 12
 """The number of probes that run in one sandbox."""
 
@@ -64,9 +70,15 @@ class Repair(Environment):
     system = (
         "Fix the code so that it does what its docstrings say, in all cases; the tests show only some. Call one tool "
         "per message and look at its result: read the file, edit the wrong lines, run the tests. When they pass, say "
-        "done."
+        f"done. Arguments of edit look like {EXAMPLE}."
     )
     max_turns = 24
+    _edited = False
+    """Whether a file was changed."""
+    _last: tuple[str, str, str] = ("", "", "")
+    """The arguments of the last edit."""
+    _worked = False
+    """Whether it worked."""
 
     def task(self, split: Split, level: int, index: int) -> Task:
         drawn = repository(split, level, index)
@@ -93,6 +105,19 @@ class Repair(Environment):
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
         return SandboxSpec(files=task.setup["files"], limits=Limits(seconds=10.0))
 
+    def start(self) -> Observation | None:
+        """At level 1, show what the first calls of `read` and `run_tests` would."""
+        if self.given.level > 1:
+            return None
+        path = next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
+        return Observation(content=f"{path}:\n{self.read(path)}\nrun_tests:\n{self.run_tests()}")
+
+    def objection(self, answer: str) -> str:
+        """Send back a message that ends the episode while every file is still as it was."""
+        if self._edited:
+            return ""
+        return f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {EXAMPLE}."
+
     @tool
     def read(self, path: str) -> str:
         """Read a file.
@@ -111,15 +136,16 @@ class Repair(Environment):
             old: lines copied from the file, which stand there exactly once
             new: the right lines for their place
         """
-        text = self._text(_inside(path))
-        count = text.count(old) if old else 0
-        if count == 0:
-            raise ValueError(f"the old text is not in {path}; read the file and copy the lines to change from it")
-        if count > 1:
-            raise ValueError(f"the old text stands {count} times in {path}; copy more lines around it")
-        if new == old:
-            raise ValueError("the old text and the new one are the same; write the new one as it should be")
-        self.box.write(path, text.replace(old, new).encode("utf-8", "replace"))
+        again = ""
+        if self._last == (path, old, new):
+            again = "this edit was made already; " if self._worked else "the same call again, which cannot work; "
+        self._last, self._worked = (path, old, new), False
+        try:
+            changed = substituted(path, self._text(_inside(path)), old, new)
+        except ValueError as error:
+            raise ValueError(f"{again}{error}") from None
+        self.box.write(path, changed.encode("utf-8", "replace"))
+        self._edited = self._worked = True
         return "edited; now run the tests"
 
     def _text(self, path: str) -> str:
@@ -138,7 +164,8 @@ class Repair(Environment):
     def expert(self, task: Task) -> list[ToolCall | str]:
         calls: list[ToolCall] = []
         for path, fixed in task.secret["fixed"].items():
-            calls.append(ToolCall(name="read", arguments={"path": path}))
+            if task.level > 1:  # the prompt of level 1 shows it
+                calls.append(ToolCall(name="read", arguments={"path": path}))
             for old, new in edits(task.setup["files"][path], fixed):
                 calls.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
         return [*calls, ToolCall(name="run_tests"), "done"]
@@ -162,6 +189,39 @@ def _inside(path: str) -> str:
     if not path or "\0" in path or path.startswith("/") or ".." in path.split("/"):
         raise ValueError("give a path of the repository, such as lib/name.py")
     return path
+
+
+def substituted(path: str, text: str, old: str, new: str) -> str:
+    """Return a file's text with one place replaced; raise ValueError with what to write instead."""
+    count = text.count(old) if old else 0
+    if count == 0:
+        lines = nearest(text, old)
+        if not lines:
+            raise ValueError(f"the old text is not in {path}; read the file and copy the lines to change from it")
+        raise ValueError(f"the old text is not in {path}; copy it from the file, where the nearest lines are:\n{lines}")
+    if count > 1:
+        raise ValueError(f"the old text stands {count} times in {path}; copy more lines around it")
+    if new == old:
+        raise ValueError("the old text and the new one are the same; write the new one as it should be")
+    return text.replace(old, new)
+
+
+def nearest(text: str, old: str) -> str:
+    """Return the lines of a file that are most like the old text of an edit; "" where none is."""
+    lines, wanted = text[:NEAR_FILE].splitlines(), old[:NEAR_OLD].splitlines()
+    if not wanted:
+        return ""
+    words, old_words = ([line[:NEAR_LINE].strip() for line in part] for part in (lines, wanted))
+    missing = [at for at, line in enumerate(old_words) if line and line not in words] or range(len(old_words))
+    wrong = max(missing, key=lambda at: len(old_words[at]))
+    close = difflib.get_close_matches(old_words[wrong], words, n=1, cutoff=0.5)
+    if not close:
+        return ""
+    first = max(0, words.index(close[0]) - min(wrong, 2))
+    shown = [line[:NEAR_LINE] for line in lines[first : first + len(wanted)]]
+    while sum(map(len, shown)) > NEAR_SHOWN:
+        shown.pop()
+    return "\n".join(shown)
 
 
 def edits(broken: str, fixed: str) -> list[tuple[str, str]]:

@@ -47,6 +47,16 @@ class Search(Environment):
 
     def start(self) -> None:
         self._index = Index(self.given.setup["documents"])
+        self._opened = False
+
+    def objection(self, answer: str) -> str:
+        """Send an answer back that no document can have told."""
+        if self._opened:
+            return ""
+        return (
+            "No document was opened yet. Call search with a name of the question, open what it finds, then end with "
+            "the name alone."
+        )
 
     def stop(self) -> None:
         self._index.close()
@@ -69,7 +79,9 @@ class Search(Environment):
         Args:
             id: its id, as search gave it
         """
-        return self._index.text(id)
+        text = self._index.text(id)
+        self._opened = True
+        return text
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         calls: list[ToolCall | str] = []
@@ -79,9 +91,9 @@ class Search(Environment):
         return [*calls, task.secret["answer"]]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
-        """Return other right solutions: answering at once, other spellings, reading in another order."""
+        """Return other right solutions: one document and the answer, other spellings, reading in another order."""
         answer, calls = task.secret["answer"], self.expert(task)[:-1]
-        return [[answer], [*calls, f"{answer}."], [*calls, answer.lower()], [*calls[::-1], f" {answer}\n"]]
+        return [[*calls[:2], answer], [*calls, f"{answer}."], [*calls, answer.lower()], [*calls[::-1], f" {answer}\n"]]
 
 
 EXPORT = Search

@@ -164,3 +164,44 @@ def test_the_expert_shows_what_a_miss_calls_for() -> None:
         *misses, solution = [a.arguments["expression"] for a in countdown.expert(task) if isinstance(a, ToolCall)]
         assert evaluate(solution).value == task.setup["target"]
         assert all(evaluate(miss).value != task.setup["target"] for miss in misses)
+
+
+SMALL = Task(id="x", split="train", level=1, prompt="", setup={"numbers": [3, 5, 5], "target": 25})
+
+
+def replies(where: Stage, *actions: ToolCall | str) -> list[str]:
+    """What an episode of the small puzzle says to each of these actions."""
+    played = asyncio.run(play(Countdown(), SMALL, actions, where))
+    return [m.content for m in played.messages[2:] if m.role != "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ("5 + 5", "it makes 10, not 25"),
+        ("Answer: 25", "25 is not one of the given numbers 3, 5, 5"),
+        ("5*5*5/5", "5 is used 4 times, 2 too often"),
+        ("the answer is 5*5", f"unexpected 't' in the expression; {ALLOWED}"),
+        ("", "the expression is empty"),
+    ],
+)
+def test_an_answer_that_was_not_tried_is_sent_back_with_its_mistake(answer: str, wrong: str, where: Stage) -> None:
+    told = f"This is not the answer: {wrong}. Call calculate with another expression of 3, 5, 5."
+    assert replies(where, answer, "5*5") == [told]
+    assert asyncio.run(play(Countdown(), SMALL, [answer, "5*5"], where)).score == 1.0
+    last = asyncio.run(play(Countdown(), SMALL, [answer, "5+5", "5*5"], where))
+    assert (last.score, last.outcome.ending) == (0.0, "done")
+
+
+def test_a_right_answer_and_one_that_the_calculator_refused_are_not_sent_back(where: Stage) -> None:
+    assert replies(where, "5*5", "more") == replies(where, "Answer: 5 * 5", "more") == []
+    calculate = ToolCall(name="calculate", arguments={"expression": "5 + 5"})
+    assert replies(where, calculate, "Answer: 5+5", "more") == ["<out>10, not the target 25</out>"]
+
+
+@given(st.one_of(trees, st.text(max_size=30)))
+def test_what_is_sent_back_is_what_would_score_nothing(answer: str) -> None:
+    countdown: Any = Countdown()
+    countdown.given = SMALL
+    countdown.start()
+    assert bool(countdown.objection(answer)) == (score(answer)[0] == 0.0)

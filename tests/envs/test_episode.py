@@ -153,6 +153,48 @@ def test_a_whole_episode(where: Stage) -> None:
     }
 
 
+class Objects(Bench):
+    """Objects to every answer but `sure`."""
+
+    def objection(self, answer: str) -> str:
+        return "" if answer == "sure" else f"{answer}?</out>\x1b"
+
+
+def test_an_answer_is_sent_back_once_and_the_next_one_counts(where: Stage) -> None:
+    result = played(where, "more", "no", call("say", text="hm"), "yes", kind=Objects)
+    assert seen(result) == ["go on", "no?<\\/out>\\u001b", "<out>hm</out>"]
+    assert [m.role for m in result.messages[2:]] == ["assistant", "user"] * 2 + ["assistant", "tool", "assistant"]
+    assert (result.score, result.outcome.ending) == (1.0, "done")
+    again = played(where, "yes", "no", "yes", kind=Objects)
+    assert (again.score, again.outcome.ending, len(again.messages)) == (0.0, "done", 5)
+    assert seen(played(where, "sure", kind=Objects)) == []
+
+
+def test_an_answer_that_was_sent_back_counts_when_no_other_follows(where: Stage) -> None:
+    result = played(where, "yes", call("say", text="hm"), kind=Objects)
+    assert (result.score, result.outcome.ending) == (1.0, "max_turns")
+    assert played(where, "yes", "", kind=Objects).score == 0.0, "an empty answer is an answer"
+
+
+def test_a_tool_that_ends_the_episode_meets_no_objection(where: Stage) -> None:
+    result = played(where, call("submit", answer="yes"), kind=Objects)
+    assert (result.score, result.outcome.ending, seen(result)) == (1.0, "done", [])
+
+
+def test_episodes_with_and_without_an_answer_sent_back_are_not_in_the_same_state() -> None:
+    async def state(*texts: str) -> str:
+        environment = Objects()
+        episode = Episode(environment, environment.task("train", 1, 0), seed=0, boxes=None)  # type: ignore[arg-type]
+        await episode.start()
+        for text in texts:
+            await episode.act(Message(role="assistant", content=text))
+        return await episode.state()
+
+    plain, sent_back, other = (asyncio.run(state(*texts)) for texts in (["more"], ["yes", "more"], ["no", "more"]))
+    assert len({plain, sent_back, other}) == 3
+    assert sent_back == asyncio.run(state("yes", "more"))
+
+
 def test_bad_calls_are_answered_and_cost_a_turn(where: Stage) -> None:
     bad = (call("nope"), call("say"), ToolCall(name="say", error="the call is not JSON"), call("start"))
     result = played(where, *bad)

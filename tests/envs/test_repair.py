@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.envs.play import Action, Played, Stage, play
-from agentrl.envs.repair import HIDDEN, Repair, edits, reference, verify
+from agentrl.envs.repair import EXAMPLE, HIDDEN, Repair, edits, nearest, reference, verify
 from agentrl.envs.repair.mutate import Change, apply, changes
 from agentrl.envs.repair.program import Program, call
 from agentrl.envs.repair.programs import PROGRAMS
@@ -199,7 +199,7 @@ def test_the_expert_and_others_solve_it_and_nothing_less_does(level: int, where:
 @pytest.mark.parametrize(("level", "fails"), [(1, True), (4, True), (6, False)])
 def test_public_tests_tell_as_much_as_the_level_says(level: int, fails: bool, where: Stage) -> None:
     task = Repair().task("train", level, 5)
-    output = played(where, task, ToolCall(name="run_tests"), "done").messages[-2].content
+    output = played(where, task, ToolCall(name="run_tests")).messages[-1].content
     assert (" 0 failed" not in output) == fails
     assert (", got == " in output or "Error:" in output) == fails
 
@@ -243,6 +243,74 @@ def test_tools_say_what_is_wrong(where: Stage) -> None:
     assert seen[3] == "<out>error: give a path of the repository, such as lib/name.py</out>"
     assert seen[4].startswith("<out>error:") and seen[5] == "<out>edited; now run the tests</out>"
     assert "cannot be imported: SyntaxError" in seen[6] and seen[6].endswith("0 passed, 1 failed</out>")
+
+
+def test_level_1_shows_what_reading_and_testing_would(where: Stage) -> None:
+    for index in (0, 7):
+        task = Repair().task("train", 1, index)
+        (path,) = task.secret["fixed"]
+        calls = [ToolCall(name="read", arguments={"path": path}), ToolCall(name="run_tests")]
+        opening, read, tested = [m.content for m in played(where, task, *calls).messages if m.role in ("user", "tool")]
+        text, said = (content.removeprefix("<out>").removesuffix("</out>") for content in (read, tested))
+        assert opening == f"{task.prompt}\n\n<out>{path}:\n{text}\nrun_tests:\n{said}</out>"
+        assert said.count(" failed") == 1 and " 0 failed" not in said
+    task = Repair().task("train", 2, 0)
+    assert played(where, task).messages[1].content == task.prompt
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_episode_that_ends_without_an_edit_is_sent_back_once(level: int, where: Stage) -> None:
+    task = Repair().task("train", level, 0)
+    expert = Repair().expert(task)
+    told = f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {EXAMPLE}."
+    late = played(where, task, "Here it is:\n```python\npass\n```", *expert)
+    assert ([m.content for m in late.messages[2:] if m.role == "user"], late.score) == ([told], 1.0)
+    twice = played(where, task, "done", "done", *expert)
+    assert (twice.score, twice.outcome.ending, len(twice.messages)) == (0.0, "done", 5)
+    assert [m.content for m in played(where, task, *expert).messages[2:] if m.role == "user"] == []
+
+
+def test_an_edit_that_fails_shows_the_nearest_lines_and_one_that_is_repeated_is_told_apart(where: Stage) -> None:
+    task = Repair().task("heldout", 1, 0)
+    (path,) = task.secret["fixed"]
+    (right, *_) = Repair().expert(task)
+    assert isinstance(right, ToolCall) and right.arguments["old"] == '        elif "A" < char <= "Z":\n'
+    near, far = (
+        ToolCall(name="edit", arguments={"path": path, "old": old, "new": "x"})
+        for old in ('elif "A"<=char<="Z":\n    moved += char', "(old code)")
+    )
+    twice = ToolCall(name="edit", arguments={"path": path, "old": "moved.append(", "new": "x"})
+    calls = (near, near, far, far, near, twice, right, right)
+    seen = [m.content for m in played(where, task, *calls).messages if m.role == "tool"]
+    first = '        elif "A" < char <= "Z":'
+    lines = f'{first}\n            moved.append(chr((ord(char) - ord("A") + by) % 26 + ord("A")))'
+    shown = f"the old text is not in {path}; copy it from the file, where the nearest lines are:\n{lines}"
+    nothing = f"the old text is not in {path}; read the file and copy the lines to change from it"
+    again = "the same call again, which cannot work; "
+    fixed = first.replace("<", "<=", 1)
+    assert seen == [
+        f"<out>error: {shown}</out>",
+        f"<out>error: {again}{shown}</out>",
+        f"<out>error: {nothing}</out>",
+        f"<out>error: {again}{nothing}</out>",
+        f"<out>error: {shown}</out>",
+        f"<out>error: the old text stands 3 times in {path}; copy more lines around it</out>",
+        "<out>edited; now run the tests</out>",
+        "<out>error: this edit was made already; the old text is not in "
+        f"{path}; copy it from the file, where the nearest lines are:\n{fixed}</out>",
+    ]
+
+
+def test_every_nearest_text_stands_in_the_file_and_takes_milliseconds() -> None:
+    for program in PROGRAMS.values():
+        for line in program.source.splitlines()[1::7]:
+            changed = line.replace(" ", "")
+            assert not changed or nearest(program.source, changed) in (*program.source.splitlines(), "")
+    hostile = "\n".join("ab" * n for n in range(20, 400))
+    began = time.thread_time()
+    nearest(hostile, "ba" * 10_000)
+    nearest("ab" * 250_000, "ba\n" * 10_000)
+    assert time.thread_time() - began < 0.5
 
 
 def test_no_mutant_is_in_two_splits() -> None:

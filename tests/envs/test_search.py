@@ -178,3 +178,32 @@ def test_the_expert_and_other_right_ways_pass(level: int, where: Stage) -> None:
         others = {y for d in task.setup["documents"] for _, _, y, _ in d["facts"]} - {task.secret["answer"]}
         for wrong in sorted(others)[:3]:
             assert asyncio.run(play(Search(), task, [wrong], where)).score == 0.0
+
+
+def test_an_answer_before_any_document_was_opened_is_sent_back_once(where: Stage) -> None:
+    task = Task(id="x", split="train", level=1, prompt="?", setup={"documents": PAGES}, secret={"answer": "Mo"})
+    told = (
+        "No document was opened yet. Call search with a name of the question, open what it finds, then end with the "
+        "name alone."
+    )
+    look = ToolCall(name="search", arguments={"query": "Kikikin"})
+    reads, missing = (ToolCall(name="open", arguments={"id": id}) for id in (3, 4))
+
+    def ends(*actions: ToolCall | str) -> tuple[list[str], float | None, str]:
+        played = asyncio.run(play(Search(), task, actions, where))
+        users = [m.content for m in played.messages[2:] if m.role == "user"]
+        return users, played.score, played.outcome.ending
+
+    assert ends("Lolon", look, reads, "Mo") == ([told], 1.0, "done")
+    assert ends(look, missing, "Lolon", "Mo", "Lolon") == ([told], 1.0, "done")
+    assert ends("Mo", "Lolon", "Mo") == ([told], 0.0, "done")
+    assert ends(reads, "Lolon", "Mo") == ([], 0.0, "done")
+
+
+def test_one_search_and_one_document_answer_a_question_of_level_1() -> None:
+    for index in range(50):
+        task = Search().task("heldout", 1, index)
+        asks, reads, answer = Search().expert(task)
+        pages = Index(task.setup["documents"])
+        assert pages.search(asks.arguments["query"])[0] == reads.arguments["id"] and answer == task.secret["answer"]
+        pages.close()

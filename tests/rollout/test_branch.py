@@ -262,3 +262,22 @@ def test_borders_are_spread_evenly_over_an_episode() -> None:
     assert chosen(1) == ["border 4"]
     assert chosen(3) == ["border 2", "border 4", "border 6"]
     assert chosen(None) == chosen(9) == borders
+
+
+def test_a_continuation_knows_that_an_answer_was_sent_back(chat: Renderer, boxes: Pool) -> None:
+    """It has its one objection behind it, and the answer that met it counts where no other follows."""
+
+    class Doubtful(Desk):
+        def objection(self, answer: str) -> str:
+            return "Are you sure?"
+
+    def says(index: int, turn: int) -> ToolCall | str:
+        if index == 5:
+            return ["right", sh("true"), "wrong"][turn]
+        return sh("true") if index // BRANCH % 2 else "wrong"
+
+    trajectory = play(Told(chat, says), EnvRuntime(name="desk", make=Doubtful, boxes=boxes))
+    assert (trajectory.outcome.score, trajectory.turns) == (0.0, 3)
+    found = {(b.index // BRANCH % 2, b.outcome.ending, b.outcome.score) for b in trajectory.branches}
+    assert found == {(1, "max_turns", 1.0), (0, "done", 0.0)}
+    assert all(b.turns == 1 for b in trajectory.branches if b.outcome.ending == "done")
