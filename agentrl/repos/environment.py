@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
 from agentrl.envs import Environment, tool
-from agentrl.envs.repair import edits
+from agentrl.envs.repair import edits, substituted
 from agentrl.errors import AuthoringError
 from agentrl.repos import root, suite
 from agentrl.repos.grade import FixedCode
@@ -27,6 +27,8 @@ MAX_FILE = 500_000
 """Bytes of the longest file that can be viewed or edited."""
 MAX_LINES = 200
 """Lines that `view` shows at once."""
+NEAR_FILE = 40_000
+"""Characters of a file in which the nearest lines to the old text of an edit are looked for."""
 LIMITS = Limits(memory_mb=1024, processes=64, disk_mb=128, seconds=30.0)
 _UNSTEADY = re.compile(r"0x[0-9a-f]{6,}| in \d+\.\d+s(?: \(\d+:\d+:\d+\))?")
 """What differs from run to run in pytest's output: addresses and times."""
@@ -39,6 +41,8 @@ class RepositoryEnvironment(Environment):
     recipes: ClassVar[Mapping[str, Recipe]]
     verifier: ClassVar[FixedCode]
     max_turns = 30
+    _acted = False
+    """Whether an edit was made or a command run."""
     system = (
         "You fix a fault in a Python package. Find it with the tools, change the package's code, and run its tests. "
         "Other tests than those you see decide, so fix the cause. Changes of tests do not count. Call one tool per "
@@ -74,6 +78,12 @@ class RepositoryEnvironment(Environment):
         built = root.ready(self.suite.lock)
         files = self._workspace(built, self._recipe(task))
         return SandboxSpec(image=built.image, files=files, env=built.env, limits=LIMITS)
+
+    def objection(self, answer: str) -> str:
+        """Send back a message that ends the episode before anything was done."""
+        if self._acted:
+            return ""
+        return "Nothing was changed yet. Code in a message changes nothing: call edit or run, then say done."
 
     def _workspace(self, built: root.Root, recipe: Any) -> dict[str, bytes]:
         """Return the files that an agent starts with."""
@@ -133,13 +143,9 @@ class RepositoryEnvironment(Environment):
         """
         inside = _inside(path)
         text = self.box.read(inside, limit=MAX_FILE).decode("utf-8", "surrogateescape")
-        count = text.count(old) if old else 0
-        if count != 1:
-            said = f"stands {count} times" if count else "is not"
-            raise ValueError(f"the old text {said} in {path}; copy lines from the file that are there exactly once")
-        if new == old:
-            raise ValueError("the old text and the new one are the same")
-        self.box.write(inside, text.replace(old, new).encode("utf-8", "surrogateescape"))
+        changed = substituted(path, text, old, new, looked_at=NEAR_FILE)
+        self.box.write(inside, changed.encode("utf-8", "surrogateescape"))
+        self._acted = True
         return "edited"
 
     @tool(timeout_s=60.0)
@@ -149,6 +155,7 @@ class RepositoryEnvironment(Environment):
         Args:
             command: such as python3 -c "import this"
         """
+        self._acted = True
         return self.box.exec(["sh", "-c", command], timeout=30.0).text or "(no output)"
 
     @tool(timeout_s=90.0, output_limit=4_000)

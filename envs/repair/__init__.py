@@ -191,11 +191,11 @@ def _inside(path: str) -> str:
     return path
 
 
-def substituted(path: str, text: str, old: str, new: str) -> str:
+def substituted(path: str, text: str, old: str, new: str, *, looked_at: int = NEAR_FILE) -> str:
     """Return a file's text with one place replaced; raise ValueError with what to write instead."""
     count = text.count(old) if old else 0
     if count == 0:
-        lines = nearest(text, old)
+        lines = nearest(text, old, looked_at)
         if not lines:
             raise ValueError(f"the old text is not in {path}; read the file and copy the lines to change from it")
         raise ValueError(f"the old text is not in {path}; copy it from the file, where the nearest lines are:\n{lines}")
@@ -206,9 +206,9 @@ def substituted(path: str, text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def nearest(text: str, old: str) -> str:
+def nearest(text: str, old: str, looked_at: int = NEAR_FILE) -> str:
     """Return the lines of a file that are most like the old text of an edit; "" where none is."""
-    lines, wanted = text[:NEAR_FILE].splitlines(), old[:NEAR_OLD].splitlines()
+    lines, wanted = text[:looked_at].splitlines(), old[:NEAR_OLD].splitlines()
     if not wanted:
         return ""
     words, old_words = ([line[:NEAR_LINE].strip() for line in part] for part in (lines, wanted))
