@@ -61,7 +61,7 @@ def of(environment: Environment, levels: Iterable[int], split: Split = "train") 
     places: set[str] = set()
     own: set[str] = set()
     for level in chosen:
-        for index in range(min(count, environment.size or count)):
+        for index in range(min(count, environment.size_of(split, level) or count)):
             scripts = list(_solutions(environment, split, level, index))
             for script in scripts:
                 texts = [part for text in written(script) for part in words.unpacked(text)]

@@ -34,11 +34,11 @@ class Uniform:
 
     def metrics(self) -> dict[str, float | list[float]]:
         """Return how many tasks were drawn."""
-        size = self._tasks.size
-        visited = sum(p if size is None else min(p, size) for p in self._positions.values())
+        sizes = {level: self._tasks.size_of(level) for level in self._positions}
+        visited = sum(p if (n := sizes[level]) is None else min(p, n) for level, p in self._positions.items())
         figures: dict[str, float | list[float]] = {"tasks_seen": float(visited)}
-        if size is not None:
-            figures["coverage"] = visited / (size * len(self._positions))
+        if self._tasks.total is not None:
+            figures["coverage"] = visited / self._tasks.total
         return figures
 
     def state(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Pools:
         self._recipe = recipe
         self._tasks = tasks
         self._unseen = Uniform(tasks)
-        self._left = {level: tasks.size for level in tasks.levels}
+        self._left = {level: tasks.size_of(level) for level in tasks.levels}
         """Tasks never drawn, by level; None where a level is endless."""
         self._pools: dict[str, list[Key]] = {name: [] for name in self.NAMES}
         self._filed: dict[Key, tuple[str, int]] = {}

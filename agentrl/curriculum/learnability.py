@@ -197,7 +197,7 @@ class Learnability:
             return self._retest(rng)
         # Every task is pending for the first time: draw one of them again.
         level = self._tasks.levels[int(rng.integers(len(self._tasks.levels)))]
-        return Choice(level, self._tasks.nth(level, int(rng.integers(self._tasks.size or 1))))
+        return Choice(level, self._tasks.nth(level, int(rng.integers(self._tasks.size_of(level) or 1))))
 
     def _retest(self, rng: np.random.Generator) -> Choice:
         """Draw the seen task that was drawn longest ago, of a few at random."""
@@ -232,7 +232,7 @@ class Learnability:
         return bool(self._waiting[stratum]) or self._has_left(level)
 
     def _has_left(self, level: int) -> bool:
-        size = self._tasks.size
+        size = self._tasks.size_of(level)
         return size is None or self._positions[level] < size
 
     def _look_up(self, level: int) -> None:
@@ -243,7 +243,7 @@ class Learnability:
         self._positions[level] += 1
         stratum = self._stratum(level, self._tasks.task(level, index).tags)
         waiting = self._waiting[stratum]
-        if self._tasks.size is not None or len(waiting) < MAX_WAITING:
+        if self._tasks.size_of(level) is not None or len(waiting) < MAX_WAITING:
             waiting.append(index)
 
     def _stratum(self, level: int, tags: tuple[str, ...]) -> int:
@@ -319,8 +319,8 @@ class Learnability:
             "tasks_apart": self._posterior.apart,
             "fresh": self._fresh_draws / max(1, self._draws),
         }
-        if self._tasks.size is not None:
-            figures["coverage"] = self._posterior.count / (self._tasks.size * len(self._tasks.levels))
+        if self._tasks.total is not None:
+            figures["coverage"] = self._posterior.count / self._tasks.total
         if len(self._tasks.levels) > 1:
             by_level = [
                 np.mean([logits[s] for s, (other, _) in enumerate(self._posterior.strata.names) if other == level])

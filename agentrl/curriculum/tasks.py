@@ -71,19 +71,23 @@ class Tasks:
                 f"envs: {source.name} has no task of the split {source.split} and level "
                 f"{self.levels[counts.index(0)]}; choose other `levels`, or give it more data"
             )
-        self._count = None if None in counts else max(count for count in counts if count is not None)
+        self._counts = dict(zip(self.levels, counts, strict=True))
         self._seed = seed
         self._orders: dict[int, NDArray[np.int32]] = {}
 
     @property
-    def size(self) -> int | None:
-        """Return the number of tasks per level; None means endless."""
-        sizes = [size for size in (self._count, self.source.tasks) if size is not None]
-        return min(sizes, default=None)
+    def total(self) -> int | None:
+        """Return the number of tasks of all levels; None means endless."""
+        sizes = [self.size_of(level) for level in self.levels]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def size_of(self, level: int) -> int | None:
+        """Return the number of tasks of a level; None means endless."""
+        return min((n for n in (self._counts[level], self.source.tasks) if n is not None), default=None)
 
     def nth(self, level: int, position: int) -> int:
         """Return the index of the task at this position of the shuffled order; endless levels are not shuffled."""
-        size = self.size
+        size = self.size_of(level)
         if size is None:
             return position
         if level not in self._orders:

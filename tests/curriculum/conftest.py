@@ -38,6 +38,24 @@ class Finite(Ladder):
     size = 40
 
 
+class Uneven(Ladder):
+    """A level of forty tasks and one of seven; there are no others."""
+
+    levels = range(1, 3)
+
+    def size_of(self, split: Split, level: int) -> int:
+        return 40 if level == 1 else 7
+
+    def task(self, split: Split, level: int, index: int) -> Task:
+        assert 0 <= index < self.size_of(split, level)
+        return super().task(split, level, index)
+
+
+@pytest.fixture
+def uneven() -> Environment:
+    return Uneven()
+
+
 @pytest.fixture
 def ladder() -> Environment:
     return Ladder()

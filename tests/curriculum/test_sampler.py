@@ -87,6 +87,19 @@ def test_resumed_equals_undisturbed(
     assert second.metrics() == first.metrics()
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+def test_levels_of_different_sizes_are_drawn_within_their_own(
+    kind: Curriculum, uneven: Environment, group_of: MakeGroup
+) -> None:
+    """The environment has no task beyond the end of a level."""
+    sampler = Sampler(kind, [Source(name="uneven", environment=uneven)], 0)
+    rounds = play(sampler, group_of, lambda draw, step: 0.5, range(40))
+    drawn = {(draw.task.level, draw.task_index) for draws in rounds for draw in draws}
+    assert {level for level, _ in drawn} <= {1, 2} and len(drawn) > 20
+    coverage = sampler.metrics()["curriculum/uneven/coverage"]
+    assert coverage == pytest.approx(len(drawn) / 47)
+
+
 def test_draws_under_way_are_handed_out_again(ladder: Environment, group_of: MakeGroup) -> None:
     sources = [Source(name="ladder", environment=ladder)]
     sampler = Sampler(LearnabilityCurriculum(), sources, 0)
