@@ -39,8 +39,9 @@ def refuse_fused_experts(section: recipe.Engine, model: torch.nn.Module) -> None
     fused = [name for name, p in model.named_parameters() if ".experts." in name and p.dim() == 3]
     if fused and isinstance(section, recipe.SglangEngine):
         raise RecipeError(
-            f"rollout.engine.type: sglang cannot be trained with a mixture of experts: SGLang leaves out {fused[0]} when "
-            "new weights are sent, and would go on with the old ones; use rollout.engine.type: transformers"
+            "rollout.engine.type: sglang cannot be trained with a mixture of experts: SGLang leaves out "
+            f"{fused[0]} when new weights are sent, and would go on with the old ones; use rollout.engine.type: "
+            "transformers"
         )
 
 
