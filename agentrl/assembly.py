@@ -183,7 +183,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
     from agentrl.learn import checkpoint
     from agentrl.learn.sharded import open_learner
     from agentrl.learn.teacher import open_teacher
-    from agentrl.learn.weights import Publisher
+    from agentrl.learn.weights import Publisher, refuse_fused_experts
 
     warning = _refuse_unfit(recipe)
     async with AsyncExitStack() as stack:
@@ -208,6 +208,7 @@ async def build(recipe: Recipe, *, resume: bool = False, show: Show = "normal") 
         if evolving is not None:
             evolving.resume(saved.step if saved else -1)
         policy = load_policy(recipe, environments, folder=saved.model if saved else None, say=progress.say)
+        refuse_fused_experts(recipe.rollout.engine, policy.model)
         teacher = await open_teacher(recipe, policy.tokenizer, policy.context)
         if teacher is not None:
             stack.push_async_callback(teacher.close)

@@ -18,7 +18,8 @@ from agentrl.errors import AgentRLError
 from agentrl.recipe import EnvSection, OpenaiEngine, Recipe, SglangEngine, SglangJudge
 from agentrl.report import episode, tracking
 from agentrl.rollout import examples
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.compaction import compacted_rollout, compaction_of
+from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Task, Trajectory
 
@@ -40,6 +41,8 @@ def preflight(recipe: Recipe, say: Callable[[str], None] = print) -> int:
 
 
 def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
+    from agentrl.learn.weights import refuse_fused_experts
+
     folder = recipe.run.out / recipe.run.name
     there = (folder / "recipe.yaml").exists()
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
@@ -59,6 +62,7 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
         yield "cluster", _cluster(recipe)
     policy = initial_policy.load_policy(recipe, runtimes, say=lambda text: None)
     yield "template", str(policy.renderer.report)
+    refuse_fused_experts(recipe.rollout.engine, policy.model)
     if recipe.warm_start is not None and recipe.warm_start.data is not None:
         held = examples.read(recipe.warm_start.data, policy.renderer, context=policy.context)
         examples.check_fits(held, recipe.warm_start.loss)
@@ -185,10 +189,13 @@ def _episode(recipe: Recipe, runtime: EnvRuntime, policy: Any) -> str:
     script = ScriptedEngine(policy.renderer, actions)
     budget = Budget(context=policy.context, tokens=policy.context)
     rollout_id = RolloutId(seed=recipe.run.seed, group=0, index=0, secret=seeds.secret(b"", task.id, 0))
+    compacting = compaction_of(recipe, budget.context)
 
     async def play() -> Trajectory:
         try:
-            return await rollout(script, policy.renderer, runtime, task, rollout_id=rollout_id, budget=budget)
+            return await compacted_rollout(
+                compacting, script, policy.renderer, runtime, task, rollout_id=rollout_id, budget=budget
+            )
         finally:
             if judge is not None:
                 await judge.close()

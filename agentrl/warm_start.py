@@ -61,8 +61,6 @@ async def demonstrate(run: Run) -> list[Trajectory]:
     tasks = initial_policy.demonstration_tasks(recipe, run.runtimes, recipe.warm_start.demonstrations)
     budget = Budget(context=run.policy.context, tokens=run.policy.context)
     compacting = compaction_of(recipe, budget_of(recipe, run.policy.context).context)
-    if compacting is not None and not compacting.scriptable:
-        compacting = None
     slots = asyncio.Semaphore(recipe.sandboxes.boxes)
     run.progress.phase("experts play", 0, len(tasks))
 

@@ -12,7 +12,7 @@ import torch
 from agentrl import recipe
 from agentrl.engines.base import Delivery, Engine, Receipt, Weights
 from agentrl.engines.transformers.decoding import checksum
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.model import base_tensors, merged_state
 
 
@@ -31,6 +31,18 @@ def buckets(model: Any, size: int) -> tuple[int, Iterator[Mapping[str, torch.Ten
 
     names = [set(bucket) for bucket in split(base_tensors(model), size)]
     return len(names), (merged_state(model, only=wanted) for wanted in names)
+
+
+def refuse_fused_experts(section: recipe.Engine, model: torch.nn.Module) -> None:
+    """Raise RecipeError where SGLang would be sent the fused experts of a mixture: its loader takes them one by one
+    (`experts.0.gate_proj.weight`) and passes over other names in silence, so that it would sample with old experts."""
+    fused = [name for name, p in model.named_parameters() if ".experts." in name and p.dim() == 3]
+    if fused and isinstance(section, recipe.SglangEngine):
+        raise RecipeError(
+            "rollout.engine.type: sglang cannot be trained with a mixture of experts: SGLang leaves out "
+            f"{fused[0]} when new weights are sent, and would go on with the old ones; use rollout.engine.type: "
+            "transformers"
+        )
 
 
 class Publisher:
@@ -92,4 +104,5 @@ class Publisher:
 async def hand_over(engine: Engine, section: recipe.Engine, model: torch.nn.Module) -> None:
     """Send the weights of `model` to a server that was already running: it may hold any weights."""
     if isinstance(section, recipe.SglangEngine) and not section.launch:
+        refuse_fused_experts(section, model)
         await Publisher(engine, lambda: merged_state(model)).publish(engine.version)

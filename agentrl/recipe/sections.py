@@ -319,7 +319,7 @@ class Recipe(Section):
         if isinstance(engine, SglangEngine) and self.learner.routing == "replay":
             raise ValueError(
                 "learner.routing: replay needs rollout.engine.type transformers, which records the experts it chooses; "
-                "with sglang use routing: recompute, and a sequence ratio or mask (gspo, vespo) against flipped experts"
+                "mixtures of experts are not trained with sglang"
             )
         names = [env.name for env in self.envs]
         if len(set(names)) < len(names):

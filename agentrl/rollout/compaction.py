@@ -30,6 +30,7 @@ from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, Call, EnvRuntime, Replay, RolloutId, play_out, rollout
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
+from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.rollout.thinking import sample_turn, think_budget
 from agentrl.rollout.token_log import TokenLog
 from agentrl.types import (
@@ -91,11 +92,6 @@ class Compacting:
     summary_tokens: int
     """Sampled tokens of one summary."""
 
-    @property
-    def scriptable(self) -> bool:
-        """Whether a script, which knows nothing of it, can be played under it: it is never asked for a summary."""
-        return not isinstance(self.section, SummaryCompaction)
-
 
 def compaction_of(recipe: Recipe, context: int) -> Compacting | None:
     """Return how a recipe compacts conversations in so many tokens of context; None where it does not."""
@@ -129,7 +125,9 @@ async def compacted_rollout(
 
     def attempt(earlier: Sequence[Call]) -> CompactedTurns:
         source = Replay(engine, earlier) if earlier else engine
-        return CompactedTurns(source, renderer, task, rollout_id, budget, chosen, compacting, states=runtime.states)
+        turns = CompactedTurns(source, renderer, task, rollout_id, budget, chosen, compacting, states=runtime.states)
+        turns.script = engine if isinstance(engine, ScriptedEngine) else None
+        return turns
 
     return await play_out(attempt, runtime, task, rollout_id=rollout_id, budget=budget)
 
@@ -153,6 +151,8 @@ class CompactedTurns:
         self.rollout_id, self.budget, self.sampling, self.compacting = rollout_id, budget, sampling, compacting
         self._section, self._think = compacting.section, think_budget(budget.think_tokens, renderer)
         self._states: list[str] | None = [] if states else None
+        self.script: ScriptedEngine | None = None
+        """What plays in the policy's place; it is told when a summary is asked for."""
         self._begun: list[Running] = []
         """All conversations, in the order in which they began."""
         self._current: list[Running] = []
@@ -399,7 +399,11 @@ class CompactedTurns:
             del now.messages[-1:]
             return Stop("max_tokens")
         now.append(span, fresh)
+        if self.script is not None:
+            self.script.summarising = True
         _, message = await self._sample(episode, now, room, {})
+        if self.script is not None:
+            self.script.summarising = False
         self._begin("summary", self._shortened(now, message.content.strip(), rounds, keep), now.tools)
         return None
 

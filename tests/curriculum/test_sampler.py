@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -290,6 +291,22 @@ def test_errors_say_nothing_of_a_task(ladder: Environment, group_of: MakeGroup) 
     untouched = fresh.metrics()["curriculum/ladder/level_p"]
     assert beliefs[0] == untouched
     assert beliefs[1] == beliefs[2] != untouched
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+def test_an_episode_of_several_segments_counts_once(kind: Curriculum, ladder: Environment, group_of: MakeGroup) -> None:
+    """Where context is compacted, a solved episode of five segments is one success, as one of a single segment is."""
+    samplers = [Sampler(kind, [Source(name="ladder", environment=ladder)], 0) for _ in range(2)]
+    for scores in ([1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, None]):
+        whole, cut = (group_of(sampler.next(), scores) for sampler in samplers)
+        parts = [replace(t, segments=t.segments * (5 if t.outcome.score else 2)) for t in cut.trajectories]
+        for sampler, group in zip(samplers, (whole, replace(cut, trajectories=tuple(parts))), strict=True):
+            sampler.observe([group])
+    one, other = samplers
+    assert one.metrics() == other.metrics()
+    assert [(d.task.id, d.predicted) for d in (one.next() for _ in range(8))] == [
+        (d.task.id, d.predicted) for d in (other.next() for _ in range(8))
+    ]
 
 
 @settings(max_examples=25)

@@ -18,6 +18,10 @@ import torch
 
 from agentrl.engines.base import Engine, Sampling, Weights
 from agentrl.errors import EngineError
+from agentrl.rollout.encoder import Span
+from agentrl.rollout.sampling import SamplingParams
+from agentrl.rollout.thinking import ThinkBudget, sample_turn
+from agentrl.rollout.token_log import TokenLog
 from agentrl.types import Completion
 
 ON_GPU = os.environ.get("AGENTRL_DEVICE") == "cuda"
@@ -79,6 +83,41 @@ def test_logprobs_are_those_of_the_whole_tempered_distribution(run: Run, forward
         completion = await engine.generate(PROMPT, sampling)
         expected = forward(PROMPT, completion.token_ids, temperature=sampling.temperature)
         assert close(completion.logprobs, expected)
+
+    run(test)
+
+
+def test_a_turn_whose_thinking_is_closed_has_exact_masks_and_logprobs(run: Run, forward: Forward) -> None:
+    """Forced tokens are neither sampled nor in the loss; what is sampled before and after them has the logprobs that a
+    plain forward pass over the whole turn gives, which is what a learner computes."""
+    close_block = (60, 61, 62)
+    think = ThinkBudget(10, close_block, lambda token_ids: True)
+
+    async def test(engine: Engine) -> None:
+        log, prompts = TokenLog(), []
+        log.append(Span(tuple(PROMPT), bytes(len(PROMPT))))
+        turn = await sample_turn(
+            engine,
+            log,
+            25,
+            think=think,
+            params=SamplingParams(temperature=0.8),
+            stop_token_ids=(),
+            seed=lambda part: 7 + part,
+            name="0-0-0",
+            retries=0,
+            note=lambda prompt, new: prompts.append((prompt, len(new.token_ids))),
+        )
+        first = tuple(PROMPT) + turn.token_ids[:10]
+        assert prompts == [(tuple(PROMPT), 10), (first + close_block, 12)]
+        assert turn.token_ids[10:13] == close_block and len(turn.token_ids) == 25
+        (segment,) = log.finished()
+        assert segment.token_ids.tolist() == [*PROMPT, *turn.token_ids]
+        assert segment.loss_mask.tolist() == [False] * 6 + [True] * 10 + [False] * 3 + [True] * 12
+        assert segment.versions.tolist() == [-1] * 6 + [0] * 10 + [-1] * 3 + [0] * 12
+        mask = segment.loss_mask
+        expected = [0.0] * 6 + forward(PROMPT, turn.token_ids, temperature=0.8)
+        assert close(segment.logprobs[mask].tolist(), [lp for lp, own in zip(expected, mask, strict=True) if own])
 
     run(test)
 

@@ -20,7 +20,9 @@ from agentrl.engines.transformers.routers import choosing, routers_of
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn.learner import Learner
 from agentrl.learn.model import _with_lora, merged_state
-from agentrl.recipe import LoraSection, Recipe
+from agentrl.learn.weights import refuse_fused_experts
+from agentrl.recipe import LoraSection, Recipe, SglangEngine
+from agentrl.recipe import TransformersEngine as TransformersEngineSection
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.token_log import TokenLog
 from agentrl.types import Segment, TrainingSample, Trajectory
@@ -275,3 +277,13 @@ def test_logs_and_rows_keep_the_experts(make_group: Callable[..., Any], two: tup
     assert full == segment
     assert full.experts.dtype == np.int8  # type: ignore[union-attr]
     assert codec.from_row(codec.to_row(trajectory, "env")).trajectory.segments[0] == replace(segment, experts=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sglang_is_refused_for_a_mixture(kind: str) -> None:
+    """Its loader passes over fused experts in silence; a model without experts, and our own engine, are taken."""
+    mixture, dense = model_of(kind), model_of("llama")
+    with pytest.raises(RecipeError, match=r"SGLang leaves out model\.layers\.0\.mlp\.experts\.gate_up_proj when new"):
+        refuse_fused_experts(SglangEngine(type="sglang"), mixture)
+    refuse_fused_experts(SglangEngine(type="sglang"), dense)
+    refuse_fused_experts(TransformersEngineSection(type="transformers"), mixture)

@@ -20,7 +20,8 @@ from agentrl.report import episode as episode_text
 from agentrl.rollout import compaction
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.rollout import Budget, EnvRuntime
-from agentrl.types import Group, Message
+from agentrl.rollout.scripted import ScriptedEngine
+from agentrl.types import Group, Message, ToolCall
 from tests.rollout.compaction_play import (
     BUDGET,
     DROP,
@@ -93,6 +94,19 @@ def test_without_newest_turns_only_task_and_summary_remain(chat: Renderer, liste
         "<|im_start|>user\nDo 0.\n\nYour summary of the work so far:\n<out>So.</out>\nContinue with the task."
         "<|im_end|>\n<|im_start|>assistant\nright<|im_end|>"
     )
+
+
+def test_a_script_sums_up_the_calls_it_made(chat: Renderer, lister: EnvRuntime) -> None:
+    """A demonstration under summaries: the expert knows nothing of them, so that its calls are the summary, without
+    the oldest where there is no room for all; its own actions are said in their order, none of them lost."""
+    many = ToolCall(name="many", arguments={"count": 60})
+    whole = play(SUMMARY, ScriptedEngine(chat, [many, many, "right"]), chat, lister)
+    assert (whole.outcome.ending, whole.outcome.score, told(whole)) == ("done", 1.0, [("task", 3), ("summary", 1)])
+    text = 'Done so far: many({"count": 60}); many({"count": 60})'
+    assert whole.conversations[0].messages[-1] == say(text)
+    room = replace(SUMMARY, summary_tokens=len(chat.write(say(text))) - 1)
+    cut = play(room, ScriptedEngine(chat, [many, many, "right"]), chat, lister)
+    assert (cut.outcome.score, cut.conversations[0].messages[-1]) == (1.0, say('Done so far: ...; many({"count": 60})'))
 
 
 def test_a_second_summary_replaces_the_first(chat: Renderer, lister: EnvRuntime) -> None:

@@ -1,17 +1,23 @@
 """Whole runs whose episodes are longer than the context: they end there without compaction, and go on with it."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from agentrl import catalogue, metrics
 from agentrl.cli import main
+from agentrl.engines.base import Sampling
+from agentrl.engines.transformers.engine import TransformersEngine
+from agentrl.learn.learner import Learner
 from agentrl.rollout.store import read
-from agentrl.types import Trajectory
+from agentrl.types import Completion, TrainingSample, Trajectory
+from tests.rollout.compaction_play import proved
 from tests.tiny_run import train, write
 
 __all__ = ["write"]
@@ -106,6 +112,7 @@ def evaluated(run: Path, out: Path, *changes: str) -> list[Trajectory]:
 def test_a_policy_walks_further_than_its_context(walk: Callable[..., Path], tmp_path: Path) -> None:
     """Trained with `drop`; the same weights then fail every task without it, for lack of context alone."""
     recipe = walk("drop", compaction={"type": "drop", "tokens": 250})
+    assert train(str(recipe), "--dry-run") == 0
     run = tmp_path / "runs" / "drop"
     assert train(str(recipe)) == 0
     (row,) = [row for row in metrics.read(run / "metrics.jsonl") if row["kind"] == "step"]
@@ -120,3 +127,63 @@ def test_a_policy_walks_further_than_its_context(walk: Callable[..., Path], tmp_
     assert [(t.outcome.ending, t.outcome.score) for t in on] == [("done", 1.0)] * 2
     assert [(t.outcome.ending, t.outcome.score, t.conversations) for t in off] == [("max_tokens", 0.0, ())] * 2
     assert all(max(map(len, t.segments)) <= CONTEXT for t in (*on, *off))
+
+
+def test_an_asynchronous_run_trains_on_all_segments(
+    walk: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights change while episodes write summaries. What the learner gets is what was sampled, request by request; the
+    segments of an episode carry one advantage and one weight, and engine and learner agree on the logprobs."""
+    requests: dict[tuple[int, int], list[tuple[str, tuple[int, ...], Sampling, Completion]]] = {}
+    trained: list[TrainingSample] = []
+    generate, pack = TransformersEngine.generate, Learner.pack
+
+    async def recording(
+        engine: TransformersEngine, token_ids: Sequence[int], sampling: Sampling, *, request_id: str = ""
+    ) -> Completion:
+        completion = await generate(engine, token_ids, sampling, request_id=request_id)
+        group, index, *_ = request_id.split("-")
+        requests.setdefault((int(group), int(index)), []).append((request_id, tuple(token_ids), sampling, completion))
+        return completion
+
+    def packing(learner: Learner, samples: Sequence[TrainingSample], *rest: Any, **named: Any) -> Any:
+        trained.extend(samples)
+        return pack(learner, samples, *rest, **named)
+
+    compaction = {"type": "summary", "tokens": 380, "max_tokens": 60}
+    recipe = walk("late", compaction=compaction, max_context=600, max_tokens=300, max_turn_tokens=60)
+    part_way = WALK.replace('float(submission.state["steps"] >= 5)', 'min(1.0, submission.state["steps"] / 5)')
+    (tmp_path / "walk" / "__init__.py").write_text(part_way)  # so that scores differ
+    data = yaml.safe_load(recipe.read_text())
+    data["run"]["steps"], data["warm_start"]["epochs"] = 3, 12
+    data["rollout"]["group_size"], data["async"] = 3, {"enabled": True, "max_staleness": 1}
+    recipe.write_text(yaml.safe_dump(data))
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformersEngine, "generate", recording)
+        patch.setattr(Learner, "pack", packing)
+        assert train(str(recipe)) == 0
+    run = tmp_path / "runs" / "late"
+    rows = [row for row in metrics.read(run / "metrics.jsonl") if row["kind"] == "step"]
+    assert [row["learn/version"] for row in rows] == [1, 2, 3]
+    assert rows[0]["learn/on_policy"] == 1
+    assert max(row["learn/mismatch_max"] for row in rows if row["learn/on_policy"] > 0) < 1e-3
+    assert max(row["rollout/staleness_max"] for row in rows) <= 1
+    stored = {(t.group, t.index): t for t in episodes(run)}
+    samples: dict[tuple[int, int], list[TrainingSample]] = {}
+    for sample in trained:
+        samples.setdefault((sample.group, sample.trajectory), []).append(sample)
+    compacted = [key for key in samples if len(stored[key].conversations) > 1]
+    assert compacted and {part.kind for key in compacted for part in stored[key].conversations} == {"task", "summary"}
+    assert {v for own in samples.values() for s in own for v in s.segment.versions.tolist()} >= {-1, 0, 1}
+    shares: set[float] = set()
+    for key, own in samples.items():
+        trajectory = stored[key]
+        proved(trajectory, SimpleNamespace(calls=requests[key]))
+        assert [s.segment.token_ids.tolist() for s in own] == [s.token_ids.tolist() for s in trajectory.segments]
+        assert [s.segment.logprobs.tolist() for s in own] == [s.logprobs.tolist() for s in trajectory.segments]
+        assert {s.weight for s in own} == {1.0}
+        (advantage,) = {float(a) for s in own for a in s.advantages[s.segment.loss_mask]}
+        shares.add(advantage)
+        for sample in own:
+            assert sample.advantages.tolist() == np.where(sample.segment.loss_mask, advantage, 0).tolist()
+    assert min(shares) < 0 < max(shares)
