@@ -4,7 +4,7 @@
     base image ── its layers' contents ─────────────────────────────────┴──> agentrl/shown-<folder's name>:<hash>
 
 The layer is written into a container that never starts, and committed under its name in one step; all containers of
-the image share it. Nothing is pulled, and nothing of the folders runs. A name that the daemon knows is never made again.
+the image share it. Nothing is pulled, and nothing of the folders runs. What the daemon knows by name is not made again.
 """
 
 from __future__ import annotations

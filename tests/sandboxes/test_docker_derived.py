@@ -50,7 +50,9 @@ def test_the_same_folder_is_one_image_whose_layers_all_containers_share(
             listed = box.exec(["stat", "-c", "%n %U %a %Y", "/opt/own", "/opt/own/bin/tool"]).stdout.decode()
             assert listed == "/opt/own root 755 946684800\n/opt/own/bin/tool root 755 946684800\n"
         root_hash = one.root
-    (reference,) = [tag for image in sdk.api.images() for tag in image["RepoTags"] if tag.startswith("agentrl/shown-own:")]
+    (reference,) = [
+        tag for image in sdk.api.images() for tag in image["RepoTags"] if tag.startswith("agentrl/shown-own:")
+    ]
     base = images.inspect(sdk, images.ensure(sdk, "host")[0])
     made = images.inspect(sdk, reference)
     assert base is not None and made is not None
