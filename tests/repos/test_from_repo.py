@@ -152,10 +152,11 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
 
 @pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="nine gradings in containers; AGENTRL_FULL=1")
 @pytest.mark.timeout(1800)
-def test_verdicts_and_transcripts_in_containers_are_those_of_namespaces(
+def test_verdicts_in_containers_are_those_of_namespaces(
     tinysums: Path, cache: Path, where: Stage, images: Path
 ) -> None:
-    """The expert scores 1, nothing and a cheat 0, in every split; what the agent sees is the same to the letter."""
+    """The expert scores 1, nothing and a cheat 0, in every split, from the same workspace to the same workspace. (What
+    a command says of the machine may differ: some of these tests want the network, or to write outside.)"""
     docker = pytest.importorskip("docker", reason="the Docker SDK is missing: pip install 'agentrl[docker]'")
     from agentrl.sandboxes.docker import daemon
 
@@ -170,7 +171,7 @@ def test_verdicts_and_transcripts_in_containers_are_those_of_namespaces(
         stage = Stage(boxes=boxes, key=b"k" * 32, grading_s=600.0)
         scripts = [(task, script) for task in tasks for script in (kind().expert(task), ["done"], [hook, "done"])]
         every = [await play(kind(), task, script, stage, digests=True) for task, script in scripts]
-        return [(one.score, one.messages, one.digests) for one in every]
+        return [(one.score, one.messages[:2], one.digests) for one in every]
 
     with ExitStack() as stack:
         try:
