@@ -31,7 +31,8 @@ def parse(image: str) -> HostImage | None:
     """Return what the image of that name adds to `host`; None if it is another kind of image."""
     if not image.startswith(PREFIX):
         return None
-    folders, python = [], ""
+    folders: list[tuple[str, str]] = []
+    python = ""
     for part in filter(None, image[len(PREFIX) :].split(":")):
         if version := _PYTHON.fullmatch(part):
             python = version[1]

@@ -60,7 +60,7 @@ def test_a_level_with_too_few_functions_joins_the_one_below() -> None:
     functions = {f"a{number}": (1, 2) for number in range(6)} | {f"b{number}": (2, 2) for number in range(6)}
     functions |= {"c0": (3, 2), "c1": (3, 2)} | {f"d{number}": (4, 1) for number in range(3)}
     recipes = tasks.recipes(mutants(functions), "p", "1", "function")
-    level_of = {recipe.changes[0].function[0]: set() for recipe in recipes}
+    level_of: dict[str, set[int]] = {recipe.changes[0].function[0]: set() for recipe in recipes}
     for recipe in recipes:
         level_of[recipe.changes[0].function[0]].add(recipe.level)
     assert level_of == {"a": {1}, "b": {2}, "c": {2}, "d": {3}}
