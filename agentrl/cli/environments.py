@@ -63,7 +63,7 @@ def env_from_repo(
     """Turn a Python package with tests into an environment: faults to be fixed, graded by hidden tests.
 
     Nothing of the package runs outside a sandbox, and no build code runs at all. A build that was stopped goes on where
-    it was."""
+    it was. It needs the namespace backend; playing and grading work with docker too."""
     from agentrl.repos import build, command
 
     options = build.Options(

@@ -26,7 +26,6 @@ from agentrl.sandboxes.base import MTIME
 from agentrl.types import Task
 from agentrl.verifiers.hidden_tests.bundle import pytest_zip
 
-SITE = "/opt/site"
 MAX_SITE = 200 << 20
 """Bytes of the largest root that is written into task folders."""
 _IMPORTS = "".join(f"import {name}\n" for name in ("random", "subprocess", "sys", "tarfile", "tempfile"))
@@ -155,7 +154,7 @@ def parts(kind: type[Environment], task: Task, secret: bytes) -> tuple[dict[str,
     about["names"] = getattr(kind.suite, "names", {})
     about["calls"] = {key: known[key].to_json() for key in broken if key in known}
     code = f"/app/{source.root}".rstrip("/")
-    lines = f"ADD site.tar {SITE}/\nENV PYTHONPATH={code}:{SITE} PYTHONDONTWRITEBYTECODE=1\n"
+    lines = f"ADD site.tar {root.SITE}/\nENV PYTHONPATH={code}:{root.SITE} PYTHONDONTWRITEBYTECODE=1\n"
     return brought, about, lines
 
 

@@ -13,7 +13,7 @@ from agentrl.envs.splits import content_hash
 from agentrl.errors import AgentError
 from agentrl.repos.calls import RAISED, Call, Calls, Forms, replies
 from agentrl.repos.mutate import parse
-from agentrl.repos.root import Root
+from agentrl.repos.root import SITE, Root
 from agentrl.repos.run import spec_of
 from agentrl.sandboxes.base import Entry
 from agentrl.sandboxes.pool import Pool
@@ -34,7 +34,7 @@ def record(root: Root, pool: Pool, files: Mapping[str, bytes], ids: Sequence[str
     """Run tests once; return the calls of each function, by key."""
     order: dict[str, Any] = {"ids": list(ids), "most": MOST, "longest": LONGEST}
     order["code"] = [path for path in files if root.source.in_package(path) and not root.source.is_test(path)]
-    order["path"] = [f"/box/{root.source.root}".rstrip("/"), "/box", str(root.site)]
+    order["path"] = [f"/box/{root.source.root}".rstrip("/"), "/box", SITE]
     program = source_of(__package__ or "", "inside_record")
     with pool.take(spec_of(root, files)) as box:
         try:

@@ -4,8 +4,8 @@
                             CACHE/repos/archives                the archives, as they were fetched
 
 The folder's name is the hash of the lock, so a root never changes; it is built beside its place and moved there when it
-is complete. Sandboxes see it read-only (`image: host:<folder>`), the package itself lies in
-their workspace. It lies beside the cache: no path of a sandbox names agentrl.
+is complete. Sandboxes see it read-only in one place, /opt/site, wherever it lies on the machine: a namespace sandbox by
+a mount, a container as a layer of its image. The package itself lies in their workspace.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from agentrl.repos.index import Wheel
 from agentrl.repos.source import Source
 from agentrl.verifiers.hidden_tests.bundle import PARTS, pytest_zip
 
+SITE = "/opt/site"
+"""Where sandboxes see a root."""
 FORMAT = 1
 """The version of what env from-repo writes."""
 
@@ -87,19 +89,19 @@ class Root:
 
     @property
     def site(self) -> Path:
-        """Return the folder that sandboxes see."""
+        """Return the folder that sandboxes see at SITE."""
         return site_of(self.lock)
 
     @property
     def image(self) -> str:
         """Return the image of every sandbox of the package."""
-        return f"host:{self.site}"
+        return f"host:python{self.lock.python}:{self.site}={SITE}"
 
     @property
     def env(self) -> dict[str, str]:
         """Return the variables with which commands find the package, pytest and what else is installed."""
         code = f"/box/{self.source.root}".rstrip("/")
-        return {"PYTHONPATH": f"{code}:{self.site}", "PYTHONDONTWRITEBYTECODE": "1"}
+        return {"PYTHONPATH": f"{code}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def site_of(lock: Lock) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import AgentError, UserError
-from agentrl.repos.root import Root
+from agentrl.repos.root import SITE, Root
 from agentrl.sandboxes.base import Limits, Sandbox, SandboxSpec
 from agentrl.sandboxes.pool import Pool
 
@@ -95,7 +95,7 @@ def run_versions(
 
 def _results(box: Sandbox, root: Root, order: dict[str, Any], versions: list[dict[str, str]]) -> list[Result]:
     code = f"/box/{root.source.root}".rstrip("/")
-    order |= {"versions": versions, "path": [code, "/box", str(root.site)], "memory_bytes": MEMORY_BYTES}
+    order |= {"versions": versions, "path": [code, "/box", SITE], "memory_bytes": MEMORY_BYTES}
     patience = 5 * (order["seconds"] + 2.0) * len(versions) + 30.0
     try:
         done = box.exec(["python3", "-B", "-c", PROGRAM], stdin=json.dumps(order).encode(), timeout=patience)

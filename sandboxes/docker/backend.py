@@ -25,7 +25,7 @@ from agentrl.sandboxes.base import (
     closed_on_error,
 )
 from agentrl.sandboxes.container import in_container
-from agentrl.sandboxes.docker import images
+from agentrl.sandboxes.docker import derived, images
 from agentrl.sandboxes.docker.box import PATIENCE, DockerSandbox
 from agentrl.sandboxes.docker.container import Container, Fate, sdk_errors
 from agentrl.sandboxes.docker.inner.frames import unpack
@@ -189,7 +189,7 @@ class DockerBackend(Backend):
             )
         with self._starting:
             if spec.image not in self._roots:
-                self._roots[spec.image] = images.ensure(client, spec.image)
+                self._roots[spec.image] = derived.ensure(client, spec.image, {LABEL: self._owner})
             reference, root = self._roots[spec.image]
             own = self._own_root(client, spec, reference)
             container = self._start(client, spec, reference, tuple(own))

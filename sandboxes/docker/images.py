@@ -132,7 +132,7 @@ def ensure(client: Any, image: str) -> tuple[str, str]:
                 f"image {image!r} of a sandbox is neither 'host', nor described in sandboxes/docker/images/, nor known "
                 f"to the Docker daemon; write images/{image}/image.toml, or: docker pull {image}"
             )
-        with _alone(description):
+        with alone(description.tag):
             if inspect(client, reference) is None:
                 make(client, description)
         details = inspect(client, reference)
@@ -200,10 +200,10 @@ def _packed(description: Description) -> Path:
 
 
 @contextmanager
-def _alone(description: Description) -> Iterator[None]:
-    """Let one process of this machine at a time make an image."""
+def alone(tag: str) -> Iterator[None]:
+    """Let one process of this machine at a time make the image of that tag."""
     cache().mkdir(parents=True, exist_ok=True)
-    with open(_packed(description).with_suffix(".lock"), "w") as lock:
+    with open(cache() / (tag.partition("/")[2].replace(":", "-") + ".tar.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

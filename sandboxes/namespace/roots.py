@@ -5,8 +5,9 @@
 it changes when a package is installed or upgraded; contents are not read, so it takes a fraction of a second, once per
 process. Any other root is an unpacked image, given by its absolute path, or by its name in the cache (AGENTRL_CACHE, or
 ~/.cache/agentrl) as roots/<name>; its hash is made the same way. `python` is such a name if there is a root of that
-name, and otherwise the same as `host`, which has the machine's own Python. `host:/a:/b` is `host` with these folders of
-the machine visible too, read-only, in their own places; the hash covers their names, not what is in them.
+name, and otherwise the same as `host`, which has the machine's own Python. `host:/a:/b=/opt/b` is `host` with these
+folders of the machine visible too, read-only, in their own places or in another; the hash covers their names, not what
+is in them. `host:python3.11.2:...` refuses a machine whose Python is another one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import hashlib
 import os
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -23,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.catalogue import cache_folder
-from agentrl.errors import AuthoringError
+from agentrl.errors import AuthoringError, UserError
+from agentrl.sandboxes import shown
 from agentrl.sandboxes.base import SandboxSpec
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
@@ -138,10 +141,10 @@ def find(image: str, user: int) -> Root:
 
 def check(spec: SandboxSpec, root: Root) -> None:
     """Refuse a spec that asks for what this root, or this user of the machine, cannot give."""
-    for shown in root.plan.get("shown", ()):
-        if f"{shown}/".startswith(f"{spec.workdir}/") or f"{spec.workdir}/".startswith(f"{shown}/"):
+    for _, place in root.plan.get("shown", ()):
+        if f"{place}/".startswith(f"{spec.workdir}/") or f"{spec.workdir}/".startswith(f"{place}/"):
             raise AuthoringError(
-                f"workdir {spec.workdir!r} and the shown folder {shown!r} of a sandbox lie in each other"
+                f"workdir {spec.workdir!r} and the shown folder {place!r} of a sandbox lie in each other"
             )
     image = root.plan["image"]
     if spec.writable_root and image is not None and os.geteuid() not in (0, os.stat(image).st_uid):
@@ -162,12 +165,13 @@ def _find(image: str, user: int) -> Root:
                 f"image 'python' needs {SYSTEM_PYTHON}, or a root in {folder}: apt-get install python3"
             )
         return _host(user)
-    if image.startswith("host:"):
-        shown = [path for path in image.split(":")[1:] if path]
-        for path in shown:
-            if not path.startswith("/") or os.path.normpath(path) != path or path == "/" or not os.path.isdir(path):
-                raise AuthoringError(f"image {image!r} of a sandbox shows {path!r}, which is no folder of this machine")
-        return _host(user, sorted(shown))
+    if (more := shown.parse(image)) is not None:
+        if more.python and more.python != python_version():
+            raise UserError(
+                f"these sandboxes need Python {more.python}, which their environment was verified with; this machine's "
+                f"{SYSTEM_PYTHON} is {python_version()}: play it on a machine with that version, or build it again"
+            )
+        return _host(user, more.folders)
     if not folder.is_absolute() or not (folder / "usr").is_dir():
         raise AuthoringError(
             f"image {image!r} of a sandbox is neither 'host' nor 'python' nor the absolute path of an unpacked image "
@@ -236,6 +240,16 @@ def _proc_texts() -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=1)
+def python_version() -> str:
+    """Return the version of the Python that sandboxes of `host` have; "none" without one."""
+    command = [SYSTEM_PYTHON, "-I", "-S", "-c", "import platform; print(platform.python_version())"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+
+
+@functools.lru_cache(maxsize=1)
 def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]], list[str]]:
     """Examine the machine's system folders: hash of their listing, folders to mask, links, folders to bind, and what
     is closed to some users of the machine."""
@@ -257,11 +271,13 @@ def _system() -> tuple[str, list[str], dict[str, str], list[tuple[str, bool]], l
     return _hash(lines), sorted(masks), links, binds, sorted(closed)
 
 
-def _host(user: int, shown: Sequence[str] = ()) -> Root:
+def _host(user: int, folders: Sequence[tuple[str, str]] = ()) -> Root:
     listed, masks, links, binds, closed = _system()
     texts = _texts(user)
     own = [os.fsencode(f"{name}\0{text}") for name, text in (*links.items(), *texts.items())]
-    own += [os.fsencode(f"shown\0{path}") for path in shown]
+    # of a folder in another place its name alone: where it lies on this machine makes no difference inside
+    names = [path if path == place else f"{place}\0{os.path.basename(path)}" for path, place in folders]
+    own += [os.fsencode(f"shown\0{name}") for name in names]
     plan = {"image": None, "links": links, "binds": binds, "masks": masks, "texts": texts, **_common()}
-    plan["shown"], plan["closed"] = list(shown), closed
+    plan["shown"], plan["closed"] = list(folders), closed
     return Root(plan, _hash([listed.encode(), *own]), interpreter() == SYSTEM_PYTHON)

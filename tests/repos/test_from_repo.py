@@ -8,11 +8,13 @@ import random
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from agentrl import sandboxes
+from agentrl.catalogue import cache_folder
 from agentrl.envs.play import Stage, play
 from agentrl.errors import UserError
 from agentrl.interop.harbor_export import harbor
@@ -33,7 +35,13 @@ OPTIONS = build.Options(per_function=2, max_tasks=9)
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def images() -> Path:
+    """Where the docker backend keeps its base image, before the tests have a cache of their own."""
+    return cache_folder() / "images"
+
+
+@pytest.fixture(scope="module")
+def cache(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache of its own: what others built must not help."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
@@ -140,6 +148,44 @@ def test_the_expert_scores_one_nothing_zero_and_cheats_zero(tinysums: Path, wher
         return {"expert": expert.score, **dict(zip(("nothing", *cheats), others, strict=True))}
 
     assert asyncio.run(scores()) == {"expert": 1.0, "nothing": 0.0, **dict.fromkeys(cheats, 0.0)}
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="nine gradings in containers; AGENTRL_FULL=1")
+@pytest.mark.timeout(1800)
+def test_verdicts_in_containers_are_those_of_namespaces(
+    tinysums: Path, cache: Path, where: Stage, images: Path
+) -> None:
+    """The expert scores 1, nothing and a cheat 0, in every split, from the same workspace to the same workspace. (What
+    a command says of the machine may differ: some of these tests want the network, or to write outside.)"""
+    docker = pytest.importorskip("docker", reason="the Docker SDK is missing: pip install 'agentrl[docker]'")
+    from agentrl.sandboxes.docker import daemon
+
+    if images.is_dir():
+        (cache / "images").symlink_to(images)  # else the base image is made again, which takes minutes
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    tasks = [kind().task(split, 1, 0) for split in SPLITS]
+    hook = ToolCall(name="run", arguments={"command": "echo 'import os; os._exit(0)' > tinysums/extra.py"})
+
+    async def played(boxes: Pool) -> list[tuple[float | None, object, object]]:
+        stage = Stage(boxes=boxes, key=b"k" * 32, grading_s=600.0)
+        scripts = [(task, script) for task in tasks for script in (kind().expert(task), ["done"], [hook, "done"])]
+        every = [await play(kind(), task, script, stage, digests=True) for task, script in scripts]
+        return [(one.score, one.messages[:2], one.digests) for one in every]
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(daemon.running())
+        except UserError as error:
+            pytest.skip(str(error))
+        with Pool(sandboxes.load("docker")(), limit=4) as boxes:
+            inside = asyncio.run(played(boxes))
+        with closing(docker.from_env()) as client:
+            left = client.api.containers(all=True, filters={"label": "agentrl.owner"})
+    assert [score for score, *_ in inside] == [1.0, 0.0, 0.0] * len(tasks)
+    assert isinstance(where.boxes, Pool)
+    assert inside == asyncio.run(played(where.boxes))
+    assert left == []
 
 
 @pytest.mark.skipif(

@@ -60,7 +60,7 @@ def prepare(plan: dict[str, Any], name: str) -> None:
         kernel.mount(plan["image"], name, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.read_only(name)
     _proc(name, plan)
-    for number, path in enumerate(plan.get("shown", ())):  # from here: a sandbox may not walk to where they lie
+    for number, (path, _) in enumerate(plan.get("shown", ())):  # from here: a sandbox may not walk to where they lie
         os.makedirs(name + SHOWN + str(number), 0o755)
         kernel.mount(path, name + SHOWN + str(number), None, kernel.MS_BIND | kernel.MS_REC)
         kernel.read_only(name + SHOWN + str(number))
@@ -107,11 +107,11 @@ def build(plan: dict[str, Any], prepared: str) -> None:
     os.chdir("root")
     for source, target in (("../box", plan["workdir"][1:]), *WRITABLE):
         kernel.mount(source, target, None, kernel.MS_BIND)
-    for number, path in enumerate(plan.get("shown", ())):  # last, so that nothing above hides them
-        os.makedirs(path[1:], 0o755, exist_ok=True)
+    for number, (path, place) in enumerate(plan.get("shown", ())):  # last, so that nothing above hides them
+        os.makedirs(place[1:], 0o755, exist_ok=True)
         source = "../../" + prepared + SHOWN + str(number) if prepared else path
-        kernel.mount(source, path[1:], None, kernel.MS_BIND | kernel.MS_REC)
-        kernel.read_only(path[1:])
+        kernel.mount(source, place[1:], None, kernel.MS_BIND | kernel.MS_REC)
+        kernel.read_only(place[1:])
     # no command sees init; init, in group 0 where there is one, sees every process
     options = "hidepid=2,gid=0" if plan["switch"] else "hidepid=2"
     kernel.mount("proc", "proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, options)
@@ -185,9 +185,9 @@ def _host(root: str, plan: dict[str, Any]) -> None:
     kernel.read_only(empty)
     for path in plan["masks"]:
         kernel.mount(empty, root + path, None, kernel.MS_BIND)  # read-only, like its source
-    for path in plan.get("shown", ()):
+    for _, place in plan.get("shown", ()):
         with contextlib.suppress(OSError):  # among the machine's own folders it exists already
-            os.makedirs(root + path, 0o755)
+            os.makedirs(root + place, 0o755)
     _devices(root + "/")
 
 
@@ -296,9 +296,9 @@ def _own_root(plan: dict[str, Any], prepared: str) -> None:
                 _copied(path, "root" + path)
             else:
                 os.mkdir("root" + path, 0o755)
-        for path in plan.get("shown", ()):
+        for _, place in plan.get("shown", ()):
             with contextlib.suppress(OSError):  # among the machine's own folders it exists already
-                os.makedirs("root" + path, 0o755)
+                os.makedirs("root" + place, 0o755)
         _belongs_to(plan["user"], "root")
     kernel.mount("root", "root", None, kernel.MS_BIND)
     for place, (path, _) in enumerate(system_folders(plan)):
