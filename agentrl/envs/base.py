@@ -43,6 +43,9 @@ class Environment:
     """Whether irreversible tools may run, unless the caller of the episode decides otherwise."""
     max_turns: ClassVar[int] = 8
     """The most turns of an episode; a recipe may set another limit."""
+    one_call_per_message: ClassVar[bool] = False
+    """Whether only the first tool call of a message is carried out, and the others are told so: for tasks in which a
+    call depends on the result of the one before."""
     tool_effects: ClassVar[Mapping[str, str]] = {}
     """What parameters of tools do, where the red team's probes cannot find it out: `{"run.script": "shell"}`. The
     effects are shell, python, path, content (of a file that is written) and plain."""

@@ -39,6 +39,8 @@ GRACE_S = 2.0
 """How much longer than its timeout a tool may take to come back with what its command had written."""
 OPENING_LIMIT = 8_000
 """Characters of what `start` returns that reach the policy."""
+LATER = "not carried out: one call per message; look at the result of the first call, then make the next one"
+"""What later calls of a message are told where only the first is carried out."""
 ERROR_LIMIT = 500
 """Characters of an error that reach the policy."""
 SAYS_NO = (ValueError, LookupError, OSError, ArithmeticError)
@@ -154,7 +156,10 @@ class Episode:
         self.transcript.append(message)
         observations: list[Observation] = []
         try:
-            for call in message.tool_calls:
+            for number, call in enumerate(message.tool_calls):
+                if number and self.environment.one_call_per_message:
+                    observations.append(self._refuse(call, LATER))
+                    continue
                 result = await self._call(call)
                 if isinstance(result, Done):
                     self.answer, self.over = well_formed(result.answer), True

@@ -43,10 +43,12 @@ class RepositoryEnvironment(Environment):
     max_turns = 30
     _acted = False
     """Whether an edit was made or a command run."""
+    one_call_per_message = True
     system = (
-        "You fix a fault in a Python package. Find it with the tools, change the package's code, and run its tests. "
-        "Other tests than those you see decide, so fix the cause. Changes of tests do not count. Call one tool per "
-        "message; when the fault is fixed, say done."
+        "You fix a fault in a Python package, with one tool call per message. run_tests shows what fails, search finds "
+        "a function by its name, view shows its lines, edit replaces lines that you have seen. Other tests than those "
+        "you see decide, so fix the cause; changes of tests do not count. Begin with a call. Only when an edit was "
+        "made and the tests pass, end with a message without a call."
     )
 
     def size_of(self, split: Split, level: int) -> int:
@@ -83,7 +85,10 @@ class RepositoryEnvironment(Environment):
         """Send back a message that ends the episode before anything was done."""
         if self._acted:
             return ""
-        return "Nothing was changed yet. Code in a message changes nothing: call edit or run, then say done."
+        return (
+            "Nothing was changed yet, and code in a message changes nothing. Make a call now: search for a function "
+            "that the report names, view its lines, then edit them."
+        )
 
     def _workspace(self, built: root.Root, recipe: Any) -> dict[str, bytes]:
         """Return the files that an agent starts with."""
@@ -128,6 +133,8 @@ class RepositoryEnvironment(Environment):
             path: a file or folder to look in; empty for all
         """
         where = f"./{_inside(path)}" if path else "."
+        if path and not self.box.exec(["test", "-e", where]).ok:
+            raise ValueError(f"there is no {path[:200]!r}; leave path empty to look in all files")
         done = self.box.exec(["grep", "-rnIF", "--exclude-dir=__pycache__", "-e", text, where], timeout=10.0)
         lines = sorted(done.stdout.decode("utf-8", "replace").splitlines())
         return "\n".join(line.removeprefix("./") for line in lines[:100]) or "not found"

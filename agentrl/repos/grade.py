@@ -63,7 +63,8 @@ class FixedCode(Verifier):
         first = [name for name in ids if name in recipe.fails]
         failures = await tests_for(built, first, self._suite.names, twice=False, shared=True).failures(entries, context)
         if any(failures):  # most attempts end here, at a fraction of the time of a whole verdict
-            return verdict_on(self, "all", first, failures, "tests that the fault breaks passed", "proxied")
+            early: Verdict = verdict_on(self, "all", first, failures, "tests that the fault breaks passed", "proxied")
+            return early
         failures = await tests_for(built, ids, self._suite.names).failures(entries, context)
         recorded = [self._suite.calls[key] for key in sorted(changed) if key in self._suite.calls]
         if recorded and not any(failures):

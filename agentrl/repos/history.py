@@ -118,7 +118,8 @@ class HistoryEnvironment(RepositoryEnvironment):
     system = (
         "You change a Python package so that it does what is asked. Find the place with the tools, change the "
         "package's code, and run its tests. Other tests than those you see decide, so fix the cause. Changes of tests "
-        "do not count. Call one tool per message; when it is done, say done."
+        "do not count. Begin with a call, one per message; when an edit was made and the tests pass, end with a "
+        "message without a call."
     )
 
     def _workspace(self, built: root.Root, recipe: HistoryRecipe) -> dict[str, bytes]:

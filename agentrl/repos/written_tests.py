@@ -178,8 +178,15 @@ class TestsEnvironment(RepositoryEnvironment):
     verifier: ClassVar[Any]
     system = (
         "You write tests for a Python package. Read its code with the tools, write the file that the task names, and "
-        "run it. Only that file counts. Call one tool per message; when the tests are written, say done."
+        "run it. Only that file counts. Call one tool per message, beginning now; when the tests are written and were "
+        "run, end with a message without a call."
     )
+
+    def objection(self, answer: str) -> str:
+        """Send back a message that ends the episode before anything was written."""
+        if self._acted:
+            return ""
+        return "Nothing was written yet, and tests in a message do not count. Make a call now: write the file with run."
 
     def _secret(self, recipe: WritingRecipe) -> dict[str, Any]:
         return {"hidden": [list(fault) for fault in recipe.hidden]}

@@ -163,6 +163,9 @@ def _call(value: Any, arguments_key: str, *, ids: bool = False) -> ToolCall:
         value = {**value, arguments_key: {}}
     if arguments_key not in value:
         raise _Refused(f'the call of {value["name"][:QUOTED]!r} has no "{arguments_key}"')
+    if isinstance(arguments, str) and arguments.lstrip()[:1] == "{":  # as OpenAI's interface writes them
+        inner, end = _json(arguments, 0)
+        value = {**value, arguments_key: arguments if arguments[end:].strip() else inner}
     if not isinstance(value[arguments_key], dict):
         raise _Refused(f'"{arguments_key}" must be a JSON object, got {_kind(value[arguments_key])}')
     if unknown:

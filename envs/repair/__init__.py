@@ -72,6 +72,7 @@ class Repair(Environment):
         "per message and look at its result: read the file, edit the wrong lines, run the tests. When they pass, say "
         f"done. Arguments of edit look like {EXAMPLE}."
     )
+    one_call_per_message = True
     max_turns = 24
     _edited = False
     """Whether a file was changed."""

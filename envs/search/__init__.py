@@ -28,9 +28,11 @@ class Search(Environment):
     size = 10_000
     verifier = Answer(check=_right)
     system = (
-        "Answer the question from the documents: search finds them, open shows what one says. Open a document before "
-        "you rely on it. If documents disagree, the newest is right. End with the name alone, without any other word."
+        "Answer the question from the documents: search finds them, open shows what one says. Call one tool per "
+        "message, and open a document before you rely on it. If documents disagree, the newest is right. End with the "
+        "name alone, without any other word."
     )
+    one_call_per_message = True
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:

@@ -42,7 +42,8 @@ def ensure(client: Any, image: str, labels: Mapping[str, str]) -> tuple[str, str
     """
     more = shown.parse(image)
     if more is None:
-        return images.ensure(client, image)
+        known: tuple[str, str] = images.ensure(client, image)
+        return known
     for path, place in more.folders:
         if any(place == top or place.startswith(f"{top}/") for top in HIDDEN):
             raise AuthoringError(
@@ -61,7 +62,8 @@ def ensure(client: Any, image: str, labels: Mapping[str, str]) -> tuple[str, str
                     _check_python(client, base, more.python, labels)
                     packed.seek(0)
                     _make(client, base, reference, packed, labels)
-    return images.ensure(client, reference)
+    made: tuple[str, str] = images.ensure(client, reference)
+    return made
 
 
 def name_of(more: HostImage, base: str, contents: str) -> str:

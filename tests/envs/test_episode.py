@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs import Environment, Permissions, tool
-from agentrl.envs.episode import Episode
+from agentrl.envs.episode import LATER, Episode
 from agentrl.envs.play import Action, Played, Stage, drive, play
 from agentrl.envs.tool_output import frame
 from agentrl.errors import AgentError, AuthoringError, SandboxError
@@ -151,6 +151,22 @@ def test_a_whole_episode(where: Stage) -> None:
         "denied": [],
         "dry_runs": [],
     }
+
+
+class Careful(Bench):
+    one_call_per_message = True
+
+
+def test_only_the_first_call_of_a_message_is_carried_out_where_the_next_depends_on_it(where: Stage) -> None:
+    """A later call is not made at all: one that would end the episode does not."""
+    both = Message(
+        role="assistant", content="", tool_calls=(call("say", text="one"), call("submit", answer="yes"), call("hm"))
+    )
+    result = played(where, both, kind=Careful)
+    later = f"error: {LATER}"
+    assert (seen(result), result.score) == (["<out>one</out>", later, later], 0.0)
+    assert (result.ledger["calls"], result.ledger["bad_calls"]) == (1, 2)
+    assert played(where, both).score == 1.0
 
 
 class Objects(Bench):

@@ -169,7 +169,8 @@ def test_verdicts_in_containers_are_those_of_namespaces(
 
     async def played(boxes: Pool) -> list[tuple[float | None, object, object]]:
         stage = Stage(boxes=boxes, key=b"k" * 32, grading_s=600.0)
-        scripts = [(task, script) for task in tasks for script in (kind().expert(task), ["done"], [hook, "done"])]
+        nothing: list[ToolCall | str] = ["done"]
+        scripts = [(task, script) for task in tasks for script in (kind().expert(task), nothing, [hook, *nothing])]
         every = [await play(kind(), task, script, stage, digests=True) for task, script in scripts]
         return [(one.score, one.messages[:2], one.digests) for one in every]
 

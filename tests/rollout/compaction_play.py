@@ -64,12 +64,12 @@ def play(
     return asyncio.run(compacted_rollout(compacting, engine, renderer, world, task, rollout_id=where, budget=budget))
 
 
-def proved(trajectory: Trajectory, engine: Puppet) -> None:
+def proved(trajectory: Trajectory, calls: Sequence[Any]) -> None:
     """Every request of the engine, prompt and answer, is the beginning of one segment, and nothing else is sampled."""
     left = {place: segment.token_ids.tolist() for place, segment in enumerate(trajectory.segments)}
     ends: dict[int, int] = dict.fromkeys(left, 0)
     sampled = {place: np.zeros(len(tokens), bool) for place, tokens in left.items()}
-    for _, prompt, _, completion in engine.calls:
+    for _, prompt, _, completion in calls:
         whole = [*prompt, *completion.token_ids]
         place = next(p for p, tokens in left.items() if tokens[: len(whole)] == whole and ends[p] < len(whole))
         ends[place] = len(whole)

@@ -273,7 +273,7 @@ def test_a_continuation_knows_that_an_answer_was_sent_back(chat: Renderer, boxes
 
     def says(index: int, turn: int) -> ToolCall | str:
         if index == 5:
-            return ["right", sh("true"), "wrong"][turn]
+            return ("right", sh("true"), "wrong")[turn]
         return sh("true") if index // BRANCH % 2 else "wrong"
 
     trajectory = play(Told(chat, says), EnvRuntime(name="desk", make=Doubtful, boxes=boxes))

@@ -82,7 +82,7 @@ def test_a_summary_is_sampled_and_trained_and_begins_the_next_segment(chat: Rend
     # The environment, and so the verifier, sees nothing of it.
     assert [m.content for m in played.messages] == ["Use the tools.", "Do 0.", "", answer, "", answer, "right"]
     assert [request_id for request_id, *_ in engine.calls] == ["2-3-0-0", "2-3-1-0", "2-3-2-0", "2-3-3-0"]
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_without_newest_turns_only_task_and_summary_remain(chat: Renderer, lister: EnvRuntime) -> None:
@@ -117,7 +117,7 @@ def test_a_second_summary_replaces_the_first(chat: Renderer, lister: EnvRuntime)
     third = played.conversations[2].messages
     assert [m.role for m in third] == ["system", "user", "user", "assistant"]
     assert "<out>two</out>" in third[2].content and not any("one" in m.content for m in third)
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_old_results_are_left_out_oldest_first(chat: Renderer, lister: EnvRuntime) -> None:
@@ -138,7 +138,7 @@ def test_old_results_are_left_out_oldest_first(chat: Renderer, lister: EnvRuntim
     assert played.segments[1].token_ids.tolist() == [*prompt, *chat.write(say("right"))]
     assert played.segments[1].loss_mask.tolist() == [False] * len(prompt) + [True] * len(chat.write(say("right")))
     assert [m.content for m in played.messages if m.role == "tool"] == [answer] * 3
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_only_as_many_results_are_left_out_as_needed(chat: Renderer, lister: EnvRuntime) -> None:
@@ -175,7 +175,7 @@ def test_a_sub_agent_is_a_segment_of_its_own(chat: Renderer, lister: EnvRuntime)
         assert sampled == [token for turn in turns for token in chat.write(turn)]
     assert (played.outcome.score, told(played)) == (1.0, [("task", 2), ("subagent", 2)])
     assert [m.content for m in played.messages] == ["Use the tools.", "Do 0.", "", "<out>x</out>", "right"]
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_what_ends_the_episode_ends_it_from_a_sub_agent_too(chat: Renderer) -> None:
@@ -192,7 +192,7 @@ def test_what_ends_the_episode_ends_it_from_a_sub_agent_too(chat: Renderer) -> N
     engine = engine_of(chat, call("delegate", task="x"), call("submit", answer="right"))
     played = play(SUBAGENT, engine, chat, EnvRuntime(name="ends", make=Ends, boxes=NoBoxes()))
     assert (played.outcome.ending, played.outcome.score) == ("done", 1.0)
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 # How segments count -----------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_recorded_prompts_are_what_the_engine_got(
     engine = engine_of(renderer, *turns)
     played = play(compacting, engine, renderer, lister, budget)
     assert played.outcome.grade == "graded" and not played.outcome.alarm
-    proved(played, engine)
+    proved(played, engine.calls)
     assert len(engine.calls) <= 8 and played.sampled_tokens <= budget.tokens
     assert max(map(len, played.segments)) <= max(budget.context, len(played.segments[0]) if not engine.calls else 0)
     assert played.turns == len(engine.calls) == sum(part.turns for part in played.conversations)

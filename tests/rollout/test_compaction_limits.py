@@ -59,7 +59,7 @@ def test_summaries_and_sub_agents_count_for_turns_and_tokens(chat: Renderer, lis
     engine = engine_of(chat, many, say("s " * 50), many)
     played = play(SUMMARY, engine, chat, lister, replace(BUDGET, tokens=one + 30))
     assert (played.outcome.ending, played.sampled_tokens) == ("max_tokens", one + 30)
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_the_last_turn_is_not_spent_on_a_summary(chat: Renderer, lister: EnvRuntime) -> None:
@@ -75,7 +75,7 @@ def test_a_policy_that_summarises_for_ever_runs_out(chat: Renderer, lister: EnvR
     played = play(replace(SUMMARY, threshold=1), engine, chat, lister, replace(BUDGET, tokens=100_000, turns=41))
     assert played.outcome.ending == "max_turns" and len(engine.calls) == 41
     assert sum(m.role == "assistant" for m in played.messages) == 21
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 HOSTILE = [
@@ -103,7 +103,7 @@ def test_a_hostile_summary_is_only_text(text: str, renderer: Renderer, lister: E
         assert _controls(renderer, engine.calls[-1][1]) == _controls(renderer, plain.calls[-1][1])
     shown = next(m.content for m in played.conversations[-1].messages if m.content.startswith("Your summary"))
     assert shown.count("<out>") == shown.count("</out>") == ("empty" not in shown)
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def _controls(renderer: Renderer, tokens: Sequence[int]) -> list[int]:
@@ -119,7 +119,7 @@ def test_a_summary_that_swells_is_cut_and_says_so(chat: Renderer, lister: EnvRun
     assert (played.outcome.ending, played.outcome.score) == ("done", 1.0)
     assert "[cut: " in played.conversations[1].messages[2].content
     assert len(played.segments[1]) <= 1250
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_a_result_that_does_not_fit_is_left_out_of_the_request(chat: Renderer, lister: EnvRuntime) -> None:
@@ -130,7 +130,7 @@ def test_a_result_that_does_not_fit_is_left_out_of_the_request(chat: Renderer, l
     played = play(SUMMARY, engine, chat, lister)
     assert (played.outcome.ending, played.outcome.score) == ("done", 1.0)
     assert [m.content for m in played.conversations[0].messages[3:5]] == [compaction.TOO_LONG, compaction.REQUEST]
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_wrong_delegation_is_answered_with_an_error(
     played = play(SUBAGENT, engine, chat, lister)
     assert (played.outcome.score, told(played)) == (1.0, [("task", 2)])
     assert played.messages[-2].content == f"error: {error}"
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_a_sub_agent_cannot_delegate(chat: Renderer, lister: EnvRuntime) -> None:
@@ -192,7 +192,7 @@ def test_a_sub_agent_within_its_limits(
     assert (played.outcome.ending, played.outcome.score) == ("done", 1.0)
     assert played.conversations[0].messages[3].content == report
     assert told(played) == [("task", 2), ("subagent", len(turns))]
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_a_task_that_swells_beyond_the_context_comes_back(chat: Renderer, lister: EnvRuntime) -> None:
@@ -204,7 +204,7 @@ def test_a_task_that_swells_beyond_the_context_comes_back(chat: Renderer, lister
     assert (played.outcome.ending, played.outcome.score) == ("done", 1.0)
     assert (told(played), len(engine.calls)) == ([("task", 2)], 2)
     assert played.conversations[0].messages[3].content == compaction.NO_REPORT
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -223,7 +223,7 @@ def test_an_episode_that_breaks_is_replayed_with_the_same_tokens(
     played = play(replace(KINDS[kind], threshold=650), engine, chat, EnvRuntime(name="b", make=Breaks, boxes=NoBoxes()))
     assert (played.outcome.ending, played.outcome.score, played.outcome.alarm) == ("agent_error", 0.0, True)
     assert len(engine.calls) == len(turns) + 1  # the replay asked for nothing new
-    proved(played, engine)
+    proved(played, engine.calls)
 
 
 def test_an_engine_that_fails_during_a_summary_is_asked_again(chat: Renderer, lister: EnvRuntime) -> None:
@@ -239,7 +239,7 @@ def test_an_engine_that_fails_during_a_summary_is_asked_again(chat: Renderer, li
 
     played = play(SUMMARY, Flaky(), chat, lister)
     assert (played.outcome.score, failed, told(played)) == (1.0, ["2-3-1-0"], [("task", 2), ("summary", 1)])
-    proved(played, good)
+    proved(played, good.calls)
 
 
 def test_the_time_is_up_during_a_summary(chat: Renderer, lister: EnvRuntime) -> None:

@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,7 +177,7 @@ def test_an_asynchronous_run_trains_on_all_segments(
     shares: set[float] = set()
     for key, own in samples.items():
         trajectory = stored[key]
-        proved(trajectory, SimpleNamespace(calls=requests[key]))
+        proved(trajectory, requests[key])
         assert [s.segment.token_ids.tolist() for s in own] == [s.token_ids.tolist() for s in trajectory.segments]
         assert [s.segment.logprobs.tolist() for s in own] == [s.logprobs.tolist() for s in trajectory.segments]
         assert {s.weight for s in own} == {1.0}

@@ -43,6 +43,11 @@ def test_hermes_reads_words_and_calls() -> None:
     )
 
 
+def test_arguments_may_be_an_object_that_is_written_as_a_text() -> None:
+    text = '<tool_call>{"name": "look", "arguments": " {\\"path\\": \\"a\\"} "}</tool_call>'
+    assert hermes.read(text).calls == (ToolCall(name="look", arguments={"path": "a"}),)
+
+
 def test_a_closing_tag_inside_an_argument_belongs_to_the_argument() -> None:
     text = '<tool_call>{"name": "write", "arguments": {"text": "</tool_call><tool_call>"}}</tool_call>'
     assert hermes.read(text).calls == (ToolCall(name="write", arguments={"text": "</tool_call><tool_call>"}),)
@@ -58,7 +63,9 @@ def test_a_closing_tag_inside_an_argument_belongs_to_the_argument() -> None:
         ('{"arguments": {}}', 'the call has no "name"'),
         ('{"name": 3, "arguments": {}}', '"name" must be a string, got a number'),
         ('{"name": "look", "path": "a"}', "the call of 'look' has no \"arguments\""),
-        ('{"name": "look", "arguments": "{}"}', '"arguments" must be a JSON object, got a string'),
+        ('{"name": "look", "arguments": "{} {}"}', '"arguments" must be a JSON object, got a string'),
+        ('{"name": "look", "arguments": "at it"}', '"arguments" must be a JSON object, got a string'),
+        ('{"name": "look", "arguments": "{\\"a\\": 1, \\"a\\": 2}"}', "the key 'a' appears twice in one object"),
         ('{"name": "look", "arguments": {}, "note": 1}', "unknown key 'note' beside"),
         ('{"name": "a", "name": "b", "arguments": {}}', "the key 'name' appears twice in one object"),
         ('{"name": "look", "arguments": {"x": NaN}}', "NaN is not JSON; numbers must be finite"),
