@@ -87,9 +87,10 @@ def test_what_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_completion_script_can_be_shown() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrl", "--show-completion", "bash"], capture_output=True, text=True, check=False
-    )
+    """For a shell that is named; by default it is the one that started the process."""
+    command = [sys.executable, "-m", "agentrl", "--show-completion", "bash"]
+    named = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=named)
     assert done.returncode == 0 and "_AGENTRL_COMPLETE" in done.stdout
 
 

@@ -111,7 +111,7 @@ class Repair(Environment):
         if self.given.level > 1:
             return None
         path = next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
-        return Observation(content=f"{path}:\n{self.read(path)}\nrun_tests:\n{self.run_tests()}")
+        return Observation(content=f"{path}:\n{self._text(path)}\nrun_tests:\n{self._tested()}")
 
     def objection(self, answer: str) -> str:
         """Send back a message that ends the episode while every file is still as it was."""
@@ -160,6 +160,9 @@ class Repair(Environment):
     @tool(output_limit=3_000)
     def run_tests(self) -> str:
         """Run the tests."""
+        return self._tested()
+
+    def _tested(self) -> str:
         return self.box.python(RUNNER, timeout=10.0).text
 
     def expert(self, task: Task) -> list[ToolCall | str]:

@@ -30,8 +30,9 @@ def played(level: int, index: int, score: float, ending: Ending) -> tuple[Proble
 
 def test_figures_per_level_and_every_episode_are_written(tmp_path: Path) -> None:
     """An environment without an episode has no figures; the others have success per level and how episodes ended."""
+    out, folder = tmp_path / "new" / "f.json", tmp_path / "kept"
     args = argparse.Namespace(
-        envs=["files", "sql"], episodes=tmp_path / "kept", out=tmp_path / "new" / "f.json", model="m", tokens=9, tasks=2
+        envs=["files", "sql"], episodes=folder, out=out, model="m", tokens=9, tasks=2, split="heldout"
     )
     rows = [played(1, 0, 1.0, "done"), played(1, 1, 0.0, "max_turns"), played(2, 0, 0.0, "done")]
     write(args, rows, began=0.0)

@@ -151,9 +151,12 @@ def test_an_asynchronous_run_trains_on_all_segments(
 
     compaction = {"type": "summary", "tokens": 380, "max_tokens": 60}
     recipe = walk("late", compaction=compaction, max_context=600, max_tokens=300, max_turn_tokens=60)
-    part_way = WALK.replace('float(submission.state["steps"] >= 5)', 'min(1.0, submission.state["steps"] / 5)')
-    (tmp_path / "walk" / "__init__.py").write_text(part_way)  # so that scores differ
-    data = yaml.safe_load(recipe.read_text())
+    whole, by_words = 'float(submission.state["steps"] >= 5)', "len(str(submission.transcript)) % 7 / 7"
+    differing = WALK.replace(whole, f'1.0 if submission.state["steps"] >= 5 else {by_words}')
+    (tmp_path / "stroll").mkdir()  # a name of its own: a module is imported once
+    (tmp_path / "stroll" / "__init__.py").write_text(differing)  # a group of failures has a signal too
+    monkeypatch.setenv(catalogue.NAMED, f"envs={tmp_path / 'stroll'}")
+    data = {**yaml.safe_load(recipe.read_text()), "envs": [{"name": "stroll"}]}
     data["run"]["steps"], data["warm_start"]["epochs"] = 3, 12
     data["rollout"]["group_size"], data["async"] = 3, {"enabled": True, "max_staleness": 1}
     recipe.write_text(yaml.safe_dump(data))
