@@ -316,10 +316,12 @@ class Evaluator:
         lines = ["held-out pass@1 [95% interval], by stage:"]
         rl = "end" not in rows or rows["end"]["step"] > 0
         last = "after RL" if rl else "at the end"  # run.steps: 0 evaluates and warm-starts only
+        parts: dict[str, Mapping[str, Any]] = {}
         for stage, name in {"start": "before", "sft": "after warm start", "end": last}.items():
             for env, summary in metrics.by_environment(rows[stage]).items() if stage in rows else ():
-                label = f"{env}, {name}" if len({problem.env for problem in self.tasks}) > 1 else name
-                lines.append(f"  {label:<17} {interval(summary['pass@1'])}  ({task_count(summary)})")
+                parts[f"{env}, {name}" if len({problem.env for problem in self.tasks}) > 1 else name] = summary
+        width = max(17, *map(len, parts)) if parts else 0
+        lines += [f"  {k:<{width}} {interval(part['pass@1'])}  ({task_count(part)})" for k, part in parts.items()]
         if before := (rows.get("sft") if rl else None) or rows.get("start"):
             others = {problem.key for problem in self.tasks if problem.env in self._untrained}
             lines += _gains(before, rows["end"], last, others)
