@@ -19,16 +19,11 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from agentrl.rollout.strict_json import QUOTED, Refused, check, read_json
 from agentrl.types import Message, ToolCall
 
 MAX_CALLS = 32
 """Calls of one message that are carried out; the rest are refused."""
-MAX_DEPTH = 64
-"""Levels of a call's JSON. The decoder takes about a thousand; templates, validation and files take fewer."""
-QUOTED = 60
-"""Characters of the policy's own words that an error repeats."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -74,108 +69,35 @@ def may_begin(text: str, tag: str, place: int) -> int:
     return len(text) - next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
 
 
-class _Refused(ValueError):
-    """A JSON text that is not a call; the message goes to the policy."""
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _Refused(f"the key {key[:QUOTED]!r} appears twice in one object")
-            seen.add(key)
-    return value
-
-
-def _no_constants(name: str) -> Any:
-    raise _Refused(f"{name} is not JSON; numbers must be finite")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise _Refused(f"the number {text[:40]} is too large")
-    return value
-
-
-_decoder = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite)
-
-
-def _json(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start` and where it ends; `_Refused` says what is wrong with it."""
-    while start < len(text) and text[start] in " \t\r\n":
-        start += 1
-    try:
-        value, end = _decoder.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        near = text[error.pos : error.pos + 20].split("\n")[0]
-        where = f"near {near!r}" if near else "at the end"
-        raise _Refused(f"not valid JSON: {error.msg} {where}") from None
-    except RecursionError:
-        raise _Refused("not valid JSON: nested too deeply") from None
-    except _Refused:
-        raise
-    except ValueError as error:  # an integer of thousands of digits
-        raise _Refused(f"not valid JSON: {error}") from None
-    # Most calls are too short or hold too few brackets to be deep, and no escape that could be half a character.
-    suspicious = text.find("\\u", start, end) >= 0 or not text.isascii()
-    halves = suspicious and _MAYBE_SURROGATE.search(text, start, end) is not None
-    deep = end - start > 2 * MAX_DEPTH and text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH
-    if halves or deep:
-        _check(value)
-    return value, end
-
-
-def _check(value: Any) -> None:
-    """Refuse a JSON value that is nested too deeply or holds a lone surrogate; walk it without recursion."""
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        deeper: list[Any] = []
-        for item in level:
-            if isinstance(item, str) and _SURROGATE.search(item):
-                raise _Refused(r"half of a surrogate pair, such as \ud83d alone, is not a character")
-            if isinstance(item, dict):
-                deeper += item
-                deeper += item.values()
-            elif isinstance(item, list):
-                deeper += item
-        if depth > MAX_DEPTH and any(isinstance(item, dict | list) for item in level):
-            raise _Refused("not valid JSON: nested too deeply")
-        level = deeper
-
-
 def _call(value: Any, arguments_key: str, *, ids: bool = False) -> ToolCall:
-    """Return a parsed JSON value as a call, or raise `_Refused`. Without `ids` the tool format has none."""
+    """Return a parsed JSON value as a call, or raise `Refused`. Without `ids` the tool format has none."""
     if not isinstance(value, dict):
-        raise _Refused(f"a call must be a JSON object, got {_kind(value)}")
+        raise Refused(f"a call must be a JSON object, got {_kind(value)}")
     name, arguments = value.get("name"), value.get(arguments_key)
     if len(value) == 2 and name and isinstance(name, str) and isinstance(arguments, dict):  # as nearly every call is
         return ToolCall(name=name, arguments=arguments)
     unknown = [key for key in value if key not in ("name", arguments_key, "id")]
     if "name" not in value:
-        raise _Refused('the call has no "name"')
+        raise Refused('the call has no "name"')
     if not isinstance(value["name"], str) or not value["name"]:
-        raise _Refused(f'"name" must be a string, got {_kind(value["name"])}')
+        raise Refused(f'"name" must be a string, got {_kind(value["name"])}')
     if arguments_key not in value and not unknown:  # as for a tool that takes none; for others validation says so
         value = {**value, arguments_key: {}}
     if arguments_key not in value:
-        raise _Refused(f'the call of {value["name"][:QUOTED]!r} has no "{arguments_key}"')
+        raise Refused(f'the call of {value["name"][:QUOTED]!r} has no "{arguments_key}"')
     if isinstance(arguments, str) and arguments.lstrip()[:1] == "{":  # as OpenAI's interface writes them
-        inner, end = _json(arguments, 0)
+        inner, end = read_json(arguments, 0)
         value = {**value, arguments_key: arguments if arguments[end:].strip() else inner}
     if not isinstance(value[arguments_key], dict):
-        raise _Refused(f'"{arguments_key}" must be a JSON object, got {_kind(value[arguments_key])}')
+        raise Refused(f'"{arguments_key}" must be a JSON object, got {_kind(value[arguments_key])}')
     if unknown:
-        raise _Refused(f'unknown key {unknown[0][:QUOTED]!r} beside "name" and "{arguments_key}"')
+        raise Refused(f'unknown key {unknown[0][:QUOTED]!r} beside "name" and "{arguments_key}"')
     identifier = value.get("id", "")
     if not isinstance(identifier, str):
-        raise _Refused(f'"id" must be a string, got {_kind(identifier)}')
+        raise Refused(f'"id" must be a string, got {_kind(identifier)}')
     if "id" in value and _ID.fullmatch(identifier) is None:
         if ids:  # Mistral's template raises for any other
-            raise _Refused(f'"id" must be nine letters or digits, got {identifier[:QUOTED]!r}')
+            raise Refused(f'"id" must be nine letters or digits, got {identifier[:QUOTED]!r}')
         identifier = ""
     return ToolCall(name=value["name"], arguments=value[arguments_key], id=identifier)
 
@@ -186,12 +108,12 @@ def call_of(name: str, arguments: str, identifier: str = "") -> ToolCall:
     It is as strict as a tool format: what cannot be read exactly carries an error, and is never executed.
     """
     try:
-        value, end = _json(arguments or "{}", 0)
+        value, end = read_json(arguments or "{}", 0)
         if arguments[end:].strip():
-            raise _Refused("something follows the arguments' JSON object")
-        _check([name])
+            raise Refused("something follows the arguments' JSON object")
+        check([name])
         call = _call({"name": name, "arguments": value}, "arguments")
-    except _Refused as refused:
+    except Refused as refused:
         text = f"this tool call was not carried out: {refused}. Write the arguments as one JSON object"
         return ToolCall(name="", id=identifier, error=text)
     return replace(call, id=identifier)
@@ -261,7 +183,7 @@ class Hermes(_Tagged):
         """
         try:
             doubled = _DOUBLED.match(text, start)
-            value, end = _json(text, doubled.end() - 1 if doubled else start)
+            value, end = read_json(text, doubled.end() - 1 if doubled else start)
             end = _space(text, end)
             if doubled and text.startswith("}", end):
                 end = _space(text, end + 1)
@@ -271,9 +193,9 @@ class Hermes(_Tagged):
                 return _call(value, "arguments"), other.end()
             if not text.startswith(self._close, end):
                 after = text[end : end + 20].split("\n")[0]
-                raise _Refused(f"{self._close} expected after the JSON, found {after!r}")
+                raise Refused(f"{self._close} expected after the JSON, found {after!r}")
             return _call(value, "arguments"), end + len(self._close)
-        except _Refused as error:
+        except Refused as error:
             # Reading continues after the next closing tag: what lies between belongs to this broken call.
             close = text.find(self._close, start)
             reason = str(error) if close >= 0 else f"it does not end with {self._close}"
@@ -299,18 +221,18 @@ class Mistral(_Tagged):
             return Read(text.strip(), ())
         content = text[:start].strip()
         try:
-            value, end = _json(text, start + len(self._open))
+            value, end = read_json(text, start + len(self._open))
             if not isinstance(value, list) or not value:
-                raise _Refused(f"a list of calls must follow {self._open}, got {_kind(value)}")
+                raise Refused(f"a list of calls must follow {self._open}, got {_kind(value)}")
             if text[end:].strip():
-                raise _Refused(f"nothing may follow the list of calls, found {text[end:].strip()[:20]!r}")
-        except _Refused as error:
+                raise Refused(f"nothing may follow the list of calls, found {text[end:].strip()[:20]!r}")
+        except Refused as error:
             return Read(content, (_broken(str(error), self.form),))
         calls = []
         for item in value[:MAX_CALLS]:
             try:
                 calls.append(_call(item, "arguments", ids=True))
-            except _Refused as error:
+            except Refused as error:
                 calls.append(_broken(str(error), self.form))
         return Read(content, bounded(calls, len(value)))
 
@@ -337,11 +259,11 @@ class Llama:
         if looks is None:
             return Read(text.strip(), ())
         try:
-            value, end = _json(text, looks.end(1) if looks.group(1) else 0)
+            value, end = read_json(text, looks.end(1) if looks.group(1) else 0)
             if text[end:].strip():
-                raise _Refused(f"nothing may follow the call, found {text[end:].strip()[:20]!r}")
+                raise Refused(f"nothing may follow the call, found {text[end:].strip()[:20]!r}")
             return Read("", (_call(value, "parameters"),))
-        except _Refused as error:
+        except Refused as error:
             return Read("", (_broken(str(error), self.form),))
 
     def held(self, text: str, begin: int, place: int) -> int | None:
@@ -395,10 +317,10 @@ def stray_calls(text: str, tools: Container[str], form: str) -> Read | None:
         if not calls:
             content = _WRAPPER.sub("", text[: start.start()].rstrip()).rstrip()
         try:
-            value, place = _json(text, start.start())
+            value, place = read_json(text, start.start())
             value.pop("type", None)
             calls.append(_call({_KEYS.get(key, key): item for key, item in value.items()}, "arguments"))
-        except _Refused as error:
+        except Refused as error:
             return Read(content, (*calls, _broken(str(error), form)))
         if len(calls) > MAX_CALLS:
             break

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs.tool_output import harmless
+from agentrl.rollout.strict_json import MAX_DEPTH
 from agentrl.rollout.tool_formats import (
     MAX_CALLS,
-    MAX_DEPTH,
     PROBE,
     Hermes,
     Llama,
