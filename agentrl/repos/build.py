@@ -250,12 +250,8 @@ class Builder:
                 return [run.from_json(data) for data in kept.done[key]]
             texts = []
             for changes, names in batch:
-                changed = {
-                    path: mutate.apply(self.source.files[path], [c for c in changes if c.file == path]).decode(
-                        "utf-8", "surrogateescape"
-                    )
-                    for path in {c.file for c in changes}
-                }
+                files = mutate.broken(self.source.files, changes)
+                changed = {path: data.decode("utf-8", "surrogateescape") for path, data in files.items()}
                 texts.append((changed, names))
             results = run.run_versions(self.root, self.pool, self.files, texts, seconds=20.0, test_seconds=3.0)
             kept.add(key, [run.to_json(result) for result in results])
@@ -314,7 +310,7 @@ class Builder:
                     continue
                 name = short([_id(row), steady.to_json()])
                 if name not in outcomes.done:
-                    broken = {change.file: mutate.apply(self.source.files[change.file], [change])}
+                    broken = mutate.broken(self.source.files, [change])
                     code = grade.entries_of(self.source, {**self.source.code, **broken})
                     place = (self.root.image, self.root.env, self.pool, random.Random(0))
                     outcomes.add(name, await calls.differs(steady, code, *place))
@@ -359,9 +355,7 @@ class Builder:
             if mutant.covers not in right:
                 whys = await grade.tests_for(self.root, sorted(ids), self.names).failures(original, context)
                 right[mutant.covers] = next((f"{n}: {w}" for n, w in zip(sorted(ids), whys, strict=True) if w), "")
-            code = dict(self.source.code)
-            for path in {c.file for c in mutant.changes}:
-                code[path] = mutate.apply(self.source.files[path], [c for c in mutant.changes if c.file == path])
+            code = {**self.source.code, **mutate.broken(self.source.files, mutant.changes)}
             broken = grade.entries_of(self.source, code)
             whys = await grade.tests_for(self.root, list(mutant.fails), self.names, twice=False).failures(
                 broken, context

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
 from agentrl.envs import Environment, tool
-from agentrl.envs.repair import edits, substituted
+from agentrl.envs.edits import edits, substituted
 from agentrl.errors import AuthoringError
 from agentrl.repos import root, suite
 from agentrl.repos.grade import FixedCode
-from agentrl.repos.mutate import parse, parses
+from agentrl.repos.mutate import broken, parse, parses
 from agentrl.repos.source import Source
 from agentrl.repos.suite import Recipe, Suite
 from agentrl.sandboxes.base import Limits, SandboxSpec
@@ -96,8 +96,8 @@ class RepositoryEnvironment(Environment):
 
     def _versions(self, built: root.Root, recipe: Any) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
         """Return the files that the expert changes, before and after."""
-        broken = recipe.faulty(built.source.files)
-        return broken, {path: built.source.files[path] for path in broken}
+        before = broken(built.source.files, recipe.changes)
+        return before, {path: built.source.files[path] for path in before}
 
     def _nearest(self, built: root.Root, recipe: Any) -> list[str]:
         """Return the test files that run where none is named."""
@@ -232,7 +232,7 @@ def _inside(path: str) -> str:
 def workspace(built: root.Root, recipe: Recipe) -> dict[str, bytes]:
     """Return the files that an agent starts with: the broken package, and its tests without the hidden ones."""
     files = without_tests(shown_files(built.source), recipe.hidden)
-    return {**files, **recipe.faulty(built.source.files)}
+    return {**files, **broken(built.source.files, recipe.changes)}
 
 
 def shown_files(source: Source) -> dict[str, bytes]:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentrl.repos import calls, root, scope, suite
+from agentrl.repos.mutate import broken
 from agentrl.repos.source import Source
 from agentrl.sandboxes.base import Entry
 from agentrl.types import Verdict
@@ -56,7 +57,7 @@ class FixedCode(Verifier):
             refused = refused or str(error)
         if refused:
             return Verdict(score=0.0, evidence=(refused,), verifier=self.version)
-        if code == {**built.source.code, **recipe.faulty(built.source.files)}:
+        if code == {**built.source.code, **broken(built.source.files, recipe.changes)}:
             return Verdict(score=0.0, evidence=("the package is as it was",), verifier=self.version)
         ids = self._ids(recipe, changed, context.secret)
         entries = entries_of(built.source, code)

@@ -15,12 +15,13 @@ from agentrl.catalogue import cache_folder
 from agentrl.errors import UserError
 from agentrl.repos import git, index, root, source
 from agentrl.sandboxes.base import SandboxSpec
+from agentrl.sandboxes.shown import SAYS_PYTHON
 
 
 def sandbox_python() -> str:
     """Return the version of the sandboxes' interpreter."""
     with sandboxes.load("namespace")().create(SandboxSpec()) as box:
-        done = box.exec(["python3", "-c", "import platform; print(platform.python_version())"])
+        done = box.exec(["python3", "-c", SAYS_PYTHON])
     if not done.ok:
         raise UserError(f"sandboxes of this machine have no Python: {done.text[:200]}")
     return done.stdout.decode().strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -74,6 +74,12 @@ def apply(source: bytes, changes: Sequence[Change]) -> bytes:
     for change in sorted(changes, key=lambda c: c.start, reverse=True):
         source = source[: change.start] + change.text.encode() + source[change.end :]
     return source
+
+
+def broken(files: Mapping[str, bytes], changes: Sequence[Change]) -> dict[str, bytes]:
+    """Return the files that these changes lie in, changed."""
+    paths = sorted({change.file for change in changes})
+    return {path: apply(files[path], [c for c in changes if c.file == path]) for path in paths}
 
 
 def overlap(changes: Sequence[Change]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.errors import UserError
 from agentrl.repos.calls import Calls
-from agentrl.repos.mutate import Change, Function, apply, functions
+from agentrl.repos.mutate import Change, Function, functions
 from agentrl.repos.root import Lock
 from agentrl.types import Split
 
@@ -42,11 +42,6 @@ class Recipe:
     @property
     def family(self) -> str:
         return ", ".join(sorted({f"{c.file}::{c.function}" for c in self.changes}))
-
-    def faulty(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the files with faults, broken."""
-        paths = sorted({change.file for change in self.changes})
-        return {path: apply(files[path], [c for c in self.changes if c.file == path]) for path in paths}
 
     @property
     def kind(self) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from agentrl.errors import AuthoringError
 
 PREFIX = "host:"
+SAYS_PYTHON = "import platform; print(platform.python_version())"
+"""What an interpreter runs to say its version."""
 _PYTHON = re.compile(r"python(\d[\w.+]*)")
 _PLACED = re.compile(r"(.+)=(/opt/[A-Za-z0-9_-][A-Za-z0-9_.-]*)")
 

@@ -32,7 +32,6 @@ MAX_BYTES = 2 << 30
 """Bytes of a layer: what is larger belongs into an image of its own."""
 HIDDEN = ("/tmp", "/dev", "/sys", "/proc", HOME)
 """Where a container has a file system of its own, which would hide a layer's files."""
-VERSION = "import platform; print(platform.python_version())"
 
 
 def ensure(client: Any, image: str, labels: Mapping[str, str]) -> tuple[str, str]:
@@ -132,7 +131,7 @@ def _check_python(client: Any, base: str, wanted: str, labels: Mapping[str, str]
     try:
         said = client.containers.run(
             base,
-            ["python3", "-I", "-S", "-c", VERSION],
+            ["python3", "-I", "-S", "-c", shown.SAYS_PYTHON],
             entrypoint=[],
             user="1000:1000",
             network_mode="none",

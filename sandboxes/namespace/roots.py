@@ -242,7 +242,7 @@ def _proc_texts() -> dict[str, str]:
 @functools.lru_cache(maxsize=1)
 def python_version() -> str:
     """Return the version of the Python that sandboxes of `host` have; "none" without one."""
-    command = [SYSTEM_PYTHON, "-I", "-S", "-c", "import platform; print(platform.python_version())"]
+    command = [SYSTEM_PYTHON, "-I", "-S", "-c", shown.SAYS_PYTHON]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.envs.edits import edits, nearest
 from agentrl.envs.play import Action, Played, Stage, play
-from agentrl.envs.repair import EXAMPLE, HIDDEN, Repair, edits, nearest, reference, verify
+from agentrl.envs.repair import EXAMPLE, HIDDEN, Repair, reference, verify
 from agentrl.envs.repair.mutate import Change, apply, changes
 from agentrl.envs.repair.program import Program, call
 from agentrl.envs.repair.programs import PROGRAMS

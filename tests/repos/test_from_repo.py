@@ -285,6 +285,41 @@ def test_a_verdict_ends_where_the_fault_is_seen(tinysums: Path, where: Stage) ->
     assert fixed == f"{broken} of {broken} hidden tests passed"  # no other test calls the function
 
 
+def test_tools_say_what_to_do_next(tinysums: Path, where: Stage) -> None:
+    """Lines by number, a folder that is not there, an old text that is nearly right, and an end before any change."""
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    task = kind().task("train", 1, 0)
+    actions: list[ToolCall | str] = [
+        ToolCall(name="view", arguments={"path": "tinysums/__init__.py", "first": 1, "last": 1}),
+        ToolCall(name="search", arguments={"text": "def mean(", "path": "*"}),
+        ToolCall(name="edit", arguments={"path": "tinysums/__init__.py", "old": "def maen(numbers):", "new": "x"}),
+        "done",
+        "done",
+    ]
+    played = asyncio.run(play(kind(), task, actions, where))
+    answers = [message.content for message in played.messages[2:] if message.role != "assistant"]
+    assert answers[0].startswith('<out>    1 """Small sums."""\n(') and answers[0].endswith(" more lines)</out>")
+    assert answers[1] == "<out>error: there is no '*'; leave path empty to look in all files</out>"
+    assert answers[2].endswith("where the nearest lines are:\ndef mean(numbers):</out>")
+    assert answers[3].startswith("Nothing was changed yet") and len(answers) == 4
+
+
+def test_the_expert_edits_only_what_it_has_seen(tinysums: Path, where: Stage) -> None:
+    """A demonstration that edits unseen lines would teach to guess."""
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    for level in kind.levels:
+        task = kind().task("train", level, 0)
+        played = asyncio.run(play(kind(), task, kind().expert(task), where))
+        shown = [message.content for message in played.messages if message.name == "view"]
+        seen = [line[6:].strip() for text in shown for line in text.splitlines()]
+        edited = [call for message in played.messages for call in message.tool_calls if call.name == "edit"]
+        assert edited and played.score == 1.0
+        for call in edited:
+            assert {line.strip() for line in call.arguments["old"].splitlines()} <= set(seen)
+
+
 def test_recorded_calls_judge_what_the_tests_do_not(tinysums: Path, where: Stage) -> None:
     """The tests of a function look at half of what it returns; a fix that gets the other half wrong scores 0."""
     known = suite.read(tinysums)

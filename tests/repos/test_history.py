@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl import sandboxes
+from agentrl.envs.edits import edits
 from agentrl.envs.play import Stage, play
-from agentrl.envs.repair import edits
 from agentrl.errors import UserError
 from agentrl.repos import build, history, history_build
 from agentrl.sandboxes.pool import Pool
