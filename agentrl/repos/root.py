@@ -16,6 +16,7 @@ import importlib.metadata
 import io
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -185,23 +186,10 @@ def _install(lock: Lock, original: Source, site: Path) -> None:
     """Unpack the wheels, pytest and the package's own metadata. A wheel is a zip file: nothing of it runs."""
     downloads = cache_folder() / "repos" / "wheels"
     index.same_wheels(lock.wheels, ".".join(lock.python.split(".")[:2]), downloads)
-    archives = [(downloads / wheel.file).read_bytes() for wheel in lock.wheels]
-    for data in [*archives, pytest_zip()]:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for entry in archive.infolist():
-                name = entry.filename
-                inside = name.split("/", 2)[2] if ".data/purelib/" in name or ".data/platlib/" in name else name
-                if (
-                    ".data/" in inside
-                    or inside.endswith(".pyc")
-                    or entry.is_dir()
-                    or inside.startswith("/")
-                    or ".." in inside.split("/")
-                ):
-                    continue
-                target = site / inside
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(archive.read(entry))
+    for wheel in lock.wheels:
+        _unpack((downloads / wheel.file).read_bytes(), site)
+    _unpack(pytest_zip(), site)
+    _with_bytecode(pytest_zip(), site)
     own = site / f"{original.name.replace('-', '_')}-{original.version}.dist-info"
     own.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: {original.name}\nVersion: {original.version}\n".encode()
@@ -209,3 +197,34 @@ def _install(lock: Lock, original: Source, site: Path) -> None:
     for path, data in original.files.items():
         if path.endswith(".egg-info/entry_points.txt"):
             (own / "entry_points.txt").write_bytes(data)
+
+
+def _unpack(wheel: bytes, site: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        for entry in archive.infolist():
+            name = entry.filename
+            inside = name.split("/", 2)[2] if ".data/purelib/" in name or ".data/platlib/" in name else name
+            if (
+                ".data/" in inside
+                or inside.endswith(".pyc")
+                or entry.is_dir()
+                or inside.startswith("/")
+                or ".." in inside.split("/")
+            ):
+                continue
+            _write(site / inside, archive.read(entry))
+
+
+def _with_bytecode(pytest: bytes, site: Path) -> None:
+    """Put pytest's bytecode where Python looks for it: sandboxes write none, and compiling is half of a run."""
+    with zipfile.ZipFile(io.BytesIO(pytest)) as archive:
+        for name in archive.namelist():
+            if name.endswith(".pyc"):
+                place = site / name
+                compiled = f"{place.stem}.{sys.implementation.cache_tag}.pyc"
+                _write(place.parent / "__pycache__" / compiled, archive.read(name))
+
+
+def _write(target: Path, data: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)

@@ -128,3 +128,12 @@ def test_only_files_as_they_were_come_with_bytecode() -> None:
     assert [path.split(".")[0] for path in sorted(set(grade.entries_of(original, changed)) - set(changed))] == [
         "x/__pycache__/__init__"
     ]
+
+
+def test_pytest_is_not_compiled_again_in_every_sandbox(pool: Pool, tmp_path: Path) -> None:
+    """Half the time of `run_tests` went into compiling pytest."""
+    built = root.ready(lock_of(str(tiny.archive(tmp_path)), (), lambda _: None))
+    with pool.take(run.spec_of(built, {})) as box:
+        done = box.exec(["python3", "-c", "import _pytest.config as c, pluggy as p; print(c.__cached__, p.__cached__)"])
+    for place in done.stdout.decode().split():
+        assert (built.site / place.removeprefix(f"{root.SITE}/")).is_file()
