@@ -39,6 +39,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
             "rollout": {
                 "engine": {"type": "sglang"} if args.url else here,
                 "max_tokens": args.tokens,
+                "max_turns": args.turns,
                 "concurrency": args.concurrency,
                 "episode_seconds": args.seconds,
             },
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=10, help="tasks of each level")
     parser.add_argument("--split", default="heldout", choices=SPLITS)
     parser.add_argument("--tokens", type=int, default=1500, help="sampled tokens of an episode")
+    parser.add_argument("--turns", type=int, help="turns of an episode; by default the environment's own limit")
     parser.add_argument("--concurrency", type=int, default=320, help="episodes under way at once")
     parser.add_argument("--seconds", type=float, default=150.0, help="wall time of an episode")
     parser.add_argument("--limit", type=float, help="wall time of the whole measurement in seconds")
