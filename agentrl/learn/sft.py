@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ def warm_start(
 
     dataset = rows(solved(trajectories))
     disable_progress_bars()
-    losses: list[float] = []
+    heard = _Listener(say, progress)
     student = copy.deepcopy(model).float()
     with tempfile.TemporaryDirectory() as temporary:
         trainer = _trainer_class(section.smoothing)(
@@ -77,16 +78,17 @@ def warm_start(
             ),
             train_dataset=Dataset.from_list(dataset),
             processing_class=tokenizer,
-            callbacks=[_listener(losses, say, progress)],
+            callbacks=[heard],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
+    heard.check()
     model.load_state_dict(student.state_dict())  # into the same tensors: an engine may sample from them
     model.eval()
     del trainer, student
     gc.collect()
     torch.cuda.empty_cache()  # so that a server on the same GPU can use the memory
-    return losses[-1] if losses else float("nan")
+    return heard.losses[-1] if heard.losses else float("nan")
 
 
 def _at_once(batch: int, longest: int, micro_tokens: int) -> int:
@@ -118,6 +120,7 @@ def _config(
         use_cpu=not cuda,
         gradient_checkpointing=False,
         logging_strategy="steps",
+        logging_nan_inf_filter=False,
         logging_steps=max(1, int(len(dataset) * section.epochs / section.batch / 10)),
         save_strategy="no",
         report_to=[],
@@ -130,19 +133,37 @@ def _config(
     )
 
 
-def _listener(losses: list[float], say: Callable[[str], None], progress: Callable[[int, int], None]) -> TrainerCallback:
-    """Return a callback that keeps and reports the losses."""
+class _Listener(TrainerCallback):
+    """Keeps and reports the losses, and skips updates whose gradients are no numbers: one would spoil all weights."""
 
-    class Listener(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            progress(state.global_step, state.max_steps)
+    def __init__(self, say: Callable[[str], None], progress: Callable[[int, int], None]) -> None:
+        self._say, self._progress = say, progress
+        self.losses: list[float] = []
+        self.steps = self.skipped = 0
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            if logs and "loss" in logs:
-                losses.append(float(logs["loss"]))
-                say(f"warm start: step {state.global_step} of {state.max_steps}, loss {losses[-1]:.4f}")
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        self.steps += 1
+        if not torch.stack(torch._foreach_norm(gradients)).isfinite().all():
+            self.skipped += 1
+            model.zero_grad(set_to_none=True)
+            self._say(f"warm start: step {self.steps} is skipped: its gradients are not finite")
 
-    return Listener()
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._progress(state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if logs and math.isfinite(loss := float(logs.get("loss", math.nan))):
+            self.losses.append(loss)
+            self._say(f"warm start: step {state.global_step} of {state.max_steps}, loss {loss:.4f}")
+
+    def check(self) -> None:
+        """Raise where nothing was learnt, because no update could be applied."""
+        if self.steps and self.skipped == self.steps:
+            raise UserError(
+                f"warm start: none of its {self.steps} updates had finite gradients; lower warm_start.lr, or try "
+                "model.dtype: float32"
+            )
 
 
 def _trainer_class(smoothing: float) -> Any:

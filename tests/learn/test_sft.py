@@ -72,3 +72,36 @@ def test_demonstrations_are_learnt_on_the_sampled_tokens_alone(smoothing: float,
 def test_experts_that_never_succeed_are_an_error() -> None:
     with pytest.raises(UserError, match="env check"):
         warm_start(None, None, [demonstration(0.0)], WarmStartSection(), seed=0, micro_tokens=64)
+
+
+def poisoned(calls: range) -> tuple[torch.nn.Module, object]:
+    """Return a model whose states are no numbers in these calls, counted over its copies, and its tokenizer."""
+    tokenizer = scratch_tokenizer(["abc"], 300)
+    torch.manual_seed(0)
+    model = scratch_model(ScratchModel(type="scratch", layers=1, width=32, heads=2, vocabulary=300), tokenizer)
+    count = iter(range(1_000))
+
+    def poison(module: torch.nn.Module, given: object, states: torch.Tensor) -> torch.Tensor:
+        return states * float("nan") if next(count) in calls else states
+
+    model.model.norm.register_forward_hook(poison)
+    return model, tokenizer
+
+
+def test_an_update_that_is_no_number_is_skipped() -> None:
+    model, tokenizer = poisoned(range(3, 5))
+    section = WarmStartSection(demonstrations=8, epochs=10, lr=0.01, batch=8)
+    said: list[str] = []
+    loss = warm_start(model, tokenizer, [demonstration()] * 8, section, seed=1, micro_tokens=64, say=said.append)
+    assert sum("skipped" in line for line in said) == 2
+    assert np.isfinite(loss)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_a_warm_start_without_a_finite_update_is_an_error() -> None:
+    model, tokenizer = poisoned(range(1_000))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    section = WarmStartSection(demonstrations=8, epochs=3, lr=0.01, batch=8)
+    with pytest.raises(UserError, match="none of its 3 updates had finite gradients"):
+        warm_start(model, tokenizer, [demonstration()] * 8, section, seed=1, micro_tokens=64, say=lambda _: None)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
