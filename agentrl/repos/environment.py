@@ -29,6 +29,8 @@ MAX_LINES = 200
 """Lines that `view` shows at once."""
 NEAR_FILE = 40_000
 """Characters of a file in which the nearest lines to the old text of an edit are looked for."""
+MAX_DEFINITIONS = 20_000
+"""Definitions among which similar names are looked for."""
 LIMITS = Limits(memory_mb=1024, processes=64, disk_mb=128, seconds=30.0)
 _UNSTEADY = re.compile(r"0x[0-9a-f]{6,}| in \d+\.\d+s(?: \(\d+:\d+:\d+\))?")
 """What differs from run to run in pytest's output: addresses and times."""
@@ -43,6 +45,8 @@ class RepositoryEnvironment(Environment):
     max_turns = 30
     _acted = False
     """Whether an edit was made or a command run."""
+    _failing = False
+    """Whether tests failed when they were run last, with no edit and no command since."""
     one_call_per_message = True
     system = (
         "You fix a fault in a Python package, with one tool call per message. run_tests shows what fails, search finds "
@@ -82,7 +86,9 @@ class RepositoryEnvironment(Environment):
         return SandboxSpec(image=built.image, files=files, env=built.env, limits=LIMITS)
 
     def objection(self, answer: str) -> str:
-        """Send back a message that ends the episode before anything was done."""
+        """Send back a message that ends the episode before anything was done, or while the tests fail."""
+        if self._failing:
+            return "The tests that you ran last fail. Read what they say, view the function again and edit it."
         if self._acted:
             return ""
         return (
@@ -137,7 +143,15 @@ class RepositoryEnvironment(Environment):
             raise ValueError(f"there is no {path[:200]!r}; leave path empty to look in all files")
         done = self.box.exec(["grep", "-rnIF", "--exclude-dir=__pycache__", "-e", text, where], timeout=10.0)
         lines = sorted(done.stdout.decode("utf-8", "replace").splitlines())
-        return "\n".join(line.removeprefix("./") for line in lines[:100]) or "not found"
+        return "\n".join(line.removeprefix("./") for line in lines[:100]) or self._alike(text)
+
+    def _alike(self, text: str) -> str:
+        """Say that nothing was found, and which functions of the package have a similar name."""
+        places = [f"./{place}" for place in self.suite.lock.places]
+        done = self.box.exec(["grep", "-rnE", "--include=*.py", r"^\s*(async )?def ", *places], timeout=10.0)
+        lines = sorted(done.stdout.decode("utf-8", "replace").splitlines())
+        shown = [line.removeprefix("./") for line in named_like(text, lines)]
+        return "\n".join(["not found; functions of a similar name:", *shown] if shown else ["not found"])
 
     @tool
     def edit(self, path: str, old: str, new: str) -> str:
@@ -152,7 +166,7 @@ class RepositoryEnvironment(Environment):
         text = self.box.read(inside, limit=MAX_FILE).decode("utf-8", "surrogateescape")
         changed = substituted(path, text, old, new, looked_at=NEAR_FILE)
         self.box.write(inside, changed.encode("utf-8", "surrogateescape"))
-        self._acted = True
+        self._acted, self._failing = True, False
         return "edited"
 
     @tool(timeout_s=60.0)
@@ -162,7 +176,7 @@ class RepositoryEnvironment(Environment):
         Args:
             command: such as python3 -c "import this"
         """
-        self._acted = True
+        self._acted, self._failing = True, False
         return self.box.exec(["sh", "-c", command], timeout=30.0).text or "(no output)"
 
     @tool(timeout_s=90.0, output_limit=4_000)
@@ -176,6 +190,7 @@ class RepositoryEnvironment(Environment):
         chosen = [_inside(path)] if path else nearest
         options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/box"]
         done = self.box.exec(["python3", "-B", "-m", "pytest", *options, "--", *chosen], timeout=60.0)
+        self._failing = self._acted and not done.ok
         return _UNSTEADY.sub("", done.text)
 
     def expert(self, task: Task) -> list[ToolCall | str]:
@@ -199,6 +214,23 @@ class RepositoryEnvironment(Environment):
                     calls.append(ToolCall(name="edit", arguments={"path": path, "old": part, "new": text}))
                     old = old.replace(part, text, 1)
         return [*calls, ToolCall(name="run_tests"), "done"]
+
+
+def named_like(text: str, lines: Sequence[str], most: int = 5) -> list[str]:
+    """Return the lines of definitions whose function shares a word of its name with the text, the most alike first."""
+    asked = _words(text)
+    found = []
+    for line in lines[:MAX_DEFINITIONS]:
+        name = re.search(r"\bdef (\w{1,80})", line)
+        words = _words(name[1]) if name else set()
+        if shared := len(words & asked):
+            found.append((-shared / len(words | asked), len(found), line[:200]))
+    return [line for _, _, line in sorted(found)[:most]]
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text and of the names in it."""
+    return {word.lower() for word in re.findall(r"[A-Za-z][a-z]{2,}", text[:200])} - {"def", "test", "class", "self"}
 
 
 def _looks(path: str, text: str, part: str) -> list[ToolCall]:

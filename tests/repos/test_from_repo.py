@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from agentrl.envs.play import Stage, play
 from agentrl.errors import UserError
 from agentrl.interop.harbor_export import harbor
 from agentrl.repos import build, root, source, suite
-from agentrl.repos.environment import RepositoryEnvironment, repository, without
+from agentrl.repos.environment import RepositoryEnvironment, named_like, repository, without
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import SPLITS, ToolCall
 from tests.repos import tiny
@@ -293,6 +294,7 @@ def test_tools_say_what_to_do_next(tinysums: Path, where: Stage) -> None:
     actions: list[ToolCall | str] = [
         ToolCall(name="view", arguments={"path": "tinysums/__init__.py", "first": 1, "last": 1}),
         ToolCall(name="search", arguments={"text": "def mean(", "path": "*"}),
+        ToolCall(name="search", arguments={"text": "def mean_of_one("}),
         ToolCall(name="edit", arguments={"path": "tinysums/__init__.py", "old": "def maen(numbers):", "new": "x"}),
         "done",
         "done",
@@ -301,8 +303,34 @@ def test_tools_say_what_to_do_next(tinysums: Path, where: Stage) -> None:
     answers = [message.content for message in played.messages[2:] if message.role != "assistant"]
     assert answers[0].startswith('<out>    1 """Small sums."""\n(') and answers[0].endswith(" more lines)</out>")
     assert answers[1] == "<out>error: there is no '*'; leave path empty to look in all files</out>"
-    assert answers[2].endswith("where the nearest lines are:\ndef mean(numbers):</out>")
-    assert answers[3].startswith("Nothing was changed yet") and len(answers) == 4
+    assert re.fullmatch(r"<out>not found; functions of a similar name:\ntinysums.*def mean.*</out>", answers[2])
+    assert answers[3].endswith("where the nearest lines are:\ndef mean(numbers):</out>")
+    assert answers[4].startswith("Nothing was changed yet") and len(answers) == 5
+
+
+def test_a_search_that_finds_nothing_names_functions_that_are_meant() -> None:
+    """Reports speak of what a test does: test_mean_of_one is about mean()."""
+    lines = [
+        "a.py:3:def mean(numbers):",
+        "a.py:9:    def meaning(self):",
+        "b.py:1:async def one_mean():",
+        "b.py:7:x = 1",
+    ]
+    assert named_like("def mean_of_one(", lines) == ["b.py:1:async def one_mean():", "a.py:3:def mean(numbers):"]
+    assert named_like("def test_(", lines) == named_like("42", lines) == []
+
+
+def test_an_end_with_failing_tests_is_sent_back_once(tinysums: Path, where: Stage) -> None:
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    task = kind().task("train", 1, 0)
+    spoilt = ToolCall(name="run", arguments={"command": "echo 'raise ValueError' >> tinysums/__init__.py"})
+    tests = ToolCall(name="run_tests", arguments={})
+    played = asyncio.run(play(kind(), task, [tests, spoilt, tests, "done", "done"], where))
+    answers = [message.content for message in played.messages[2:] if message.role == "user"]
+    assert len(answers) == 1 and answers[0].startswith("The tests that you ran last fail.")
+    played = asyncio.run(play(kind(), task, [spoilt, "done"], where))  # it ran none: nothing was said about them
+    assert [message for message in played.messages[2:] if message.role == "user"] == []
 
 
 def test_the_expert_edits_only_what_it_has_seen(tinysums: Path, where: Stage) -> None:
