@@ -6,13 +6,19 @@ import difflib
 
 NEAR_FILE, NEAR_OLD, NEAR_LINE = 8_000, 1_000, 120
 """Characters of a file, of an old text and of a line that are compared, so that it takes milliseconds for any text."""
+MOVED_LINES = 200
+"""Lines of an old text that are looked for with another indentation."""
 NEAR_SHOWN = 320
 """Characters of the nearest lines that are shown: they fit into an error."""
 
 
 def substituted(path: str, text: str, old: str, new: str, *, looked_at: int = NEAR_FILE) -> str:
-    """Return a file's text with one place replaced; raise ValueError with what to write instead."""
+    """Return a file's text with one place replaced; raise ValueError with what to write instead. Lines that stand there
+    once, but with another indentation, are taken for meant, and the new ones are moved alike."""
     count = text.count(old) if old else 0
+    if count == 0 and (moved := indented(text[:looked_at], old, new)):
+        old, new = moved
+        count = text.count(old)
     if count == 0:
         lines = nearest(text, old, looked_at)
         if not lines:
@@ -23,6 +29,34 @@ def substituted(path: str, text: str, old: str, new: str, *, looked_at: int = NE
     if new == old:
         raise ValueError("the old text and the new one are the same; write the new one as it should be")
     return text.replace(old, new)
+
+
+def indented(text: str, old: str, new: str) -> tuple[str, str] | None:
+    """Return the old text of an edit as the file has it, and the new one, both as far to the right as they should be;
+    None where the lines of the old text stand in no place or in several, or differ in more than their indentation."""
+    wanted = old.strip("\n").splitlines()
+    if not (0 < len(wanted) <= MOVED_LINES and wanted[0].strip()):
+        return None
+    lines, bare = text.splitlines(), [line.strip() for line in wanted]
+    places = []
+    for at in range(len(lines) - len(wanted) + 1):
+        part = lines[at : at + len(wanted)]
+        if [line.strip() for line in part] == bare:
+            pairs = [(line, asked) for line, asked in zip(part, wanted, strict=True) if asked.strip()]
+            places.append((part, {_indentation(line) - _indentation(asked) for line, asked in pairs}))
+    if len(places) != 1 or len(places[0][1]) != 1:
+        return None
+    part, shifts = places[0]
+    by = shifts.pop()
+    replacing = new.strip("\n").splitlines()
+    if any(line.strip() and _indentation(line) + by < 0 for line in replacing):
+        return None
+    moved = [" " * by + line if by > 0 else line[-by:] for line in replacing]
+    return "\n".join(part), "\n".join(line if line.strip() else "" for line in moved)
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def nearest(text: str, old: str, looked_at: int = NEAR_FILE) -> str:

@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
-from agentrl.envs import Environment, tool
-from agentrl.envs.edits import edits, substituted
+from agentrl.envs import tool
+from agentrl.envs.coding import MAX_LINES, CodingEnvironment, inside
+from agentrl.envs.edits import edits
 from agentrl.errors import AuthoringError
 from agentrl.repos import root, suite
 from agentrl.repos.grade import FixedCode
@@ -23,31 +24,18 @@ from agentrl.repos.suite import Recipe, Suite
 from agentrl.sandboxes.base import Limits, SandboxSpec
 from agentrl.types import SPLITS, Split, Task, ToolCall
 
-MAX_FILE = 500_000
-"""Bytes of the longest file that can be viewed or edited."""
-MAX_LINES = 200
-"""Lines that `view` shows at once."""
-NEAR_FILE = 40_000
-"""Characters of a file in which the nearest lines to the old text of an edit are looked for."""
-MAX_DEFINITIONS = 20_000
-"""Definitions among which similar names are looked for."""
 LIMITS = Limits(memory_mb=1024, processes=64, disk_mb=128, seconds=30.0)
 _UNSTEADY = re.compile(r"0x[0-9a-f]{6,}| in \d+\.\d+s(?: \(\d+:\d+:\d+\))?")
 """What differs from run to run in pytest's output: addresses and times."""
 
 
-class RepositoryEnvironment(Environment):
+class RepositoryEnvironment(CodingEnvironment):
     """Fix a fault in a Python package."""
 
     suite: ClassVar[Suite]
     recipes: ClassVar[Mapping[str, Recipe]]
     verifier: ClassVar[FixedCode]
     max_turns = 30
-    _acted = False
-    """Whether an edit was made or a command run."""
-    _failing = False
-    """Whether tests failed when they were run last, with no edit and no command since."""
-    one_call_per_message = True
     system = (
         "You fix a fault in a Python package, with one tool call per message. run_tests shows what fails, search finds "
         "a function by its name, view shows its lines, edit replaces lines that you have seen. Other tests than those "
@@ -85,16 +73,8 @@ class RepositoryEnvironment(Environment):
         files = self._workspace(built, self._recipe(task))
         return SandboxSpec(image=built.image, files=files, env=built.env, limits=LIMITS)
 
-    def objection(self, answer: str) -> str:
-        """Send back a message that ends the episode before anything was done, or while the tests fail."""
-        if self._failing:
-            return "The tests that you ran last fail. Read what they say, view the function again and edit it."
-        if self._acted:
-            return ""
-        return (
-            "Nothing was changed yet, and code in a message changes nothing. Make a call now: search for a function "
-            "that the report names, view its lines, then edit them."
-        )
+    def code(self) -> Sequence[str]:
+        return self.suite.lock.places
 
     def _workspace(self, built: root.Root, recipe: Any) -> dict[str, bytes]:
         """Return the files that an agent starts with."""
@@ -109,76 +89,6 @@ class RepositoryEnvironment(Environment):
         """Return the test files that run where none is named."""
         return sorted({name.split("::")[0] for name in recipe.covers})
 
-    @tool
-    def view(self, path: str = "", first: int = 1, last: int = 0) -> str:
-        """Show a file, or the names in a folder.
-
-        Args:
-            path: a file or folder of the repository; empty for its top
-            first: the first line to show
-            last: the last line to show; at most 200 lines are
-        """
-        inside = _inside(path) if path else "."
-        if not path or self.box.exec(["test", "-d", f"./{inside}"]).ok:
-            names = self.box.exec(["ls", "-p", f"./{inside}"])
-            return names.stdout.decode("utf-8", "replace") or "(empty)"
-        lines = self.box.read(inside, limit=MAX_FILE).decode("utf-8", "replace").splitlines()
-        start = max(first, 1)
-        end = min(last if last >= start else len(lines), start - 1 + MAX_LINES)
-        shown = lines[start - 1 : end]
-        left = len(lines) - (start - 1) - len(shown)
-        numbered = [f"{number:5} {line}" for number, line in enumerate(shown, start)]
-        return "\n".join([*numbered, *([f"({left} more lines)"] if left > 0 else [])]) or "(nothing)"
-
-    @tool
-    def search(self, text: str, path: str = "") -> str:
-        """Find the lines that hold a text, in all files.
-
-        Args:
-            text: what to find, exactly
-            path: a file or folder to look in; empty for all
-        """
-        where = f"./{_inside(path)}" if path else "."
-        if path and not self.box.exec(["test", "-e", where]).ok:
-            raise ValueError(f"there is no {path[:200]!r}; leave path empty to look in all files")
-        done = self.box.exec(["grep", "-rnIF", "--exclude-dir=__pycache__", "-e", text, where], timeout=10.0)
-        lines = sorted(done.stdout.decode("utf-8", "replace").splitlines())
-        return "\n".join(line.removeprefix("./") for line in lines[:100]) or self._alike(text)
-
-    def _alike(self, text: str) -> str:
-        """Say that nothing was found, and which functions of the package have a similar name."""
-        places = [f"./{place}" for place in self.suite.lock.places]
-        done = self.box.exec(["grep", "-rnE", "--include=*.py", r"^\s*(async )?def ", *places], timeout=10.0)
-        lines = sorted(done.stdout.decode("utf-8", "replace").splitlines())
-        shown = [line.removeprefix("./") for line in named_like(text, lines)]
-        return "\n".join(["not found; functions of a similar name:", *shown] if shown else ["not found"])
-
-    @tool
-    def edit(self, path: str, old: str, new: str) -> str:
-        """Replace text in a file.
-
-        Args:
-            path: the file
-            old: lines copied from the file, without line numbers, which stand there exactly once
-            new: the text for their place
-        """
-        inside = _inside(path)
-        text = self.box.read(inside, limit=MAX_FILE).decode("utf-8", "surrogateescape")
-        changed = substituted(path, text, old, new, looked_at=NEAR_FILE)
-        self.box.write(inside, changed.encode("utf-8", "surrogateescape"))
-        self._acted, self._failing = True, False
-        return "edited"
-
-    @tool(timeout_s=60.0)
-    def run(self, command: str) -> str:
-        """Run a command in a shell, in the repository.
-
-        Args:
-            command: such as python3 -c "import this"
-        """
-        self._acted, self._failing = True, False
-        return self.box.exec(["sh", "-c", command], timeout=30.0).text or "(no output)"
-
     @tool(timeout_s=90.0, output_limit=4_000)
     def run_tests(self, path: str = "") -> str:
         """Run tests with pytest.
@@ -187,10 +97,10 @@ class RepositoryEnvironment(Environment):
             path: a test file, or the id of a test; empty for the files nearest to the report
         """
         nearest = self._nearest(root.ready(self.suite.lock), self._recipe(self.given))
-        chosen = [_inside(path)] if path else nearest
+        chosen = [inside(path)] if path else nearest
         options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/box"]
         done = self.box.exec(["python3", "-B", "-m", "pytest", *options, "--", *chosen], timeout=60.0)
-        self._failing = self._acted and not done.ok
+        self.tested(done.ok)
         return _UNSTEADY.sub("", done.text)
 
     def expert(self, task: Task) -> list[ToolCall | str]:
@@ -216,23 +126,6 @@ class RepositoryEnvironment(Environment):
         return [*calls, ToolCall(name="run_tests"), "done"]
 
 
-def named_like(text: str, lines: Sequence[str], most: int = 5) -> list[str]:
-    """Return the lines of definitions whose function shares a word of its name with the text, the most alike first."""
-    asked = _words(text)
-    found = []
-    for line in lines[:MAX_DEFINITIONS]:
-        name = re.search(r"\bdef (\w{1,80})", line)
-        words = _words(name[1]) if name else set()
-        if shared := len(words & asked):
-            found.append((-shared / len(words | asked), len(found), line[:200]))
-    return [line for _, _, line in sorted(found)[:most]]
-
-
-def _words(text: str) -> set[str]:
-    """Return the words of a text and of the names in it."""
-    return {word.lower() for word in re.findall(r"[A-Za-z][a-z]{2,}", text[:200])} - {"def", "test", "class", "self"}
-
-
 def _looks(path: str, text: str, part: str) -> list[ToolCall]:
     """Return the calls that find a part of a file: the function around it, and its lines."""
     line = text[: text.index(part)].count("\n") + 1
@@ -252,13 +145,6 @@ def _holds(node: ast.AST, line: int) -> TypeGuard[ast.FunctionDef]:
     """Tell whether a node is a function that has this line."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     return isinstance(node, functions) and node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _inside(path: str) -> str:
-    """Return the path if it lies in the workspace; raise otherwise."""
-    if not path or "\0" in path or path.startswith(("/", "-")) or ".." in path.split("/"):
-        raise ValueError("give a path of the repository, such as pkg/name.py")
-    return path
 
 
 def workspace(built: root.Root, recipe: Recipe) -> dict[str, bytes]:

@@ -182,10 +182,7 @@ class TestsEnvironment(RepositoryEnvironment):
         "run, end with a message without a call."
     )
 
-    def objection(self, answer: str) -> str:
-        """Send back a message that ends the episode before anything was written."""
-        if self._acted:
-            return ""
+    def idle(self) -> str:
         return "Nothing was written yet, and tests in a message do not count. Make a call now: write the file with run."
 
     def _secret(self, recipe: WritingRecipe) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import ast
 import posixpath
 import random
 
-from agentrl.envs import Environment, tool
-from agentrl.envs.edits import edits, substituted
-from agentrl.sandboxes.base import Limits, SandboxSpec
+from agentrl.envs import tool
+from agentrl.envs.coding import CodingEnvironment
+from agentrl.envs.edits import edits
+from agentrl.sandboxes.base import ExecResult, Limits, SandboxSpec
 from agentrl.types import Observation, Split, Task, ToolCall
 from agentrl.verifiers.hidden_tests import Case, HiddenTests, Ref, Step, differential, script
 
@@ -20,8 +21,6 @@ from .tasks import LEVELS, repository
 
 HIDDEN = 24
 """The number of hidden probes of each module that are drawn for each group, besides the program's edges."""
-MAX_FILE = 500_000
-"""Bytes of the longest file that can be read or edited: the modules have a few thousand."""
 EXAMPLE = '{"path": "lib/sums.py", "old": "    return a - b", "new": "    return a + b"}'
 """Arguments of an edit, for a file that no task has."""
 PER_SANDBOX = 12
@@ -57,7 +56,7 @@ def _case(module: str, probes: list[Probe]) -> Case:
     return script({module: reference.names(module)}, steps)
 
 
-class Repair(Environment):
+class Repair(CodingEnvironment):
     """Fix a Python repository."""
 
     levels = range(min(LEVELS), max(LEVELS) + 1)
@@ -65,17 +64,11 @@ class Repair(Environment):
     verifier = HiddenTests(cases, artifact="", module="lib")
     system = (
         "Fix the code so that it does what its docstrings say, in all cases; the tests show only some. Call one tool "
-        "per message and look at its result: read the file, edit the wrong lines, run the tests. When they pass, say "
+        "per message and look at its result: view the file, edit the wrong lines, run the tests. When they pass, say "
         f"done. Arguments of edit look like {EXAMPLE}."
     )
-    one_call_per_message = True
+    line_numbers = False
     max_turns = 24
-    _edited = False
-    """Whether a file was changed."""
-    _last: tuple[str, str, str] = ("", "", "")
-    """The arguments of the last edit."""
-    _worked = False
-    """Whether it worked."""
 
     def task(self, split: Split, level: int, index: int) -> Task:
         drawn = repository(split, level, index)
@@ -103,69 +96,34 @@ class Repair(Environment):
         return SandboxSpec(files=task.setup["files"], limits=Limits(seconds=10.0))
 
     def start(self) -> Observation | None:
-        """At level 1, show what the first calls of `read` and `run_tests` would."""
+        """At level 1, show what the first calls of `view` and `run_tests` would."""
         if self.given.level > 1:
             return None
         path = next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
-        return Observation(content=f"{path}:\n{self._text(path)}\nrun_tests:\n{self._tested()}")
+        text = self.box.read(path).decode("utf-8", "replace")
+        return Observation(content=f"{path}:\n{text}\nrun_tests:\n{self._tested().text}")
 
-    def objection(self, answer: str) -> str:
-        """Send back a message that ends the episode while every file is still as it was."""
-        if self._edited:
-            return ""
+    def idle(self) -> str:
         return f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {EXAMPLE}."
 
-    @tool
-    def read(self, path: str) -> str:
-        """Read a file.
-
-        Args:
-            path: such as lib/name.py
-        """
-        return self.box.read(_inside(path), limit=MAX_FILE).decode("utf-8", "replace")
-
-    @tool
-    def edit(self, path: str, old: str, new: str) -> str:
-        """Replace text in a file.
-
-        Args:
-            path: the file
-            old: lines copied from the file, which stand there exactly once
-            new: the right lines for their place
-        """
-        again = ""
-        if self._last == (path, old, new):
-            again = "this edit was made already; " if self._worked else "the same call again, which cannot work; "
-        self._last, self._worked = (path, old, new), False
-        try:
-            changed = substituted(path, self._text(_inside(path)), old, new)
-        except ValueError as error:
-            raise ValueError(f"{again}{error}") from None
-        self.box.write(path, changed.encode("utf-8", "replace"))
-        self._edited = self._worked = True
-        return "edited; now run the tests"
-
-    def _text(self, path: str) -> str:
-        """Return a file that may be edited. Its size is asked for in the sandbox: what is too long never gets here."""
-        done = self.box.exec(["head", "-c", str(MAX_FILE + 1), f"./{path}"])
-        if len(done.stdout) > MAX_FILE or done.truncated:
-            raise ValueError(f"{path} is longer than {MAX_FILE} bytes; only shorter files can be edited")
-        content = done.stdout if done.ok else self.box.read(path)  # which says why it cannot be read
-        return content.decode("utf-8", "replace")
+    def code(self) -> list[str]:
+        return ["lib"]
 
     @tool(output_limit=3_000)
     def run_tests(self) -> str:
         """Run the tests."""
-        return self._tested()
+        done = self._tested()
+        self.tested(" 0 failed" in done.text)
+        return done.text
 
-    def _tested(self) -> str:
-        return self.box.python(RUNNER, timeout=10.0).text
+    def _tested(self) -> ExecResult:
+        return self.box.python(RUNNER, timeout=10.0)
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         calls: list[ToolCall] = []
         for path, fixed in task.secret["fixed"].items():
             if task.level > 1:  # the prompt of level 1 shows it
-                calls.append(ToolCall(name="read", arguments={"path": path}))
+                calls.append(ToolCall(name="view", arguments={"path": path}))
             for old, new in edits(task.setup["files"][path], fixed):
                 calls.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
         return [*calls, ToolCall(name="run_tests"), "done"]
@@ -182,13 +140,6 @@ class Repair(Environment):
                 actions.append(ToolCall(name="edit", arguments={"path": path, "old": old, "new": new}))
             solutions.append([*actions, "done"])
         return solutions
-
-
-def _inside(path: str) -> str:
-    """Return the path if it lies in the workspace; raise otherwise."""
-    if not path or "\0" in path or path.startswith("/") or ".." in path.split("/"):
-        raise ValueError("give a path of the repository, such as lib/name.py")
-    return path
 
 
 EXPORT = Repair

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs.edits import edits, nearest
+from agentrl.envs.edits import edits, indented, nearest, substituted
 from agentrl.envs.play import Action, Played, Stage, play
 from agentrl.envs.repair import EXAMPLE, HIDDEN, Repair, reference, verify
 from agentrl.envs.repair.mutate import Change, apply, changes
@@ -230,8 +230,8 @@ def test_tools_say_what_is_wrong(where: Stage) -> None:
         ToolCall(name="edit", arguments={"path": path, "old": "no such text", "new": ""}),
         ToolCall(name="edit", arguments={"path": path, "old": "", "new": "x"}),
         ToolCall(name="edit", arguments={"path": path, "old": whole, "new": whole}),
-        ToolCall(name="read", arguments={"path": "../etc/passwd"}),
-        ToolCall(name="read", arguments={"path": "lib/none.py"}),
+        ToolCall(name="view", arguments={"path": "../etc/passwd"}),
+        ToolCall(name="view", arguments={"path": "lib/none.py"}),
         ToolCall(name="edit", arguments={"path": path, "old": whole, "new": "def ("}),
         ToolCall(name="run_tests"),
     ]
@@ -250,10 +250,12 @@ def test_level_1_shows_what_reading_and_testing_would(where: Stage) -> None:
     for index in (0, 7):
         task = Repair().task("train", 1, index)
         (path,) = task.secret["fixed"]
-        calls = [ToolCall(name="read", arguments={"path": path}), ToolCall(name="run_tests")]
-        opening, read, tested = [m.content for m in played(where, task, *calls).messages if m.role in ("user", "tool")]
-        text, said = (content.removeprefix("<out>").removesuffix("</out>") for content in (read, tested))
-        assert opening == f"{task.prompt}\n\n<out>{path}:\n{text}\nrun_tests:\n{said}</out>"
+        calls = [ToolCall(name="view", arguments={"path": path}), ToolCall(name="run_tests")]
+        opening, viewed, tested = [
+            m.content for m in played(where, task, *calls).messages if m.role in ("user", "tool")
+        ]
+        text, said = (content.removeprefix("<out>").removesuffix("</out>") for content in (viewed, tested))
+        assert opening == f"{task.prompt}\n\n<out>{path}:\n{text}\n\nrun_tests:\n{said}</out>"
         assert said.count(" failed") == 1 and " 0 failed" not in said
     task = Repair().task("train", 2, 0)
     assert played(where, task).messages[1].content == task.prompt
@@ -362,23 +364,48 @@ class HugeFile:
     """A sandbox with one file that is far too long to be read whole."""
 
     def exec(self, argv: list[str], **options: Any) -> ExecResult:
-        assert argv[:2] == ["head", "-c"]
-        return ExecResult(exit_code=0, stdout=b"x" * int(argv[2]))
+        return ExecResult(exit_code=1)  # it is no folder
 
     def read(self, path: str, *, limit: int = 1 << 24) -> bytes:
         assert limit <= 1 << 20, "the whole file was read"
         raise OSError(errno.EFBIG, f"the file has more than {limit} bytes", path)
 
 
-def test_a_file_that_is_too_long_is_not_read_to_be_edited() -> None:
+def test_a_file_that_is_too_long_is_not_read() -> None:
     repair = Repair()
     repair._box = HugeFile()
-    with pytest.raises(ValueError, match=r"lib/big.py is longer than 500000 bytes; only shorter files can be edited"):
+    message = r"the file has more than 500000 bytes: 'lib/big.py'"
+    with pytest.raises(OSError, match=message):
         repair.edit("lib/big.py", "x", "y")
+    with pytest.raises(OSError, match=message):
+        repair.view("lib/big.py")
 
 
-def test_a_file_that_is_too_long_is_not_read_to_be_shown() -> None:
-    repair = Repair()
-    repair._box = HugeFile()
-    with pytest.raises(OSError, match=r"the file has more than 500000 bytes: 'lib/big.py'"):
-        repair.read("lib/big.py")
+def test_lines_that_are_indented_otherwise_are_found_and_the_new_ones_moved() -> None:
+    text = "def f(x):\n    if x:\n        return 1\n    return 2\n"
+    right = "def f(x):\n    if not x:\n        return 1\n    return 2\n"
+    for old, new in (
+        ("        if x:", "        if not x:"),
+        ("if x:\n    return 1\n", "if not x:\n    return 1\n"),
+        ("            if x:\n                return 1", "            if not x:\n                return 1"),
+    ):
+        assert substituted("f.py", text, old, new) == right
+    assert substituted("f.py", text, "      return 2\n", "      y = 2\n\n      return y") == text.replace(
+        "    return 2", "    y = 2\n\n    return y"
+    )
+    for old, new in (
+        ("if x:\nreturn 1", "pass"),  # lines that stand otherwise to each other
+        ("        return 2", "return 3"),  # moved to the left of the margin
+        ("if y:", "if not y:"),
+    ):
+        with pytest.raises(ValueError, match="is not in f.py"):
+            substituted("f.py", text, old, new)
+    twice = "a = 1\nif b:\n    a = 1\n"
+    with pytest.raises(ValueError, match="is not in f.py"):
+        substituted("f.py", twice, "      a = 1", "      a = 2")
+
+
+def test_a_hostile_old_text_takes_milliseconds() -> None:
+    began = time.thread_time()
+    assert indented("  a\n" * 10_000, "a\n" * 199 + "b", "c") is None
+    assert time.thread_time() - began < 1.0

@@ -16,11 +16,12 @@ import pytest
 
 from agentrl import sandboxes
 from agentrl.catalogue import cache_folder
+from agentrl.envs.coding import named_like
 from agentrl.envs.play import Stage, play
 from agentrl.errors import UserError
 from agentrl.interop.harbor_export import harbor
 from agentrl.repos import build, root, source, suite
-from agentrl.repos.environment import RepositoryEnvironment, named_like, repository, without
+from agentrl.repos.environment import RepositoryEnvironment, repository, without
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import SPLITS, ToolCall
 from tests.repos import tiny
