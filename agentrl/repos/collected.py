@@ -35,6 +35,11 @@ class Collected:
     """What gave no task, and why."""
     figures: dict[str, Any]
 
+    @property
+    def unsteady(self) -> list[str]:
+        """Return the tests that `run_tests` passes over: none, since nothing is known of their runs."""
+        return []
+
     def levels(self) -> range:
         return range(1, max(recipe.level for recipe in self.recipes) + 1)
 

@@ -24,6 +24,8 @@ from agentrl.repos.suite import Recipe, Suite
 from agentrl.sandboxes.base import Limits, SandboxSpec
 from agentrl.types import SPLITS, Split, Task, ToolCall
 
+MAX_DESELECTED = 1_000
+"""Tests that one call of `run_tests` passes over."""
 LIMITS = Limits(memory_mb=1024, processes=64, disk_mb=128, seconds=30.0)
 _UNSTEADY = re.compile(r"0x[0-9a-f]{6,}| in \d+\.\d+s(?: \(\d+:\d+:\d+\))?")
 """What differs from run to run in pytest's output: addresses and times."""
@@ -98,7 +100,10 @@ class RepositoryEnvironment(CodingEnvironment):
         """
         nearest = self._nearest(root.ready(self.suite.lock), self._recipe(self.given))
         chosen = [inside(path)] if path else nearest
+        files = {name.split("::")[0] for name in chosen}
+        passed_over = [name for name in self.suite.unsteady if name.split("::")[0] in files]
         options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/box"]
+        options += [f"--deselect={name}" for name in passed_over[:MAX_DESELECTED]]
         done = self.box.exec(["python3", "-B", "-m", "pytest", *options, "--", *chosen], timeout=60.0)
         self.tested(done.ok)
         return _UNSTEADY.sub("", done.text)

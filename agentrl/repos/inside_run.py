@@ -7,6 +7,7 @@ so nothing of one is left for the next. Only builds use it, where nobody gains b
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import resource
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 GRACE = 2.0
 """Seconds beyond its own limit that a test gets to end, before the whole run is ended."""
 TIMERS = (signal.ITIMER_PROF, signal.ITIMER_REAL)
+CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+JUMP = 1_000
+"""Seconds that pass between two looks at a clock in a run that hurries."""
 WAITING = 5
 """Limits count processor time, so that a busy machine changes no result; in wall time they are this much longer."""
 
@@ -50,6 +54,7 @@ class Watch:
         self.calls: dict[tuple[str, int], int] = {}
         self.imported: list[tuple[str, int]] | None = None
         self.depth, self.began = 0, 0.0
+        self.clock = time.process_time
         self.code = [os.path.join(os.getcwd(), path) for path in order.get("code", [])]
         self.known: dict[str, bool] = {}
 
@@ -75,7 +80,7 @@ class Watch:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         os.write(self.pipe, json.dumps({"started": nodeid}).encode() + b"\n")
         self.tests[nodeid] = {"phases": [], "seconds": 0.0, "message": ""}
-        self.began = time.process_time()
+        self.began = self.clock()
         if self.imported is None:
             self.imported = sorted(self.calls)
         self.calls, self.depth = {}, 0
@@ -88,7 +93,7 @@ class Watch:
         sys.setprofile(None)
         for timer in TIMERS:
             signal.setitimer(timer, 0)
-        self.tests[nodeid]["seconds"] = time.process_time() - self.began
+        self.tests[nodeid]["seconds"] = self.clock() - self.began
         if self.order.get("trace"):
             here = os.getcwd() + os.sep
             called = [[path[len(here) :], line, depth] for (path, line), depth in sorted(self.calls.items())]
@@ -110,11 +115,23 @@ class Watch:
             self.errors[report.nodeid] = str(crash.message if crash else report.longrepr)[-600:]
 
 
+def hurry() -> None:
+    """Have every look at a clock find it far on: a test that fails then depends on how long something takes."""
+    looks = itertools.count(1)
+    for name in CLOCKS:
+        for ending, unit in (("", 1), ("_ns", 10**9)):
+            real = getattr(time, name + ending)
+            later = lambda real=real, unit=unit: real() + JUMP * unit * next(looks)  # noqa: E731
+            setattr(time, name + ending, later)
+
+
 def run(order: "dict[str, Any]", pipe: int) -> None:
     """Run pytest once and write the result."""
     import pytest
 
     watch = Watch(order, pipe)
+    if order.get("hurried"):
+        hurry()
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, never_ends if "ids_of" in order else too_slow)
     options = ["-q", "-p", "no:cacheprovider", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]

@@ -68,6 +68,11 @@ class Suite:
     names: dict[str, list[str]] = field(default_factory=dict)
     """What `from module import *` brings into the tests, as it was in the pinned package."""
 
+    @property
+    def unsteady(self) -> list[str]:
+        """Return the tests that do not always pass, whatever the fault: they would tell an agent nothing."""
+        return [name for name, why in self.left_out.items() if not why.startswith(("cannot grade", "more than"))]
+
     def levels(self) -> range:
         return range(1, max(recipe.level for recipe in self.recipes) + 1)
 

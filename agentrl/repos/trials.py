@@ -1,4 +1,4 @@
-"""Finds the tests that can grade: they pass twice, in any order, and with the package in another sandbox."""
+"""Finds the tests that can grade: they pass twice, in any order, at any pace, with the package in another sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.hidden_tests.repository import UNFINISHED
 
-RAN = 3
+RAN = 4
 """The version of how tests are run; what was run in another way is run again."""
 SLOW = 2.0
 """Seconds of processor time: a slower test does not grade."""
@@ -42,7 +42,7 @@ NETWORK = ("gaierror", "ConnectionError", "URLError", "ConnectTimeout", "Name or
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What three runs of some test files say."""
+    """What the runs of some test files say."""
 
     tests: Mapping[str, run.Test]
     """Those that always pass."""
@@ -62,12 +62,13 @@ class Trials:
         self.files = {**self.source.code, **self.source.tests}
 
     def tests(self) -> dict[str, Any]:
-        """Run all tests twice and in another order; return those that always pass, and why the others do not."""
+        """Run all tests twice, in another order, and with clocks that hurry; return those that always pass, and why the
+        others do not."""
         modules = self.source.test_modules()
         self.say(f"running the tests of {len(modules)} files")
         shards = [modules[at : at + FILES] for at in range(0, len(modules), FILES)]
         with ThreadPoolExecutor(self.workers) as threads:
-            parts = list(threads.map(self._thrice, shards))
+            parts = list(threads.map(self._repeatedly, shards))
         left_out = {name: why for part in parts for name, why in part.left_out.items()}
         tests = {name: test for part in parts for name, test in part.tests.items()}
         if not tests:
@@ -80,8 +81,8 @@ class Trials:
         imported = sorted({call for part in parts for call in part.imported})
         return {"kept": list(tests), "left_out": left_out, "calls": calls, "imported": imported}
 
-    def _thrice(self, modules: Sequence[str]) -> _Part:
-        """Run the tests of some files twice, and in another order."""
+    def _repeatedly(self, modules: Sequence[str]) -> _Part:
+        """Run the tests of some files twice, in another order, and with clocks that hurry."""
         left_out: dict[str, str] = {}
         first = self.once(modules, left_out, trace=True)
         for file, why in first.errors.items():
@@ -95,9 +96,10 @@ class Trials:
         rest = [name for name in passing if name in chosen]
         second = self.once(rest, left_out) if rest else first
         third = self.once(rest, left_out, reverse=True) if rest else first
+        fourth = self.once(rest, left_out, hurried=True) if rest else first
         kept: dict[str, run.Test] = {}
         for name, test in first.tests.items():
-            why = left_out.get(name) or _why(test, [result.tests.get(name) for result in (second, third)])
+            why = left_out.get(name) or _why(test, [result.tests.get(name) for result in (second, third, fourth)])
             if why:
                 left_out[name] = why
             else:
@@ -186,11 +188,13 @@ def _why(test: run.Test, others: Sequence[run.Test | None]) -> str:
         phases = ", ".join(test.phases)
         lines = test.message.strip().splitlines()
         return f"does not pass here ({phases}){': ' + lines[0][:160] if lines else ''}"
-    repeated, reversed_ = others
+    repeated, reversed_, hurried = others
     if repeated is None or not repeated.passed:
         return "flaky: passes only sometimes"
     if reversed_ is None or not reversed_.passed:
         return "depends on the order of the tests"
     if max(test.seconds, repeated.seconds) > SLOW:
         return f"slow: takes more than {SLOW:g} s"
+    if hurried is None or not hurried.passed:
+        return "depends on how long something takes"
     return ""

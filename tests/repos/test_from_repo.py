@@ -345,6 +345,7 @@ def test_the_expert_edits_only_what_it_has_seen(tinysums: Path, where: Stage) ->
         seen = [line[6:].strip() for text in shown for line in text.splitlines()]
         edited = [call for message in played.messages for call in message.tool_calls if call.name == "edit"]
         assert edited and played.score == 1.0
+        assert re.search(r"\d+ passed, \d+ deselected</out>$", played.messages[-2].content)  # none that fails anyhow
         for call in edited:
             assert {line.strip() for line in call.arguments["old"].splitlines()} <= set(seen)
 
