@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from agentrl.envs.base import Environment
+from agentrl.envs import Environment, tool
 from agentrl.envs.edits import substituted
-from agentrl.envs.tools import tool
 
 MAX_FILE = 500_000
 """Bytes of the longest file that can be viewed or edited."""
