@@ -13,8 +13,6 @@ MAX_FILE = 500_000
 """Bytes of the longest file that can be viewed or edited."""
 MAX_LINES = 200
 """Lines that `view` shows at once."""
-NEAR_FILE = 40_000
-"""Characters of a file in which the nearest lines to the old text of an edit are looked for."""
 MAX_DEFINITIONS = 20_000
 """Definitions among which similar names are looked for."""
 
@@ -45,7 +43,7 @@ class CodingEnvironment(Environment):
     def objection(self, answer: str) -> str:
         """Send back a message that ends the episode before anything was done, or while the tests fail."""
         if self._failing:
-            return "The tests that you ran last fail. Read what they say, view the function again and edit it."
+            return "The tests that you ran last fail. Read what they say, and change what you wrote."
         return "" if self._acted else self.idle()
 
     def idle(self) -> str:
@@ -116,7 +114,7 @@ class CodingEnvironment(Environment):
         place = inside(path)
         text = self.box.read(place, limit=MAX_FILE).decode("utf-8", "surrogateescape")
         try:
-            changed = substituted(path, text, old, new, looked_at=NEAR_FILE)
+            changed = substituted(path, text, old, new)
         except ValueError as error:
             raise ValueError(f"{again}{error}") from None
         self.box.write(place, changed.encode("utf-8", "surrogateescape"))

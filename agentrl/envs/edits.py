@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-NEAR_FILE, NEAR_OLD, NEAR_LINE = 8_000, 1_000, 120
+NEAR_FILE, NEAR_OLD, NEAR_LINE = 24_000, 1_000, 120
 """Characters of a file, of an old text and of a line that are compared, so that it takes milliseconds for any text."""
 MOVED_LINES = 200
 """Lines of an old text that are looked for with another indentation."""
@@ -12,15 +12,15 @@ NEAR_SHOWN = 320
 """Characters of the nearest lines that are shown: they fit into an error."""
 
 
-def substituted(path: str, text: str, old: str, new: str, *, looked_at: int = NEAR_FILE) -> str:
+def substituted(path: str, text: str, old: str, new: str) -> str:
     """Return a file's text with one place replaced; raise ValueError with what to write instead. Lines that stand there
     once, but with another indentation, are taken for meant, and the new ones are moved alike."""
     count = text.count(old) if old else 0
-    if count == 0 and (moved := indented(text[:looked_at], old, new)):
+    if count == 0 and (moved := indented(text[:NEAR_FILE], old, new)):
         old, new = moved
         count = text.count(old)
     if count == 0:
-        lines = nearest(text, old, looked_at)
+        lines = nearest(text, old)
         if not lines:
             raise ValueError(f"the old text is not in {path}; read the file and copy the lines to change from it")
         raise ValueError(f"the old text is not in {path}; copy it from the file, where the nearest lines are:\n{lines}")
@@ -59,9 +59,9 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-def nearest(text: str, old: str, looked_at: int = NEAR_FILE) -> str:
+def nearest(text: str, old: str) -> str:
     """Return the lines of a file that are most like the old text of an edit; "" where none is."""
-    lines, wanted = text[:looked_at].splitlines(), old[:NEAR_OLD].splitlines()
+    lines, wanted = text[:NEAR_FILE].splitlines(), old[:NEAR_OLD].splitlines()
     if not wanted:
         return ""
     words, old_words = ([line[:NEAR_LINE].strip() for line in part] for part in (lines, wanted))

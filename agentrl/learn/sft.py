@@ -10,6 +10,7 @@ import copy
 import gc
 import math
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def warm_start(
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    heard.check()
+    check_applied(heard.steps, heard.skipped)
     model.load_state_dict(student.state_dict())  # into the same tensors: an engine may sample from them
     model.eval()
     del trainer, student
@@ -147,7 +148,6 @@ class _Listener(TrainerCallback):
         if not torch.stack(torch._foreach_norm(gradients)).isfinite().all():
             self.skipped += 1
             model.zero_grad(set_to_none=True)
-            self._say(f"warm start: step {self.steps} is skipped: its gradients are not finite")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._progress(state.global_step, state.max_steps)
@@ -157,13 +157,18 @@ class _Listener(TrainerCallback):
             self.losses.append(loss)
             self._say(f"warm start: step {state.global_step} of {state.max_steps}, loss {loss:.4f}")
 
-    def check(self) -> None:
-        """Raise where nothing was learnt, because no update could be applied."""
-        if self.steps and self.skipped == self.steps:
-            raise UserError(
-                f"warm start: none of its {self.steps} updates had finite gradients; lower warm_start.lr, or try "
-                "model.dtype: float32"
-            )
+
+def check_applied(steps: int, skipped: int) -> None:
+    """Warn of updates that were skipped because their gradients were not finite; where all were, raise UserError."""
+    if skipped and skipped == steps:
+        raise UserError(
+            f"warm start: none of its {steps} updates had finite gradients; lower warm_start.lr, or try "
+            "model.dtype: float32"
+        )
+    if skipped:
+        warnings.warn(
+            f"warm start: {skipped} of {steps} updates were skipped: their gradients were not finite", stacklevel=2
+        )
 
 
 def _trainer_class(smoothing: float) -> Any:

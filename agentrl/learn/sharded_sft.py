@@ -11,6 +11,7 @@ import torch
 from agentrl.learn.attention import packed
 from agentrl.learn.pack import Batch, divide, pack
 from agentrl.learn.rank_learner import RankLearner, ShardOptimizer
+from agentrl.learn.sft import check_applied
 from agentrl.recipe import LearnerSection, WarmStartSection
 from agentrl.types import TrainingSample, Trajectory
 
@@ -45,7 +46,7 @@ def fine_tune(
     base = LearnerSection(lr=section.lr)
     optimizer = ShardOptimizer(learner, learner.optimizer.parameters, base)
     losses: list[float] = []
-    mean = float("nan")
+    mean, skipped = float("nan"), 0
     learner.model.train()
     with learner._scorer.at(temperature=1.0, smoothing=section.smoothing):
         for step in range(total):
@@ -54,13 +55,19 @@ def fine_tune(
             first = step % steps_per_epoch * section.batch
             chosen = [samples[i] for i in order[first : first + section.batch]]
             batch = pack(chosen, "token", micro_tokens=learner.recipe.learner.micro_tokens, dtype=learner._loss_dtype)
-            losses.append(_accumulate(learner, divide(batch, ranks)[rank]))
-            optimizer.step(optimizer.norm(), _factor(step, total))
-            if (step + 1) % every == 0 or step + 1 == total:
+            loss, norm = _accumulate(learner, divide(batch, ranks)[rank]), optimizer.norm()
+            if math.isfinite(float(norm)):
+                losses.append(loss)
+                optimizer.step(norm, _factor(step, total))
+            else:
+                skipped += 1
+                optimizer.zero()
+            if losses and ((step + 1) % every == 0 or step + 1 == total):
                 mean = math.fsum(losses) / len(losses)
                 losses.clear()
                 say(f"warm start: step {step + 1} of {total}, loss {mean:.4f}")
     learner.model.eval()
+    check_applied(total, skipped)
     learner.adopt()
     return mean
 

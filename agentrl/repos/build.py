@@ -107,7 +107,7 @@ class Builder:
         self.say(f"{len(kept)} tests kept, {len(left_out)} left out")
         self.names = self._timed("names-1", self.trials.names)
         graded = self._grading(kept)
-        left_out |= {name: f"cannot grade: {why}" for name, why in graded.items() if why}
+        left_out |= {name: f"{suite.CANNOT_GRADE}: {why}" for name, why in graded.items() if why}
         grading = [name for name in kept if not graded[name]]
         self.say(f"{len(grading)} tests can grade")
         if len(grading) < MIN_GRADING:

@@ -15,6 +15,9 @@ from agentrl.repos.mutate import Change, Function, functions
 from agentrl.repos.root import Lock
 from agentrl.types import Split
 
+CANNOT_GRADE, NOT_TRIED = "cannot grade", "more than"
+"""How the reasons begin for which a test that always passes, or may, is left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -71,7 +74,7 @@ class Suite:
     @property
     def unsteady(self) -> list[str]:
         """Return the tests that do not always pass, whatever the fault: they would tell an agent nothing."""
-        return [name for name, why in self.left_out.items() if not why.startswith(("cannot grade", "more than"))]
+        return [name for name, why in self.left_out.items() if not why.startswith((CANNOT_GRADE, NOT_TRIED))]
 
     def levels(self) -> range:
         return range(1, max(recipe.level for recipe in self.recipes) + 1)

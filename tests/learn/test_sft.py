@@ -91,9 +91,8 @@ def poisoned(calls: range) -> tuple[torch.nn.Module, object]:
 def test_an_update_that_is_no_number_is_skipped() -> None:
     model, tokenizer = poisoned(range(3, 5))
     section = WarmStartSection(demonstrations=8, epochs=10, lr=0.01, batch=8)
-    said: list[str] = []
-    loss = warm_start(model, tokenizer, [demonstration()] * 8, section, seed=1, micro_tokens=64, say=said.append)
-    assert sum("skipped" in line for line in said) == 2
+    with pytest.warns(UserWarning, match="2 of 10 updates were skipped"):
+        loss = warm_start(model, tokenizer, [demonstration()] * 8, section, seed=1, micro_tokens=64, say=lambda _: None)
     assert np.isfinite(loss)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 

@@ -1,17 +1,23 @@
-"""The warm start on ranks: its loss is TRL's cross-entropy, its learning rate transformers' schedule."""
+"""The warm start on ranks: its loss is TRL's cross-entropy, its learning rate transformers' schedule; what is no number
+is skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import get_cosine_schedule_with_warmup
 
+from agentrl.errors import UserError
+from agentrl.learn import sharded_sft
 from agentrl.learn.learner import Learner
 from agentrl.learn.model_check import probe_sequences
 from agentrl.learn.sharded_sft import WARMUP, _factor
+from agentrl.recipe import WarmStartSection
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.05])
@@ -43,3 +49,38 @@ def test_the_learning_rate_is_that_of_the_ordinary_warm_start(total: int) -> Non
         adam.step()
         schedule.step()
     assert [_factor(step, total) for step in range(total)] == pytest.approx(theirs)
+
+
+class _Optimizer:
+    """Counts the updates; the gradients of some are no numbers."""
+
+    def __init__(self, wrong: set[int]) -> None:
+        self.wrong, self.seen, self.applied, self.cleared = wrong, 0, 0, 0
+
+    def norm(self) -> torch.Tensor:
+        self.seen += 1
+        return torch.tensor(float("nan") if self.seen in self.wrong else 1.0)
+
+    def step(self, norm: torch.Tensor, factor: float) -> None:
+        self.applied += 1
+
+    def zero(self) -> None:
+        self.cleared += 1
+
+
+@pytest.mark.parametrize("wrong", [{2}, {1, 2, 3, 4}])
+def test_updates_that_are_no_numbers_are_skipped(wrong: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, learner = _Optimizer(wrong), MagicMock()
+    monkeypatch.setattr(sharded_sft, "ShardOptimizer", lambda *_: optimizer)
+    monkeypatch.setattr(sharded_sft, "_accumulate", lambda *_: float("nan") if optimizer.seen + 1 in wrong else 2.0)
+    monkeypatch.setattr(sharded_sft, "pack", MagicMock())
+    monkeypatch.setattr(sharded_sft, "divide", lambda *_: [None])
+    how: dict[str, Any] = {"seed": 0, "rank": 0, "ranks": 1, "say": lambda _: None}
+    section = WarmStartSection(demonstrations=8, epochs=1, batch=2)
+    if len(wrong) == 4:
+        with pytest.raises(UserError, match="none of its 4 updates had finite gradients"):
+            sharded_sft.fine_tune(learner, [MagicMock()] * 8, section, **how)
+    else:
+        with pytest.warns(UserWarning, match="1 of 4 updates were skipped"):
+            assert sharded_sft.fine_tune(learner, [MagicMock()] * 8, section, **how) == 2.0
+    assert (optimizer.applied, optimizer.cleared) == (4 - len(wrong), len(wrong))

@@ -135,5 +135,6 @@ def test_pytest_is_not_compiled_again_in_every_sandbox(pool: Pool, tmp_path: Pat
     built = root.ready(lock_of(str(tiny.archive(tmp_path)), (), lambda _: None))
     with pool.take(run.spec_of(built, {})) as box:
         done = box.exec(["python3", "-c", "import _pytest.config as c, pluggy as p; print(c.__cached__, p.__cached__)"])
-    for place in done.stdout.decode().split():
+    config, pluggy = done.stdout.decode().split()
+    for place in (config, pluggy):
         assert (built.site / place.removeprefix(f"{root.SITE}/")).is_file()

@@ -294,6 +294,6 @@ def test_a_run_that_was_late_while_this_process_starved_is_made_again(
 
 
 def test_an_answer_that_is_a_tower_of_powers_is_wrong_at_once(score: Callable[..., float], submit: Any) -> None:
-    start = time.thread_time()
+    start = time.process_time()
     assert score(Answer(lambda task: "2", kind="expression"), submit("^".join("1" * 55))) == 0.0
-    assert time.thread_time() - start < ENOUGH_S
+    assert time.process_time() - start < ENOUGH_S
