@@ -37,9 +37,11 @@ ARMS: dict[str, list[str]] = {
     "uniform": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "learner.groups_per_step=18"]
     + ["eval.every=5"],
     "levels": ["curriculum={type: levels}", "eval.every=10"],
+    "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=12"],
 }
 """By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of each holds about 6 groups
-with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between evaluations."""
+with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between evaluations. `small` is uniform
+with three times the steps, of 6 groups each: about 2 with a signal."""
 OURS = "learnability"
 TURNS = {"countdown": 8, "search": 16}
 COMMON = [
@@ -47,6 +49,7 @@ COMMON = [
     "group_filter.max_extra=8", "learner.groups_per_step=6", "learner.micro_tokens=8192", "learner.warmup=2",
     "async={enabled: false}", "checkpoint={every: 0, keep: 1}", "rollout.engine.servers=1",
 ]  # fmt: skip
+TOKENS = 800_000
 DRAWS = 2000
 """Resamples of the seeds for the intervals of ratios."""
 
@@ -81,19 +84,26 @@ def warm_started(env: str, *, out: Path, model: Path, recipe: Path, demonstratio
     return folder
 
 
-def gather(out: Path, env: str, seeds: int) -> dict[str, dict[int, Curve]]:
-    """Curves by arm and seed: those of arms that have begun, for seeds that all of these have."""
+def gather(out: Path, env: str, seeds: int, tokens: float = 0.0) -> dict[str, dict[int, Curve]]:
+    """Curves by arm and seed, of runs that were evaluated after that many tokens or more, and of seeds that ours has.
+
+    All runs start from one policy, so their first evaluations are one figure: their mean.
+    """
     curves = {
         arm: {
             seed: points
             for seed in range(seeds)
-            if len(points := curve(log_of(out, name_of(env, arm, seed)))) > 1
+            if len(points := curve(log_of(out, name_of(env, arm, seed)))) > 1 and points[-1][0] >= tokens
         }
         for arm in ARMS
     }  # fmt: skip
-    begun = {arm: runs for arm, runs in curves.items() if runs}
-    common = set.intersection(*(set(runs) for runs in begun.values())) if begun else set()
-    return {arm: {seed: runs[seed] for seed in sorted(common)} for arm, runs in begun.items()} if common else {}
+    begin = float(np.mean([points[0][1] for runs in curves.values() for points in runs.values()] or [0.0]))
+    ours = curves[OURS]
+    found = {
+        arm: {seed: [(points[0][0], begin), *points[1:]] for seed, points in runs.items() if seed in ours}
+        for arm, runs in curves.items()
+    }
+    return {arm: runs for arm, runs in found.items() if runs}
 
 
 def ratio_of_tokens(ours: Sequence[Curve], theirs: Sequence[Curve], tokens: float) -> dict[str, float]:
@@ -129,31 +139,34 @@ def informative(out: Path, env: str, arm: str, seeds: Sequence[int]) -> float:
     return round(float(np.mean([row["rollout/informative"] for row in rows])), 3)
 
 
-def summarise(out: Path, env: str, seeds: int) -> dict[str, Any] | None:
-    """Success at equal tokens and on the way there, by arm, and what sets ours apart from each of the others."""
-    curves = gather(out, env, seeds)
-    if not curves:
+def summarise(out: Path, env: str, seeds: int, tokens: float | None = None) -> dict[str, Any] | None:
+    """Success at equal tokens and on the way there, by arm, and what sets ours apart from each of the others.
+
+    Without `tokens` they are compared at the most that every run has an evaluation for. An arm is paired with ours
+    over the seeds that both have.
+    """
+    curves = gather(out, env, seeds, tokens or 0.0)
+    if len(curves) < 2:
         return None
-    tokens = min(points[-1][0] for runs in curves.values() for points in runs.values())
+    tokens = tokens or min(points[-1][0] for runs in curves.values() for points in runs.values())
     grid = np.linspace(0.0, tokens, 201)
-    chosen = list(next(iter(curves.values())))
-    area = {arm: [float(np.mean([at(p, x) for x in grid])) for p in runs.values()] for arm, runs in curves.items()}
-    last = {arm: [at(points, tokens) for points in runs.values()] for arm, runs in curves.items()}
-    report: dict[str, Any] = {"env": env, "tokens": tokens, "seeds": chosen, "arms": {}}
+    ours = curves[OURS]
+    area = {arm: {n: float(np.mean([at(p, x) for x in grid])) for n, p in runs.items()} for arm, runs in curves.items()}
+    report: dict[str, Any] = {"env": env, "tokens": tokens, "arms": {}}
     for arm, runs in curves.items():
-        report["arms"][arm] = {
-            "success": bootstrap(last[arm]).as_dict(),
-            "area": bootstrap(area[arm]).as_dict(),
-            "levels_at_its_end": last_levels(out, env, arm, chosen),
-            "informative": informative(out, env, arm, chosen),
+        row = report["arms"][arm] = {
+            "seeds": list(runs),
+            "success": bootstrap([at(points, tokens) for points in runs.values()]).as_dict(),
+            "area": bootstrap(list(area[arm].values())).as_dict(),
+            "levels_at_its_end": last_levels(out, env, arm, list(runs)),
+            "informative": informative(out, env, arm, list(runs)),
             "curves": {str(seed): [[round(x), round(y, 4)] for x, y in points] for seed, points in runs.items()},
         }
-        if arm != OURS and OURS in curves:
-            apart = [a - b for a, b in zip(area[OURS], area[arm], strict=True)]
-            report["arms"][arm]["area_less_than_ours"] = bootstrap(apart).as_dict()
-            report["arms"][arm]["times_our_tokens"] = ratio_of_tokens(
-                list(curves[OURS].values()), list(runs.values()), tokens
-            )
+        if arm != OURS:
+            last = [at(ours[seed], tokens) - at(points, tokens) for seed, points in runs.items()]
+            row["success_less_than_ours"] = bootstrap(last).as_dict()
+            row["area_less_than_ours"] = bootstrap([area[OURS][seed] - area[arm][seed] for seed in runs]).as_dict()
+            row["times_our_tokens"] = ratio_of_tokens([ours[seed] for seed in runs], list(runs.values()), tokens)
     return report
 
 
@@ -166,15 +179,16 @@ def table(report: dict[str, Any]) -> str:
         return f"{value['value']:{sign}.{digits}f} [{value['low']:{sign}.{digits}f}, {value['high']:{sign}.{digits}f}]"
 
     lines = [
-        f"| {report['env']}, {len(report['seeds'])} seeds | success after {report['tokens'] / 1000:.0f}k tokens "
-        f"| mean on the way | {OURS} less this one | times {OURS}'s tokens | groups with a signal "
+        f"| {report['env']} | seeds | success after {report['tokens'] / 1000:.0f}k tokens | mean on the way "
+        f"| {OURS} less this one, at the end | on the way | times {OURS}'s tokens | groups with a signal "
         "| by level at the end |",
-        "|---|---|---|---|---|---|---|",
+        "|---" * 9 + "|",
     ]
     for arm, row in report["arms"].items():
         levels = ", ".join(f"{value:.2f}" for value in row["levels_at_its_end"].values())
         lines.append(
-            f"| {arm} | {cell(row['success'])} | {cell(row['area'])} | {cell(row.get('area_less_than_ours'), '+')} "
+            f"| {arm} | {len(row['seeds'])} | {cell(row['success'])} | {cell(row['area'])} "
+            f"| {cell(row.get('success_less_than_ours'), '+')} | {cell(row.get('area_less_than_ours'), '+')} "
             f"| {cell(row.get('times_our_tokens'), digits=2)} | {row['informative']:.2f} | {levels} |"
         )
     return "\n".join(lines)
@@ -188,7 +202,7 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
-    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green"), strict=True))
+    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green", "tab:red"), strict=True))
     for axis, report in zip(axes[0], reports, strict=True):
         grid = np.linspace(0.0, report["tokens"], 101)
         for arm, row in report["arms"].items():
@@ -196,15 +210,15 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
             for points in runs:
                 axis.plot(*zip(*points, strict=True), color=colours[arm], alpha=0.25, lw=1)
             mean = [float(np.mean([at(points, x) for points in runs])) for x in grid]
-            axis.plot(grid, mean, color=colours[arm], lw=2.5, label=arm)
+            axis.plot(grid, mean, color=colours[arm], lw=2.5, label=f"{arm} ({len(runs)} seeds)")
         axis.set_xlim(0.0, report["tokens"])
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
-        axis.set_title(f"{report['env']}, {len(report['seeds'])} seeds")
+        axis.set_title(report["env"])
         axis.set_xlabel("sampled tokens, dropped groups included")
+        axis.legend(loc="upper left", frameon=False)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("held-out success, mean over levels")
-    axes[0][0].legend(loc="lower right", frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -216,7 +230,7 @@ def main() -> None:
     parser.add_argument("--envs", default="countdown,search")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--urls", default="", help="running SGLang servers, one for each run at once")
-    parser.add_argument("--tokens", type=int, default=800_000, help="what each run may sample")
+    parser.add_argument("--tokens", type=int, help="what each run may sample (800,000), or where they are compared")
     parser.add_argument("--demonstrations", type=int, default=384)
     parser.add_argument("--figure", type=Path, help="write the curves to this file")
     chosen = parser.parse_args()
@@ -229,7 +243,7 @@ def main() -> None:
             starts = dict(zip(envs, pool.map(partial(begin, demonstrations=chosen.demonstrations), envs), strict=True))
         # All arms of a seed side by side: whenever this is stopped, what is there can be compared.
         runs = {
-            name_of(env, arm, seed): settings(env, arm, seed, starts[env], chosen.tokens) + chosen.more
+            name_of(env, arm, seed): settings(env, arm, seed, starts[env], chosen.tokens or TOKENS) + chosen.more
             for seed in range(chosen.seeds)
             for env in envs
             for arm in arms
@@ -238,7 +252,8 @@ def main() -> None:
         missing = [name for name in runs if not finished(chosen.out, name)]
         if missing:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
-    reports = [report for env in envs if (report := summarise(chosen.out, env, chosen.seeds))]
+    compared = chosen.tokens if chosen.summarise else None
+    reports = [report for env in envs if (report := summarise(chosen.out, env, chosen.seeds, compared))]
     if not reports:
         raise SystemExit(f"{chosen.out}: no seed has two evaluations under every arm yet")
     if chosen.figure:
