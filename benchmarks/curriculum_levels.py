@@ -32,7 +32,7 @@ from benchmarks.curriculum_real import Curve, at, curve
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-countdown.yaml"
 ARMS: dict[str, list[str]] = {
-    "learnability": ["curriculum={type: learnability, repeats: 2}", "eval.every=10"],
+    "learnability": ["curriculum={type: learnability}", "eval.every=10"],
     "dynamic": ["curriculum={type: uniform}", "eval.every=4"],
     "uniform": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "learner.groups_per_step=18"]
     + ["eval.every=5"],
@@ -40,8 +40,8 @@ ARMS: dict[str, list[str]] = {
     "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=12"],
 }
 """By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of each holds about 6 groups
-with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between evaluations. `small` is uniform
-with three times the steps, of 6 groups each: about 2 with a signal."""
+with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between evaluations.
+`small` is uniform with three times the steps, of 6 groups each: about 2 with a signal."""
 OURS = "learnability"
 TURNS = {"countdown": 8, "search": 16}
 COMMON = [

@@ -74,9 +74,9 @@ class LearnabilityCurriculum(Section):
     """The same for what sets a task apart from others of its level and tags."""
     candidates: Count = 64
     """Tasks compared per draw. More find better tasks and take longer."""
-    repeats: Count | None = None
-    """How often a task is drawn while its level still has new ones. By default as long as it is in the band. Set it to
-    2 or so where tasks are generated without end, so that the policy does not learn single ones by heart."""
+    repeats: Count | None = 2
+    """How often a task is drawn while its level still has new ones, so that the policy does not learn single tasks by
+    heart. `null` sets no limit: a task comes back as long as it is in the band."""
 
     @field_validator("band")
     @classmethod
