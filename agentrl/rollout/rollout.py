@@ -20,7 +20,7 @@ from agentrl.engines.base import Sampling
 from agentrl.envs.base import Environment
 from agentrl.envs.episode import Episode
 from agentrl.envs.fork import ForkedEpisode
-from agentrl.envs.play import Action, Played, Stop, drive, system_works
+from agentrl.envs.play import Action, Played, Stop, drive, message_of, system_works
 from agentrl.errors import EngineError, Halted, InfraError, InvariantError, UserError, fault_of
 from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.branch import Border, Borders, Branching, continued
@@ -29,7 +29,7 @@ from agentrl.rollout.render import Renderer
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
 from agentrl.rollout.thinking import sample_turn, think_budget
 from agentrl.rollout.token_log import TokenLog
-from agentrl.types import BRANCH, Completion, Outcome, Task, Trajectory, Verdict, turns_in
+from agentrl.types import BRANCH, Completion, Outcome, Source, Task, Trajectory, Verdict, turns_in
 from agentrl.verifiers.base import Boxes, Context, Judge, Submission, Verifier
 from agentrl.verifiers.busy import off_the_clock
 from agentrl.verifiers.grade import grade
@@ -105,6 +105,8 @@ class RolloutId:
     """The task's index within its split and level: another process builds the task from it."""
     branching: Branching | None = None
     """What is played from the borders between its turns, where the algorithm values states."""
+    head_start: float = 0.0
+    """The share of the expert's turns that are played before the policy's first one."""
     feedback: str = ""
     """What follows the task's prompt in a later try of the same task (`agentrl eval --strategy retry`): only what the
     policy may know of its earlier ones, never anything of their verdicts."""
@@ -135,12 +137,13 @@ async def rollout(
 ) -> Trajectory:
     """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix."""
     borders: Borders | None = None
+    begun = head_start(renderer, runtime, task, rollout_id.head_start, budget.turns)
 
     def attempt(earlier: Sequence[Call], origin: Border | None = None, own: RolloutId = rollout_id) -> _Turns:
         nonlocal borders
         chosen = sampling or SamplingParams()
         source = Replay(engine, earlier) if earlier else engine
-        turns = _Turns(source, renderer, task, own, budget, chosen, states=runtime.states, origin=origin)
+        turns = _Turns(source, renderer, task, own, budget, chosen, begun, states=runtime.states, origin=origin)
         borders = turns.borders if origin is None else borders
         return turns
 
@@ -160,6 +163,17 @@ async def rollout(
     if branching is None or borders is None:
         return trajectory
     return await continued(trajectory, borders, branching, continuation)
+
+
+def head_start(
+    renderer: Renderer, runtime: EnvRuntime, task: Task, share: float, turns: int | None = None
+) -> list[tuple[int, ...]]:
+    """Return the tokens of the expert's first turns, for that share of them: never of all, nor of all `turns`."""
+    if not share:
+        return []
+    actions = runtime.make().expert(task)
+    count = min(max(1, round(share * len(actions))), len(actions) - 1, (turns or len(actions)) - 1)
+    return [renderer.write(message_of(action)) for action in actions[:count]]
 
 
 class Attempt(Protocol):
@@ -275,17 +289,20 @@ class _Turns:
         rollout_id: RolloutId,
         budget: Budget,
         sampling: SamplingParams,
+        head_start: Sequence[tuple[int, ...]] = (),
         *,
         states: bool = False,
         origin: Border | None = None,
     ) -> None:
-        """`origin` is the border from which another episode is continued."""
+        """`origin` is the border from which another episode is continued, `head_start` what the expert does first."""
         self.engine, self.renderer, self.task = engine, renderer, task
         self.rollout_id, self.budget, self.sampling = rollout_id, budget, sampling
         self._states: list[str] | None = [] if states else None
         """The hash of the state before each turn, where it is wanted."""
         self.borders = Borders() if rollout_id.branching else None
         """Where the episode stood between its turns, where it is branched from."""
+        self._head_start = deque(head_start)
+        """The expert's turns that are still to be played."""
         self._origin, self._think = origin, think_budget(budget.think_tokens, renderer)
         self.log = origin.log.continuation() if origin else TokenLog()
         self._turn = origin.turn if origin else 0
@@ -334,6 +351,8 @@ class _Turns:
         """Show the policy what came of its last turn, sample the next one, and parse it."""
         episode.stage = "environment"
         budget = self.budget
+        if self._head_start:
+            return self._experts_turn(episode)
         if self.borders is not None:
             with off_the_clock():  # the policy has not asked for it
                 reached = self.borders.reach(episode, self._turn, self.log, self._completion, aside=self._aside)
@@ -357,6 +376,20 @@ class _Turns:
             # Cut off by a budget: its calls may be half written, so none of them is carried out.
             episode.transcript.append(message)
             return Stop("max_tokens")
+        self._aside = self._aside or self.renderer.aside(message)
+        return message
+
+    def _experts_turn(self, episode: Episode) -> Action | Stop:
+        """Play the expert's next turn; its tokens are context, as if the policy had read them."""
+        span, tokens = self._span(episode), self._head_start.popleft()
+        self.log.append(span)
+        if len(self.log) + len(tokens) >= self.budget.context:
+            return Stop("max_tokens")
+        self.log.append(Span(tokens, Source.OBSERVATION.to_bytes() * len(tokens)))
+        unsampled = (0.0,) * len(tokens), (-1,) * len(tokens)
+        self._completion = Completion(token_ids=tokens, logprobs=unsampled[0], versions=unsampled[1], finish="stop")
+        self._turn += 1
+        message = self.renderer.parse(tokens, episode.tools)
         self._aside = self._aside or self.renderer.aside(message)
         return message
 

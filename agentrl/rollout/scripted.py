@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 
 from agentrl.engines.base import Sampling
+from agentrl.envs.play import message_of
 from agentrl.errors import EngineError
 from agentrl.rollout.render import Renderer
-from agentrl.types import Completion, Message, ToolCall
+from agentrl.types import Completion, ToolCall
 
 
 class ScriptedEngine:
@@ -16,7 +17,7 @@ class ScriptedEngine:
 
     def __init__(self, renderer: Renderer, actions: Sequence[ToolCall | str]) -> None:
         self._renderer, self._actions = renderer, list(actions)
-        self._turns = [renderer.write(_message(action)) for action in actions]
+        self._turns = [renderer.write(message_of(action)) for action in actions]
         self.summarising = False
         """Whether the next request asks for a summary of what was done so far, instead of the next action."""
 
@@ -39,13 +40,7 @@ class ScriptedEngine:
         calls = [f"{a.name}({json.dumps(a.arguments)})" for a in done if isinstance(a, ToolCall)]
         for left_out in range(len(calls) + 1):
             shown = ["..."] * (left_out > 0) + calls[left_out:]
-            tokens = self._renderer.write(_message("Done so far: " + "; ".join(shown)))
+            tokens = self._renderer.write(message_of("Done so far: " + "; ".join(shown)))
             if len(tokens) <= room:
                 break
         return tokens
-
-
-def _message(action: ToolCall | str) -> Message:
-    if isinstance(action, str):
-        return Message(role="assistant", content=action)
-    return Message(role="assistant", content="", tool_calls=(action,))
