@@ -38,6 +38,7 @@ from agentrl.curriculum.tasks import Source, Tasks
 from agentrl.envs.base import Environment
 from agentrl.learn.advantage import estimate
 from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum, LevelsCurriculum, PoolsCurriculum
+from agentrl.statistics import bootstrap
 from agentrl.types import Split, Task
 
 Floats = NDArray[np.float64]
@@ -123,12 +124,10 @@ class Learner:
         self._difficulty += world.tag_spread * np.linspace(-1.0, 1.0, TAGS)[self.tag]
         self._by_heart, self._mean = np.zeros(n), np.zeros(n)
         self._square, self._steps = 0.0, 0
-        # A group's advantages depend on how many of it passed: one call of the library for each possible count.
-        self._passed, self._failed = np.zeros(GROUP + 1), np.zeros(GROUP + 1)
-        for k in range(1, GROUP):
-            scores = [np.array([1.0])] * k + [np.array([0.0])] * (GROUP - k)
-            values = estimate("group", [scores])[0]
-            self._passed[k], self._failed[k] = float(values[0][0]), float(values[-1][0])
+        # A group's advantages depend on how many of it passed.
+        groups = [[np.array([float(at < passed)]) for at in range(GROUP)] for passed in range(GROUP + 1)]
+        advantages = np.array(estimate("group", groups))
+        self._passed, self._failed = advantages[:, 0, 0], advantages[:, -1, 0]
 
     def rates(self, tasks: Ints | slice = slice(None)) -> Floats:
         """The true pass rate of tasks that can be drawn."""
@@ -225,7 +224,10 @@ class Method:
     def draw(self, number: int, taken: Sequence[int]) -> Ints:
         """That many tasks."""
         if self._chooser is None:
-            return self._best(number, taken)
+            p = self._learner.rates()
+            worth = p * (1 - p) + 1e-9 * self._rng.random(len(p))
+            worth[list(taken)] = -1.0  # the same task twice under one policy teaches little
+            return np.argpartition(-worth, number)[:number]
         self._choices = [self._chooser.choose(self._rng) for _ in range(number)]
         return np.array([number_of(choice.level, choice.index) for choice in self._choices])
 
@@ -241,12 +243,6 @@ class Method:
                 if self.group_filter.may_spare([1.0] * passed + [0.0] * (first - passed), GROUP - first, choice.belief):
                     score[at], count[at] = passed, first
         return Rollouts(groups.tasks, score, groups.gradient, count)
-
-    def _best(self, number: int, taken: Sequence[int]) -> Ints:
-        p = self._learner.rates()
-        worth = p * (1 - p) + 1e-9 * self._rng.random(len(p))
-        worth[list(taken)] = -1.0  # the same task twice under one policy teaches little
-        return np.argpartition(-worth, number)[:number]
 
     def observe(self, groups: Rollouts, version: int) -> None:
         """What came of the last draw."""
@@ -316,8 +312,7 @@ def run(world: World, method: str, seed: int) -> Run:
 
 
 def _sigmoid(x: Floats) -> Floats:
-    found: Floats = 1.0 / (1.0 + np.exp(-np.clip(x, -60.0, 60.0)))
-    return found
+    return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
 
 Job = tuple[int, str, int]
@@ -346,30 +341,26 @@ def collect(jobs: Sequence[Job], processes: int, kept: Path | None) -> dict[Job,
     return {job: found[job] for job in jobs}
 
 
-def interval(values: Floats, rng: np.random.Generator) -> tuple[float, float, float]:
+def interval(values: Floats) -> tuple[float, float, float]:
     """Mean over worlds (columns) and seeds (rows), with a 95 % bootstrap interval over seeds."""
-    seeds = np.nanmean(values, axis=1)
-    again = seeds[rng.integers(len(seeds), size=(4000, len(seeds)))].mean(axis=1)
-    low, high = np.quantile(again, [0.025, 0.975])
-    return float(seeds.mean()), float(low), float(high)
+    found = bootstrap(np.nanmean(values, axis=1).tolist())
+    return found.value, found.low, found.high
 
 
 def summarise(logs: Floats, areas: Floats) -> dict[str, Any]:
     """By method, what it needs and reaches beside ours; arrays of methods × seeds × worlds."""
-    rng = np.random.default_rng(0)
     found: dict[str, Any] = {}
     for number, method in enumerate(METHODS):
         if method != "ours" and not np.isnan(logs[number]).all():
-            ratio = [math.exp(value) for value in interval(logs[number] - logs[0], rng)]
-            found[method] = {"rollouts": ratio, "area": interval(areas[number] - areas[0], rng)}
+            ratio = [math.exp(value) for value in interval(logs[number] - logs[0])]
+            found[method] = {"rollouts": ratio, "area": interval(areas[number] - areas[0])}
     return found
 
 
 def along(curve: Sequence[tuple[int, float]], spent: Floats) -> Floats:
     """Success after that many rollouts."""
     points = np.array(curve)
-    found: Floats = np.interp(spent, points[:, 0], points[:, 1])
-    return found
+    return np.asarray(np.interp(spent, points[:, 0], points[:, 1]))
 
 
 def measure(seeds: Sequence[int], processes: int, kept: Path | None) -> dict[str, Any]:
@@ -412,9 +403,7 @@ def draw_figure(found: dict[str, Any], path: str) -> None:
         for method, curve in curves.items():
             line = {"lw": 2.6 if method == "ours" else 1.4, "ls": "--" if method == "oracle" else "-"}
             axis.plot(*curve, label=method.replace("_", " "), color=COLOURS[method], **line)
-        others = [spent[-1] for method, (spent, _) in curves.items() if method != "ours"]
-        axis.set(title=name, xlim=(0, min(max(others), 3.0 * curves["ours"][0][-1])))
-        axis.set(xlabel="rollouts", ylabel="success on tasks never drawn")
+        axis.set(title=name, xlim=(0, 2.5 * curves["ours"][0][-1]), xlabel="rollouts", ylabel="success, held out")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
     bars = axes.flat[-1]
     for place, (method, value) in enumerate(found["all"].items()):
