@@ -10,8 +10,9 @@ never drawn, so what is known by heart does not count.
 
 Every method trains on rounds of 32 groups that carry a signal: those without one are dropped and others drawn in their
 place, as the recipe does by default. Only `uniform` keeps all; its rounds are three times as large, so that its first
-steps hold as many groups with a signal as the others'. Every rollout that begins counts as spent. All methods have the
-same learning rate. With --runs every run is kept in that file as it ends, and read instead of repeated the next time.
+steps hold as many groups with a signal as the others'. `small uniform` keeps rounds of 32, as one would who only turns
+the filter off: a step then costs a third, and teaches less. Every rollout that begins counts as spent. All methods have
+the same learning rate. With --runs every run is kept in that file as it ends, and read instead of repeated next time.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ LIMIT = 60_000
 METHODS: dict[str, Callable[[Tasks], Chooser] | None] = {
     "ours": lambda tasks: Learnability(LearnabilityCurriculum(repeats=2), tasks),
     "uniform": Uniform,
+    "small_uniform": Uniform,
     "dynamic_sampling": Uniform,
     "pools": lambda tasks: Pools(PoolsCurriculum(type="pools"), tasks),
     "levels": lambda tasks: Levels(LevelsCurriculum(type="levels"), tasks),
@@ -216,8 +218,8 @@ class Method:
         self._learner = learner
         make = METHODS[name]
         self._chooser = make(tasks) if make else None
-        self.dynamic = name != "uniform"
-        self.round = ROUND if self.dynamic else 3 * ROUND
+        self.dynamic = not name.endswith("uniform")
+        self.round = 3 * ROUND if name == "uniform" else ROUND
         self.group_filter = GroupFilter(GroupFilterSection(dynamic_sampling=self.dynamic), max_tokens=1024)
         self._choices: list[Choice] = []
 
@@ -388,14 +390,13 @@ def measure(seeds: Sequence[int], processes: int, kept: Path | None) -> dict[str
     return found
 
 
-COLOURS = dict(zip(METHODS, ("tab:blue", "tab:gray", "tab:orange", "tab:green", "tab:red", "black"), strict=True))
+COLOURS = dict(
+    zip(METHODS, ("tab:blue", "tab:gray", "tab:purple", "tab:orange", "tab:green", "tab:red", "black"), strict=True)
+)
 
 
 def draw_figure(found: dict[str, Any], path: str) -> None:
     """Success against rollouts in every world, and over all worlds what others need."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 3, figsize=(13, 7))
