@@ -167,7 +167,7 @@ async def grade(task: Item, text: str, boxes: Boxes, *, seconds: float = SECONDS
     if task.number:
         return ("passed" if number_of(text) == number_of(task.number) else "failed"), f"read {number_of(text)}"
     mark, fault = secrets.token_hex(16), ""
-    job = {"parts": parts_of(task, text), "mark": mark, "seconds": int(seconds)}
+    job = {"parts": parts_of(task, text), "mark": mark, "seconds": max(1, round(seconds))}
     for _ in range(2):
         try:
             async with boxes.box(SandboxSpec(limits=LIMITS)) as box:

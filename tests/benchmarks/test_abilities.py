@@ -92,30 +92,29 @@ def test_numbers_are_found(text: str, number: str | None) -> None:
     assert number_of(text) == (None if number is None else Fraction(number))
 
 
-def graded(task: Item, *answers: str, seconds: float = 10.0) -> list[str]:
-    """Grade answers to one task in real sandboxes."""
+def graded(*answers: tuple[Item, str], seconds: float = 10.0) -> list[str]:
+    """Grade answers to tasks in real sandboxes."""
 
     async def main() -> list[tuple[str, str]]:
         async with stage("namespace", limit=2) as where:
-            return await asyncio.gather(*(grade(task, answer, where.boxes, seconds=seconds) for answer in answers))
+            return await asyncio.gather(*(grade(task, text, where.boxes, seconds=seconds) for task, text in answers))
 
     return [outcome for outcome, _ in asyncio.run(main())]
 
 
+def block(code: str) -> str:
+    return f"Here it is:\n```python\n{code}\n```"
+
+
 def test_right_answers_pass(data: Path) -> None:
     """The references do, whatever they look like: the whole function, without its imports, or the rest of it alone."""
-    (task,) = load("humaneval", data)
+    human, mbpp, gsm8k = (load(name, data)[0] for name in ROWS)
     rest = ROWS["humaneval"]["canonical_solution"]
     main = f"from __future__ import annotations\n{BODY}\nif __name__ == '__main__':\n    1 / 0"
-    blocks = [f"```python\n{code}\n```" for code in (task.start + rest, BODY, rest, main)]
-    answers = [*blocks, rest, BODY]
-    assert graded(task, *answers) == ["passed"] * len(answers)
-    (task,) = load("mbpp", data)
-    assert graded(task, f"```python\n{ROWS['mbpp']['code']}\n```") == ["passed"]
-    (task,) = load("gsm8k", data)
-    assert graded(task, ROWS["gsm8k"]["answer"], "#### 1124", "", "#### 1125.0") == [
-        "passed", "failed", "failed", "passed",
-    ]  # fmt: skip
+    answers = [(human, text) for text in (*map(block, (human.start + rest, BODY, rest, main)), rest, BODY)]
+    answers += [(mbpp, block(ROWS["mbpp"]["code"])), (gsm8k, ROWS["gsm8k"]["answer"]), (gsm8k, "#### 1125.0")]
+    assert graded(*answers) == ["passed"] * len(answers)
+    assert graded((gsm8k, "#### 1124"), (gsm8k, "")) == ["failed", "failed"]
 
 
 def test_what_ends_before_the_tests_has_not_passed() -> None:
@@ -133,14 +132,14 @@ def test_what_ends_before_the_tests_has_not_passed() -> None:
         "def total(xs) return",
         "",
     )
-    assert graded(task, *(f"```python\n{answer}\n```" for answer in answers)) == ["failed"] * len(answers)
+    assert graded(*((task, block(answer)) for answer in answers)) == ["failed"] * len(answers)
 
 
 def test_what_never_ends_is_late() -> None:
     """By its own processor time, or by the clock where it uses none."""
     task = item("humaneval", ROWS["humaneval"])
     answers = ("def total(xs):\n    while True: ...", "import time\ndef total(xs):\n    time.sleep(60)")
-    assert graded(task, *(f"```python\n{answer}\n```" for answer in answers), seconds=1.0) == ["late", "late"]
+    assert graded(*((task, block(answer)) for answer in answers), seconds=0.5) == ["late", "late"]
 
 
 def report(passed: str, **changes: Any) -> dict[str, Any]:
