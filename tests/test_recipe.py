@@ -218,7 +218,10 @@ def test_fuzzed_files_are_recipes_or_recipe_errors(tmp_path_factory: pytest.Temp
     [
         ({"algorithm": {"type": "gigpo"}}, "credit: state wants a figure for every turn"),
         ({"rollout": {"compaction": {"type": "drop"}}}, "rollout.compaction rewrites the conversation"),
-        ({"envs": [{"name": "files", "agent": {"command": ["python", "agent.py"]}}]}, "the agent of files keeps its own"),
+        (
+            {"envs": [{"name": "files", "agent": {"command": ["python", "agent.py"]}}]},
+            "the agent of files keeps its own",
+        ),
     ],
 )
 def test_head_starts_are_refused_where_the_expert_cannot_play_first(more: dict[str, Any], said: str) -> None:

@@ -25,14 +25,7 @@ from numpy.typing import NDArray
 
 from agentrl.curriculum.difficulty_bins import CENTRES, DifficultyBins
 from agentrl.curriculum.group_stats import Choice, GroupStats
-from agentrl.curriculum.posterior import (
-    LIMIT,
-    Posterior,
-    as_beta,
-    band_probability,
-    expected_excess,
-    expected_variance,
-)
+from agentrl.curriculum.posterior import LIMIT, Posterior, as_beta, expected_excess, expected_variance
 from agentrl.curriculum.tasks import Tasks, own_share
 from agentrl.recipe import LearnabilityCurriculum
 
@@ -108,7 +101,7 @@ class Learnability:
         if len(self._best) == 1:
             return None
         means, variances, alive = self._by_level()
-        worth = self._worth(means, variances + self._posterior.apart) * alive
+        worth = expected_variance(means, variances + self._posterior.apart) * alive
         unknown = np.where(variances > KNOWN**2, np.square(worth / worth.max()), 0.0)
         part = np.maximum(unknown, np.minimum(1.0, self._lost() / LOST))
         last = np.full(len(means) + 1, -1)
@@ -158,12 +151,12 @@ class Learnability:
         own, width, lively = self._posterior.many(rows)
         lively = lively * np.array(self._own)[strata]
         logits, width = means[strata] + own, width + variances[strata]
-        now = self._worth(logits, width)
+        now = expected_variance(logits, width)
         bar = float(now.max(initial=0.0))
-        seen = (now + HORIZON * self._excess(logits, width, bar)) * lively
+        seen = (now + HORIZON * expected_excess(logits, width, bar)) * lively
         sampled = means + np.sqrt(variances) * rng.standard_normal(len(means))
         apart = self._posterior.apart
-        new = (self._worth(sampled, apart) + HORIZON * self._excess(sampled, apart, share * bar)) * alive
+        new = (expected_variance(sampled, apart) + HORIZON * expected_excess(sampled, apart, share * bar)) * alive
         new[[not self._has_new(stratum) for stratum in range(len(new))]] = 0.0
         best = float(new.max())
         odds = (best / max(share * float(seen.max(initial=0.0)), 1e-12)) ** PREFER_SEEN_OR_NEW
@@ -183,7 +176,7 @@ class Learnability:
         rates = 1.0 / (1.0 + np.exp(-centres))
         low, high = self._recipe.band
         inside = self._bins.counts * ((rates >= low) & (rates <= high) & among[:, None])
-        weights = inside * self._worth(centres, SEEN_VARIANCE) * alive[:, None]
+        weights = inside * expected_variance(centres, SEEN_VARIANCE) * alive[:, None]
         rows = np.array(self._bins.pick(weights, self._recipe.candidates, rng), dtype=np.int64)
         known = self._posterior.rows
         rows = rows[~known["pending"][rows]]
@@ -217,19 +210,6 @@ class Learnability:
         entry["drawn"], entry["pending"] = self._draws, True
         self._last[int(entry["stratum"])] = self._draws
         return Choice(int(entry["level"]), int(entry["index"]), self._posterior.beta(row))
-
-    def _worth(self, logits: Floats, variance: Floats | float) -> Floats:
-        """Return the expected learnability of tasks with these beliefs."""
-        if self._recipe.objective == "variance":
-            return expected_variance(logits, variance)
-        low, high = self._recipe.band
-        return band_probability(logits, variance, low, high)
-
-    def _excess(self, logits: Floats, variance: Floats | float, bar: float) -> Floats:
-        """Return by how much the worth of a task, once known, is expected to exceed the bar."""
-        if self._recipe.objective == "variance":
-            return expected_excess(logits, variance, bar)
-        return self._worth(logits, variance) * (1.0 - min(1.0, bar))
 
     # New tasks -------------------------------------------------------------------------------------------------
 

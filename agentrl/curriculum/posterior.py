@@ -77,15 +77,6 @@ def expected_excess(mean: Floats, variance: Floats | float, bar: float) -> Float
     return expected
 
 
-def band_probability(mean: Floats, variance: Floats | float, low: float, high: float) -> Floats:
-    """Return P(low ≤ p ≤ high) for a Gaussian logit; a logistic approximates the normal distribution within 0.01."""
-    scale = 1.702 / np.sqrt(np.maximum(variance, 1e-6))
-    bounds = [(math.log(b / (1.0 - b)) - mean) * scale for b in (low, high)]
-    lower, upper = (1.0 / (1.0 + np.exp(-np.clip(z, -60.0, 60.0))) for z in bounds)
-    probability: Floats = upper - lower
-    return probability
-
-
 def laplace(prior: float, variance: float, count: float, total: float) -> tuple[float, float]:
     """Return mode and variance of x ~ N(prior, variance) given `total` successes of `count` at rate sigmoid(x)."""
     low, high = prior - variance * (count - total), prior + variance * total  # the mode lies between: |slope| bounds it

@@ -63,8 +63,6 @@ class LearnabilityCurriculum(Section):
     """Selects this curriculum; the default."""
     band: tuple[Fraction, Fraction] = (0.2, 0.8)
     """Pass rates worth training on. Tasks below the band count as hopeless, tasks above it as solved."""
-    objective: Literal["variance", "band"] = "variance"
-    """What a task is worth: `variance` is the expected p(1-p), `band` the probability that p lies in the band."""
     floor: Fraction = 0.03
     """Share of draws spread over all strata (environment, level, tags) in turn, so that each keeps being tested.
     Raise it where levels change quickly."""

@@ -15,7 +15,6 @@ from agentrl.curriculum.group_stats import GroupStats
 from agentrl.curriculum.posterior import (
     Posterior,
     as_beta,
-    band_probability,
     expected_excess,
     expected_variance,
     laplace,
@@ -71,8 +70,6 @@ def test_closed_forms_are_near_the_integrals(mean: float, variance: float) -> No
     x = mean + math.sqrt(variance) * np.random.default_rng(0).standard_normal(400_000)
     p = 1.0 / (1.0 + np.exp(-x))
     assert float(expected_variance(np.array(mean), variance)) == pytest.approx((p * (1 - p)).mean(), abs=0.012)
-    inside = ((p >= 0.2) & (p <= 0.8)).mean()
-    assert float(band_probability(np.array(mean), variance, 0.2, 0.8)) == pytest.approx(inside, abs=0.025)
     a, b = as_beta(mean, variance)
     assert a / (a + b) == pytest.approx(p.mean(), abs=0.002)
     assert a * b / ((a + b) * (a + b + 1)) == pytest.approx((p * (1 - p)).mean(), abs=0.002)

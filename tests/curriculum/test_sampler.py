@@ -31,13 +31,12 @@ Rate = Callable[[Draw, int], float]
 
 KINDS: list[Curriculum] = [
     LearnabilityCurriculum(),
-    LearnabilityCurriculum(objective="band"),
     UniformCurriculum(type="uniform"),
     LevelsCurriculum(type="levels"),
     StagedCurriculum(type="staged", window=8),
     PoolsCurriculum(type="pools"),
 ]
-NAMES = ["variance", "band", "uniform", "levels", "staged", "pools"]
+NAMES = ["learnability", "uniform", "levels", "staged", "pools"]
 
 
 def by_level(draw: Draw, step: int) -> float:
