@@ -28,7 +28,7 @@ from agentrl.report.terminal import Progress, Show
 from agentrl.rollout.branch import Branching
 from agentrl.rollout.inflight import Draw, Finish, Play
 from agentrl.rollout.player import Gate, Player
-from agentrl.rollout.rollout import EnvRuntime, RolloutId
+from agentrl.rollout.request import EnvRuntime, RolloutId
 from agentrl.rollout.runtimes import source_versions
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.store import Store

@@ -26,7 +26,7 @@ from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentError, UserError
 from agentrl.eval.targets import find
 from agentrl.recipe import EnvSection, OpenaiEngine, Recipe, TransformersEngine
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.rollout.runtimes import runtimes as open_runtimes
 from agentrl.types import Message, Split
 from agentrl.verifiers.base import Context

@@ -18,7 +18,7 @@ from agentrl.metrics import Metrics, Row
 from agentrl.recipe import EvalSection, Recipe
 from agentrl.report import episode
 from agentrl.rollout.player import Player
-from agentrl.rollout.rollout import EnvRuntime, RolloutId
+from agentrl.rollout.request import EnvRuntime, RolloutId
 from agentrl.statistics import Interval
 from agentrl.types import Task, Trajectory
 

@@ -13,7 +13,7 @@ from agentrl import seeds
 from agentrl.envs.task_check import task_of
 from agentrl.recipe import Recipe
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.rollout.tool_formats import Hermes
 from agentrl.types import Task, ToolCall
 

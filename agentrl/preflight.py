@@ -19,7 +19,7 @@ from agentrl.recipe import EnvSection, OpenaiEngine, Recipe, SglangEngine, Sglan
 from agentrl.report import episode, tracking
 from agentrl.rollout import examples
 from agentrl.rollout.compaction import compacted_rollout, compaction_of
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Task, Trajectory
 

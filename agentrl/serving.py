@@ -22,7 +22,7 @@ from agentrl.recipe import OpenaiEngine, Recipe
 from agentrl.recipe.compaction import NO_ENDPOINT
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
 from agentrl.rollout.player import Gate, Player, RequestGate, budget_of, make_player, sampling_of
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.rollout.runtimes import makers
 from agentrl.rollout.runtimes import runtimes as open_runtimes
 from agentrl.rollout.thinking import think_budget

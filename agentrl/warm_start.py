@@ -16,7 +16,7 @@ from agentrl.rollout import examples
 from agentrl.rollout.compaction import compacted_rollout, compaction_of
 from agentrl.rollout.examples import Examples
 from agentrl.rollout.player import budget_of
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Task, Trajectory
 

@@ -33,7 +33,7 @@ from agentrl.errors import EngineError
 from agentrl.recipe import Recipe
 from agentrl.rollout.player import Player, make_player
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.rollout.runtimes import runtimes, source_versions
 from agentrl.types import Completion, Message, Outcome, Segment, Split, Task, ToolCall, Trajectory
 from benchmarks.rollouts import renderer

@@ -26,7 +26,7 @@ from agentrl.engines.base import Sampling, Weights
 from agentrl.recipe import Recipe
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.types import Completion, Task, Trajectory
 from benchmarks import _players as load
 

@@ -30,7 +30,8 @@ from agentrl.envs.repair import Repair
 from agentrl.envs.repair.public import RUNNER
 from agentrl.metrics import Metrics, step_row
 from agentrl.recipe import AuditSection
-from agentrl.rollout.rollout import AuditShares, Budget, EnvRuntime, RolloutId, play_out
+from agentrl.rollout.request import AuditShares, Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import play_out
 from agentrl.rollout.store import Store
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool

@@ -42,7 +42,7 @@ from agentrl.recipe import GroupFilterSection, UniformCurriculum
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import PendingRound, Plan, Scheduler
 from agentrl.rollout.scheduler import Sampler as Draws
 from agentrl.types import (

@@ -27,7 +27,7 @@ from agentrl.interop.gateway import Gateway
 from agentrl.interop.policies import TokenPolicy
 from agentrl.interop.session import Session
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.request import Budget, RolloutId
 from agentrl.rollout.sampling import SamplingParams
 from agentrl.types import Completion, Message, Task, ToolCall
 from benchmarks._parts import report

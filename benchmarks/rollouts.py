@@ -30,7 +30,8 @@ from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool, tools_of
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Completion, Message, Split, Task, ToolCall, Trajectory, Verdict

@@ -182,7 +182,7 @@ def intake(settings: Settings, keep: Callable[[Any], None]) -> None:
     """Have players hand over trajectories as fast as the driver takes them."""
     from agentrl.cluster.connect import connected
     from agentrl.recipe import ClusterSection
-    from agentrl.rollout.rollout import RolloutId
+    from agentrl.rollout.request import RolloutId
 
     cores = len(os.sched_getaffinity(0))
     count = max(2, min(8, cores // 2))

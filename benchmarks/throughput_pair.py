@@ -42,7 +42,8 @@ def used() -> float:
 def episodes(name: str) -> float:
     """Return the processor time of one graded episode, in seconds."""
     from agentrl import envs, sandboxes
-    from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+    from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+    from agentrl.rollout.rollout import rollout
     from agentrl.rollout.scripted import ScriptedEngine
     from agentrl.sandboxes.pool import Pool
     from benchmarks.rollouts import renderer

@@ -17,7 +17,7 @@ from agentrl.envs import load
 from agentrl.envs.task_check import task_of
 from agentrl.learn.model import scratch_tokenizer
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.sandboxes import load as load_sandbox
 from agentrl.sandboxes.pool import Pool

@@ -32,7 +32,7 @@ from agentrl.evaluation import (
 from agentrl.recipe import EvalSection
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime
+from agentrl.rollout.request import Budget, EnvRuntime
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Completion, Ending, Outcome, Task, Trajectory
 

@@ -30,7 +30,7 @@ from agentrl.audit.signals import (
 from agentrl.audit.words import key
 from agentrl.metrics import Row, by_environment
 from agentrl.recipe import AuditSection, Recipe
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.types import Round, Trajectory
 
 WINDOW = 10

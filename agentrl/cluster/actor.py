@@ -22,7 +22,7 @@ from agentrl.judges import needs_judge, with_rewards
 from agentrl.recipe import Recipe
 from agentrl.rollout.player import LocalPlayer, RequestGate, make_player
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import EnvRuntime, RolloutId
+from agentrl.rollout.request import EnvRuntime, RolloutId
 from agentrl.rollout.runtimes import runtimes, source_versions
 from agentrl.sandboxes.base import SandboxSpec, off_loop
 from agentrl.sandboxes.pool import Pool

@@ -11,7 +11,7 @@ from agentrl.cluster import connect
 from agentrl.engines.base import Engine
 from agentrl.interop.programs import files_of
 from agentrl.recipe import Recipe
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.rollout.runtimes import source_versions
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from agentrl.cluster.roster import Roster
 from agentrl.engines.base import Weights
 from agentrl.errors import InfraError, InvariantError, UserError
 from agentrl.recipe import Recipe
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.types import Task, Trajectory
 
 START_S = 300.0

@@ -15,7 +15,7 @@ from agentrl.catalogue import for_children
 from agentrl.cluster.kit import EXACT
 from agentrl.errors import AgentRLError, EngineError, Fault, InfraError, UserError
 from agentrl.recipe import Recipe
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.types import Outcome, Segment, Task, Trajectory
 
 DIRECT_S = 60.0

@@ -21,7 +21,7 @@ from agentrl.evaluation import EVAL_GROUP, Evaluation, Problem, overlap, problem
 from agentrl.recipe import EvalSection, OpenaiEngine, Recipe
 from agentrl.report import curve as pictures
 from agentrl.rollout.chat import ChatPlayer
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.rollout.runtimes import source_versions
 from agentrl.rollout.store import Store
 from agentrl.types import Trajectory

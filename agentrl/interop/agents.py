@@ -39,7 +39,8 @@ from agentrl.interop.session import Opening, Policy, Session
 from agentrl.recipe import Recipe
 from agentrl.rollout.chat import ChatPlayer
 from agentrl.rollout.player import LocalPlayer
-from agentrl.rollout.rollout import Budget, RolloutId, play_out
+from agentrl.rollout.request import Budget, RolloutId
+from agentrl.rollout.rollout import play_out
 from agentrl.sandboxes.base import ENVIRONMENT, off_loop
 from agentrl.types import Message, Observation, Task, ToolCall, Trajectory
 from agentrl.verifiers.base import Context

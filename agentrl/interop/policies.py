@@ -35,7 +35,7 @@ from agentrl.interop.streams import TurnStream
 from agentrl.recipe import AgentSection
 from agentrl.rollout.chat import FULL, read_answer, sendable
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.request import Budget, RolloutId
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator, sample
 from agentrl.rollout.tool_formats import Hermes
 from agentrl.rollout.turn_text import TurnText

@@ -18,7 +18,7 @@ from agentrl.errors import AuthoringError, RecipeError
 from agentrl.interop.gateway import MODEL
 from agentrl.interop.relay import SOCKET
 from agentrl.recipe import AgentSection, Recipe
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.sandboxes.base import HOME, Sandbox
 from agentrl.types import Task
 

@@ -22,7 +22,7 @@ from agentrl.judges.calibration import (
     labelled_rows,
 )
 from agentrl.recipe import JudgeCalibration, ModelReward, PairwiseReward, Recipe, RewardsSection, RubricReward
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.types import Message, Round, Task, Verdict
 from agentrl.verifiers.base import Context, Judge, Submission, Verifier
 from agentrl.verifiers.compose import UNJUDGED, Refined

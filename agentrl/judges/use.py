@@ -14,7 +14,7 @@ from agentrl.judges.calibration import calibrate
 from agentrl.judges.judge import Judge, named
 from agentrl.judges.rewards import measure
 from agentrl.recipe import Recipe, RewardModelJudge
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.verifiers.base import Verifier, judged_parts
 
 WHAT_TO_WRITE = """\

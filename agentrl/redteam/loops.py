@@ -30,7 +30,7 @@ from agentrl.redteam.byte_tokenizer import renderer
 from agentrl.redteam.target import Target
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.types import Completion, Group, Task
 

@@ -22,7 +22,8 @@ from agentrl.envs.episode import Episode
 from agentrl.envs.play import Action, Played, Stop, drive
 from agentrl.envs.tool_output import well_formed
 from agentrl.errors import AgentError, EngineError, Halted
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, play_out
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import play_out
 from agentrl.rollout.sampling import SamplingParams
 from agentrl.rollout.tool_formats import Hermes, bounded, call_of, split_thinking, stray_calls
 from agentrl.types import Message, Task, ToolCall, Trajectory

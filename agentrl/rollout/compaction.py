@@ -28,11 +28,13 @@ from agentrl.recipe import Compaction, DropCompaction, Recipe, SubagentCompactio
 from agentrl.rollout.conversation import Running
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, Call, EnvRuntime, Replay, RolloutId, play_out, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import play_out, rollout
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.rollout.thinking import sample_turn, think_budget
 from agentrl.rollout.token_log import TokenLog
+from agentrl.rollout.turns import Call, Replay
 from agentrl.types import (
     Completion,
     Conversation,

@@ -12,7 +12,7 @@ from agentrl.engines.base import Sampling
 from agentrl.recipe import Recipe
 from agentrl.rollout.compaction import Compacting, compacted_rollout, compaction_of
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
 from agentrl.rollout.thinking import think_budget
 from agentrl.types import Completion, Task, Trajectory

@@ -12,7 +12,7 @@ from agentrl.envs.tools import tools_of
 from agentrl.errors import AuthoringError, RecipeError
 from agentrl.recipe import EnvSection, Recipe, SubagentCompaction
 from agentrl.rollout.compaction import DELEGATE
-from agentrl.rollout.rollout import AuditShares, EnvRuntime
+from agentrl.rollout.request import AuditShares, EnvRuntime
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.version import version_of
 

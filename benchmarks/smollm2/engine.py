@@ -28,7 +28,7 @@ from agentrl.evaluation import evaluate, problems
 from agentrl.recipe import Recipe
 from agentrl.rollout.player import make_player
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.types import Trajectory
 
 Turn = tuple[list[int], int]

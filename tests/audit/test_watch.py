@@ -20,7 +20,8 @@ from agentrl.envs.base import Environment
 from agentrl.envs.play import Played, drive, scripted
 from agentrl.errors import AuthoringError, UserError
 from agentrl.recipe import AuditSection
-from agentrl.rollout.rollout import AuditShares, Budget, EnvRuntime, RolloutId, play_out
+from agentrl.rollout.request import AuditShares, Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import play_out
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.types import Group, Round, Task, Trajectory, Verdict
 from agentrl.verifiers.base import Artifact, Context, Submission, Verifier

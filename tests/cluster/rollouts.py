@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agentrl import recipe as recipes
 from agentrl import seeds
 from agentrl.rollout.player import Player
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.types import Trajectory
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.types import Trajectory
 from tests.cluster.rollouts import KEY, Loop, digest, play_all
 

@@ -26,7 +26,7 @@ from agentrl.curriculum.group_stats import group_stats
 from agentrl.learn.advantage import advantages
 from agentrl.learn.pack import pack
 from agentrl.recipe import AlgorithmSection, GroupFilterSection
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.types import Group, Outcome, Round, Segment, Task, Trajectory
 from tests.cluster.rollouts import KEY, Loop, digest, play_all, small_recipe
 

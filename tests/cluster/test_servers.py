@@ -30,7 +30,7 @@ from agentrl.engines.sglang.routing import of_group
 from agentrl.engines.sglang.server import Server
 from agentrl.errors import EngineError, InfraError
 from agentrl.recipe import SglangEngine as Section
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 from agentrl.rollout.runtimes import runtimes
 from agentrl.types import Task
 from agentrl.verifiers.busy import loop_timeout

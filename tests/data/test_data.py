@@ -21,7 +21,8 @@ from agentrl.errors import Fault, UserError
 from agentrl.initial_policy import load_policy
 from agentrl.rollout.examples import read
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.rollout.store import Store
 from agentrl.runfolder import open_run

@@ -27,7 +27,7 @@ from agentrl.interop.session import Session
 from agentrl.recipe import AgentSection
 from agentrl.rollout.player import LocalPlayer, RequestGate
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.sampling import SamplingParams
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool

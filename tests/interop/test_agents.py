@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import EngineError
 from agentrl.rollout import sampling as turn_sampling
-from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.request import Budget, RolloutId
 from agentrl.types import Source, Task
 
 

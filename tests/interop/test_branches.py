@@ -17,7 +17,7 @@ from agentrl.interop.branches import chosen, final_branch, segments_of
 from agentrl.interop.policies import TokenPolicy
 from agentrl.interop.session import Session
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.request import Budget, RolloutId
 from agentrl.rollout.sampling import SamplingParams
 from agentrl.types import Segment, Task
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl import recipe as recipes
-from agentrl.rollout.rollout import RolloutId
+from agentrl.rollout.request import RolloutId
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "agents"
 

@@ -25,7 +25,7 @@ from agentrl.engines.sglang import install
 from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.engines.sglang.server import Server
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget
+from agentrl.rollout.request import Budget
 from agentrl.types import Segment
 
 pytestmark = [

@@ -14,7 +14,7 @@ import pytest
 from agentrl.interop import gateway as gateway_module
 from agentrl.interop import session as session_module
 from agentrl.interop.gateway import MAX_BODY
-from agentrl.rollout.rollout import Budget
+from agentrl.rollout.request import Budget
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 

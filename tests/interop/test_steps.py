@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.envs import tool
 from agentrl.interop.programs import EndpointError
-from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.request import Budget, RolloutId
 from agentrl.types import Done, Observation, Task
 
 

@@ -19,7 +19,7 @@ from agentrl.interop.answers import Answered
 from agentrl.interop.branches import chosen, segments_of
 from agentrl.interop.policies import ChatPolicy
 from agentrl.interop.session import Session
-from agentrl.rollout.rollout import Budget, RolloutId
+from agentrl.rollout.request import Budget, RolloutId
 from agentrl.rollout.sampling import SamplingParams
 from agentrl.rollout.tool_formats import Hermes
 from agentrl.rollout.turn_text import TurnText

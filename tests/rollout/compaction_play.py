@@ -12,7 +12,7 @@ from agentrl.envs import tool
 from agentrl.recipe import DropCompaction, SubagentCompaction, SummaryCompaction
 from agentrl.rollout.compaction import Compacting, compacted_rollout
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.types import Message, ToolCall, Trajectory
 from tests.rollout.conftest import Echo, Puppet
 

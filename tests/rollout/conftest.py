@@ -20,7 +20,7 @@ from agentrl.envs import Environment, tool
 from agentrl.errors import SandboxError
 from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.types import Completion, Done, Observation, Split, Task, ToolCall, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 

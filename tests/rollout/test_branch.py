@@ -18,7 +18,8 @@ from agentrl.envs import Environment, tool
 from agentrl.errors import AuthoringError
 from agentrl.rollout.branch import UNFORKABLE, Branching
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.sandboxes.base import Sandbox, SandboxSpec
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import BRANCH, Completion, Message, Source, Split, Task, ToolCall, Trajectory, Verdict

@@ -18,7 +18,7 @@ from agentrl.engines.spending import Ceiling, Spending
 from agentrl.errors import EngineError, Halted
 from agentrl.evaluation import Problem
 from agentrl.rollout.chat import ANY_CONTEXT, ChatPlayer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.types import Message, Trajectory
 from tests.chat_endpoint import Body, Reply, call, expert, said, serve
 

@@ -19,7 +19,7 @@ from agentrl.recipe import AlgorithmSection, SummaryCompaction
 from agentrl.report import episode as episode_text
 from agentrl.rollout import compaction
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime
+from agentrl.rollout.request import Budget, EnvRuntime
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.types import Group, Message, ToolCall
 from tests.rollout.compaction_play import (

@@ -16,7 +16,7 @@ from agentrl.recipe import DropCompaction, SubagentCompaction
 from agentrl.rollout import compaction, runtimes
 from agentrl.rollout.compaction import Compacting
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.types import Message
 from tests.rollout.compaction_play import (
     BUDGET,

@@ -17,7 +17,8 @@ from agentrl.rollout import data_lines
 from agentrl.rollout.data_lines import as_data
 from agentrl.rollout.examples import check_fits, described, exact, read
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.types import Message, Segment, Trajectory
 
 LOOK = {

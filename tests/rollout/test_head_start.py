@@ -12,7 +12,9 @@ from agentrl.engines.base import Sampling
 from agentrl.envs import Environment, tool
 from agentrl.envs.play import message_of
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, head_start, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
+from agentrl.rollout.turns import head_start
 from agentrl.types import Completion, Source, Split, Task, ToolCall, Trajectory, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 

@@ -27,7 +27,8 @@ from agentrl import codec, envs, sandboxes
 from agentrl.envs import Environment, tool
 from agentrl.envs.tool_output import frame, text_of
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.sandboxes.pool import Pool
 from agentrl.types import Done, Observation, Split, Task, ToolCall, Trajectory, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier

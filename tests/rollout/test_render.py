@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from agentrl.errors import UserError
 from agentrl.rollout.encoder import Encoder, Marks, unmark
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.rollout.tool_formats import escape_tags
 from agentrl.types import Message, Source, ToolCall
 

@@ -18,7 +18,8 @@ from agentrl.errors import AuthoringError, EngineError, SandboxDied, SandboxErro
 from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.rollout.sampling import SamplingParams
 from agentrl.rollout.token_log import TokenLog
 from agentrl.sandboxes.base import SandboxSpec

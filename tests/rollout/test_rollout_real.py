@@ -18,7 +18,8 @@ from agentrl.recipe import GroupFilterSection, UniformCurriculum
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.player import LocalPlayer
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.rollout.store import Store, read

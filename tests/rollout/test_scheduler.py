@@ -19,7 +19,7 @@ from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum, UniformCu
 from agentrl.rollout import sampling as turn_sampling
 from agentrl.rollout.player import LocalPlayer, RequestGate
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.types import Message, Round
 

@@ -14,7 +14,8 @@ from agentrl import codec, sandboxes
 from agentrl.envs import Environment, tool
 from agentrl.errors import AgentError
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.sandboxes.base import SandboxSpec
 from agentrl.sandboxes.pool import Pool

@@ -19,7 +19,7 @@ from agentrl.errors import RecipeError
 from agentrl.recipe import GroupFilterSection, UniformCurriculum
 from agentrl.recipe.load import build
 from agentrl.rollout.inflight import Draw
-from agentrl.rollout.rollout import EnvRuntime
+from agentrl.rollout.request import EnvRuntime
 from agentrl.rollout.scheduler import Plan, Scheduler
 from agentrl.rollout.tails import FirstFinished, due, make_scheduler
 from agentrl.types import Outcome, Round, Segment, Source, Trajectory

@@ -20,7 +20,8 @@ from agentrl.interop.agents import with_agents
 from agentrl.interop.gateway import Gateway
 from agentrl.recipe.load import build
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.rollout import Budget, EnvRuntime, RolloutId, rollout
+from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.rollout import rollout
 from agentrl.rollout.thinking import CLOSE, think_budget
 from agentrl.types import Segment, Source, Trajectory, forced_turns, turns_in
 from tests.rollout import compaction_play
