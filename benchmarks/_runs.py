@@ -10,6 +10,7 @@ What a benchmark reports it reads from the metrics files alone, so they suffice 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import queue
 import signal
@@ -17,11 +18,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from agentrl import metrics
+from agentrl.engines.sglang import install
+from agentrl.engines.sglang.server import Server
 
 GRACE_S = 120.0
 """What a run that was told to stop has for its last checkpoint."""
@@ -39,6 +44,32 @@ def options(doc: str | None, recipe: Path, seeds: int, out: Path) -> argparse.Ar
     parser.add_argument("--summarise", action="store_true", help="train nothing, report what is there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
+
+
+@contextmanager
+def served(model: Path, count: int, logs: Path) -> Iterator[list[str]]:
+    """Start SGLang servers for a small model on one GPU, and end them; the first alone, since what it compiles serves
+    the others too."""
+    flags = ("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none")
+    room = ("--max-total-tokens", "140000", "--max-running-requests", "512", "--cuda-graph-max-bs", "192")
+    servers = [
+        Server(
+            model, python=install.python(cpu=False), device="cuda", log=logs / f"server-{n}.log", flags=flags + room,
+            memory_fraction=0.8,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(servers[0].start())
+            runner.run(_all(server.start() for server in servers[1:]))
+            yield [server.url for server in servers]
+        finally:
+            runner.run(_all(server.stop() for server in servers))
+
+
+async def _all(calls: Iterator[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*calls)
 
 
 def log_of(out: Path, name: str) -> Path:

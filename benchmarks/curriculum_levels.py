@@ -1,15 +1,16 @@
 """A real policy over all levels of an environment under several curricula, at equal sampled tokens.
 
-    python -m benchmarks.curriculum_levels --model FOLDER --envs countdown,search --urls URL,URL,... [--seeds 6]
+    python -m benchmarks.curriculum_levels --model FOLDER --envs countdown,search --servers 10 [--seeds 6]
     python -m benchmarks.curriculum_levels --summarise --out FOLDER [--figure FILE] [--json]
                                          # no training: FOLDER/*/metrics.jsonl is read
 
     warm start  ── once per environment ── FOLDER of --model, or --out/ENV-start after demonstrations of all levels
     runs        ── environment × seed × arm, each from there, each until it has sampled --tokens tokens
 
-Needs one GPU and as many running SGLang servers as runs are to go on at once. An arm is a curriculum and a group
-filter; all else is equal, the seed too. Success is the mean over the levels of held-out tasks, read against the tokens
-that training has sampled, dropped groups included. Runs that are finished are read, not repeated.
+Needs one GPU, on which it starts as many SGLang servers as runs are to go on at once, best under NVIDIA's MPS. An arm
+is a curriculum and a group filter; all else is equal, the seed too. Success is the mean over the levels of held-out
+tasks, read against the tokens that training has sampled, dropped groups included. Runs that are finished are read, not
+repeated.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._runs import finished, log_of, options, play
+from benchmarks._runs import finished, log_of, options, play, served
 from benchmarks.curriculum_real import Curve, at, curve
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-countdown.yaml"
@@ -37,6 +39,7 @@ ARMS: dict[str, list[str]] = {
     "uniform": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "learner.groups_per_step=18"]
     + ["eval.every=5"],
     "levels": ["curriculum={type: levels}", "eval.every=10"],
+    "head starts": ["curriculum={type: learnability, head_starts: true}", "eval.every=10"],
     "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=12"],
 }
 """By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of each holds about 6 groups
@@ -44,9 +47,11 @@ with a signal: of 18 uniform groups a third has one. Where a step takes more tok
 `small` is uniform with three times the steps, of 6 groups each: about 2 with a signal."""
 OURS = "learnability"
 TURNS = {"countdown": 8, "search": 16}
+DEMONSTRATIONS = {"countdown": 384, "search": 256}
+"""So many that some groups of the lower levels carry a signal, and most of all groups do not."""
 COMMON = [
     "rollout.group_size=8", "rollout.max_tokens=320", "rollout.max_turn_tokens=64", "rollout.concurrency=512",
-    "group_filter.max_extra=8", "learner.groups_per_step=6", "learner.micro_tokens=8192", "learner.warmup=2",
+    "group_filter.max_extra=8", "learner.groups_per_step=6", "learner.micro_tokens=4096", "learner.warmup=2",
     "async={enabled: false}", "checkpoint={every: 0, keep: 1}", "rollout.engine.servers=1",
 ]  # fmt: skip
 TOKENS = 800_000
@@ -55,7 +60,7 @@ DRAWS = 2000
 
 
 def name_of(env: str, arm: str, seed: int) -> str:
-    return f"{env}-{arm}-{seed}"
+    return f"{env}-{arm.replace(' ', '-')}-{seed}"
 
 
 def settings(env: str, arm: str, seed: int, model: Path, tokens: int) -> list[str]:
@@ -67,14 +72,14 @@ def settings(env: str, arm: str, seed: int, model: Path, tokens: int) -> list[st
     ]  # fmt: skip
 
 
-def warm_started(env: str, *, out: Path, model: Path, recipe: Path, demonstrations: int) -> Path:
+def warm_started(env: str, *, out: Path, model: Path, recipe: Path) -> Path:
     """Return the folder of the policy that all runs of an environment start from; make it where it is missing."""
     folder, name = out / f"{env}-start", f"{env}-demonstrations"
     if (folder / "config.json").is_file():
         return folder
     chosen = [
         f"run.name={name}", f"run.out={out}", "run.steps=0", f"model.path={model}", f"envs=[{{name: {env}}}]",
-        f"warm_start={{demonstrations: {demonstrations}, epochs: 2, lr: 2.0e-4, batch: 32}}",
+        f"warm_start={{demonstrations: {DEMONSTRATIONS.get(env, 384)}, epochs: 2, lr: 2.0e-4, batch: 32}}",
         "eval=null", *COMMON, "rollout.engine={type: transformers}",
     ]  # fmt: skip
     flags = [part for setting in chosen for part in ("--set", setting)]
@@ -202,7 +207,7 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
-    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green", "tab:red"), strict=True))
+    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green", "tab:purple", "tab:red"), strict=True))
     for axis, report in zip(axes[0], reports, strict=True):
         grid = np.linspace(0.0, report["tokens"], 101)
         for arm, row in report["arms"].items():
@@ -229,18 +234,18 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="the transformers folder that the warm start begins with")
     parser.add_argument("--envs", default="countdown,search")
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--urls", default="", help="running SGLang servers, one for each run at once")
+    parser.add_argument("--servers", type=int, default=1, help="SGLang servers to start, one for each run at once")
+    parser.add_argument("--urls", default="", help="running ones to use instead")
     parser.add_argument("--tokens", type=int, help="what each run may sample (800,000), or where they are compared")
-    parser.add_argument("--demonstrations", type=int, default=384)
     parser.add_argument("--figure", type=Path, help="write the curves to this file")
     chosen = parser.parse_args()
     envs, arms, urls = chosen.envs.split(","), chosen.arms.split(","), [u for u in chosen.urls.split(",") if u]
     if not chosen.summarise:
-        if not urls or chosen.model is None:
-            raise SystemExit("name the model (--model) and the servers (--urls), or use --summarise")
+        if chosen.model is None:
+            raise SystemExit("name the model (--model), or use --summarise")
         with ThreadPoolExecutor(len(envs)) as pool:
             begin = partial(warm_started, out=chosen.out, model=chosen.model, recipe=chosen.recipe)
-            starts = dict(zip(envs, pool.map(partial(begin, demonstrations=chosen.demonstrations), envs), strict=True))
+            starts = dict(zip(envs, pool.map(begin, envs), strict=True))
         # All arms of a seed side by side: whenever this is stopped, what is there can be compared.
         runs = {
             name_of(env, arm, seed): settings(env, arm, seed, starts[env], chosen.tokens or TOKENS) + chosen.more
@@ -248,7 +253,8 @@ def main() -> None:
             for env in envs
             for arm in arms
         }
-        play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes, urls=urls)
+        with nullcontext(urls) if urls else served(chosen.model, chosen.servers, chosen.out) as given:
+            play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes, urls=given)
         missing = [name for name in runs if not finished(chosen.out, name)]
         if missing:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
