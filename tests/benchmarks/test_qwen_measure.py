@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from agentrl.catalogue import CHECKOUT
 from agentrl.evaluation import Problem
 from agentrl.types import Ending, Message, Outcome, Segment, Task, Trajectory
+from benchmarks.qwen import results
 from benchmarks.qwen.measure import write
 
 
@@ -45,3 +47,9 @@ def test_figures_per_level_and_every_episode_are_written(tmp_path: Path) -> None
     with gzip.open(args.episodes / "files.jsonl.gz", "rt") as file:
         kept = [json.loads(line) for line in file]
     assert [(e["task"], e["score"]) for e in kept] == [(p.task.id, t.outcome.score) for p, t in rows]
+
+
+def test_the_page_shows_what_the_evidence_says() -> None:
+    assert CHECKOUT is not None
+    page = (CHECKOUT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert results.table(CHECKOUT / results.EVIDENCE) in page
