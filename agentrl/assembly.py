@@ -349,7 +349,6 @@ async def _play(
         secret=seeds.secret(key, draw.task.id, draw.group),
         task_index=draw.task_index,
         branching=branching,
-        head_start=draw.head_start,
         rewarded=True,
     )
     trajectory = await player.play(draw.env, draw.task, rollout_id)

@@ -39,7 +39,6 @@ ARMS: dict[str, list[str]] = {
     "uniform": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "learner.groups_per_step=18"]
     + ["eval.every=5"],
     "levels": ["curriculum={type: levels}", "eval.every=10"],
-    "head starts": ["curriculum={type: learnability, head_starts: true}", "eval.every=10"],
     "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=12"],
 }
 """By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of each holds about 6 groups
@@ -60,7 +59,7 @@ DRAWS = 2000
 
 
 def name_of(env: str, arm: str, seed: int) -> str:
-    return f"{env}-{arm.replace(' ', '-')}-{seed}"
+    return f"{env}-{arm}-{seed}"
 
 
 def settings(env: str, arm: str, seed: int, model: Path, tokens: int) -> list[str]:
@@ -207,7 +206,7 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
-    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green", "tab:purple", "tab:red"), strict=True))
+    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green", "tab:red"), strict=True))
     for axis, report in zip(axes[0], reports, strict=True):
         grid = np.linspace(0.0, report["tokens"], 101)
         for arm, row in report["arms"].items():

@@ -211,19 +211,3 @@ def test_fuzzed_files_are_recipes_or_recipe_errors(tmp_path_factory: pytest.Temp
     path.write_bytes(raw)
     with pytest.raises(RecipeError):
         recipes.load(path)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"algorithm": {"type": "gigpo"}}, "credit: state wants a figure for every turn"),
-        ({"rollout": {"compaction": {"type": "drop"}}}, "rollout.compaction rewrites the conversation"),
-        (
-            {"envs": [{"name": "files", "agent": {"command": ["python", "agent.py"]}}]},
-            "the agent of files keeps its own",
-        ),
-    ],
-)
-def test_head_starts_are_refused_where_the_expert_cannot_play_first(more: dict[str, Any], said: str) -> None:
-    (line,) = mistakes({**GOOD, "curriculum": {"type": "learnability", "head_starts": True}, **more})
-    assert "curriculum.head_starts: the expert cannot play the first turns, since" in line and said in line

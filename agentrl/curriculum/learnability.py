@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from agentrl.curriculum.difficulty_bins import CENTRES, DifficultyBins
 from agentrl.curriculum.group_stats import Choice, GroupStats
 from agentrl.curriculum.posterior import LIMIT, Posterior, as_beta, expected_excess, expected_variance
-from agentrl.curriculum.tasks import Tasks, own_share
+from agentrl.curriculum.tasks import Tasks
 from agentrl.recipe import LearnabilityCurriculum
 
 Floats = NDArray[np.float64]
@@ -70,9 +70,7 @@ class Learnability:
         self._last: list[int] = []
         """For each stratum, the number of its last draw."""
         self._level_of: list[int] = []
-        """For each stratum, the position of its level among the levels; one beyond the last with a head start."""
-        self._own: list[float] = []
-        """For each stratum, how much of its tasks is left to the policy; what is done for it teaches nothing."""
+        """For each stratum, the position of its level among the levels."""
         self._best: Floats = np.full(len(tasks.levels), -LIMIT)
         """For each level, the highest logit it was known to have; an excess over the current one fades."""
         self._draws = self._fresh_draws = 0
@@ -104,25 +102,22 @@ class Learnability:
         worth = expected_variance(means, variances + self._posterior.apart) * alive
         unknown = np.where(variances > KNOWN**2, np.square(worth / worth.max()), 0.0)
         part = np.maximum(unknown, np.minimum(1.0, self._lost() / LOST))
-        last = np.full(len(means) + 1, -1)
+        last = np.full(len(means), -1)
         np.maximum.at(last, self._level_of, self._last)
-        due = (self._draws - last[:-1]) * part
+        due = (self._draws - last) * part
         return np.array(self._level_of) == due.argmax() if due.max() >= len(due) else None
 
     def _by_level(self) -> tuple[Floats, Floats, Floats]:
-        """Return mean and variance of the logit and liveliness of each level, averaged over its strata without a head
-        start."""
-        levels = len(self._best)
-        count = np.bincount(self._level_of)[:levels]
+        """Return mean and variance of the logit and liveliness of each level, averaged over its strata."""
+        count = np.bincount(self._level_of)
         by_stratum = (*self._posterior.strata.beliefs(), self._alive())
-        means, variances, alive = (np.bincount(self._level_of, weights=value)[:levels] / count for value in by_stratum)
+        means, variances, alive = (np.bincount(self._level_of, weights=value) / count for value in by_stratum)
         return means, variances, alive
 
     def _alive(self) -> Floats:
-        """Return the liveliness of each stratum: the part of p(1-p) that scores within groups show, and of that what
-        is left to the policy."""
+        """Return the liveliness of each stratum: the part of p(1-p) that scores within groups show."""
         spread = self._posterior.strata.spread
-        alive: Floats = spread[:, 0] / spread[:, 1] * np.array(self._own)
+        alive: Floats = spread[:, 0] / spread[:, 1]
         return alive
 
     def _lost(self) -> Floats:
@@ -149,7 +144,6 @@ class Learnability:
         rows, share = self._candidates(means, alive, rng)
         strata = self._posterior.rows["stratum"][rows]
         own, width, lively = self._posterior.many(rows)
-        lively = lively * np.array(self._own)[strata]
         logits, width = means[strata] + own, width + variances[strata]
         now = expected_variance(logits, width)
         bar = float(now.max(initial=0.0))
@@ -237,15 +231,9 @@ class Learnability:
         while len(self._last) <= stratum:
             self._waiting[len(self._last)] = deque()
             self._last.append(-1)
-            self._own.append(own_share(self._posterior.strata.names[len(self._own)][1]))
-            self._level_of.append(self._guarded_level(len(self._level_of)))
+            self._level_of.append(self._tasks.levels.index(self._posterior.strata.names[len(self._level_of)][0]))
         self._bins.grow()
         return stratum
-
-    def _guarded_level(self, stratum: int) -> int:
-        """Return the position of the level that a stratum tells about: none with a head start, which is one beyond."""
-        whole = self._own[stratum] == 1.0
-        return self._tasks.levels.index(self._posterior.strata.names[stratum][0]) if whole else len(self._best)
 
     def _new(self, stratum: int) -> Choice:
         """Draw a task of the stratum that was never drawn; of another stratum of its level when it is hard to find."""
@@ -280,8 +268,7 @@ class Learnability:
         if stats.count:
             self._posterior.learn(row, stats)
         self._bins.place(row, new=new)
-        passed = stats.total > 0.0 and own_share(stats.tags) == 1.0
-        self._update_best(self._tasks.levels.index(stats.level), passed, self._posterior.clock - before)
+        self._update_best(self._tasks.levels.index(stats.level), stats.total > 0.0, self._posterior.clock - before)
 
     def _update_best(self, level: int, passed: bool, versions: int) -> None:
         """Keep the best of every level that ever passed: what never did cannot be lost. Old losses fade."""
@@ -315,7 +302,11 @@ class Learnability:
         if self._tasks.total is not None:
             figures["coverage"] = self._posterior.count / self._tasks.total
         if len(self._tasks.levels) > 1:
-            figures["level_p"] = [float(1.0 / (1.0 + np.exp(-logit))) for logit in self._by_level()[0]]
+            by_level = [
+                np.mean([logits[s] for s, (other, _) in enumerate(self._posterior.strata.names) if other == level])
+                for level in self._tasks.levels
+            ]
+            figures["level_p"] = [float(1.0 / (1.0 + np.exp(-logit))) for logit in by_level]
         return figures
 
     def state(self) -> dict[str, Any]:
@@ -338,7 +329,6 @@ class Learnability:
         self._positions = {int(level): int(position) for level, position in state["positions"]}
         self._waiting = {s: deque(int(i) for i in waiting) for s, waiting in enumerate(state["waiting"])}
         self._last = [int(draw) for draw in state["last"]]
-        self._own = [own_share(tags) for _, tags in self._posterior.strata.names]
-        self._level_of = [self._guarded_level(stratum) for stratum in range(len(self._own))]
+        self._level_of = [self._tasks.levels.index(level) for level, _ in self._posterior.strata.names]
         self._best = np.array(state["best"], dtype=np.float64)
         self._draws, self._fresh_draws = (int(n) for n in state["draws"])

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.curriculum.group_stats import GroupStats
-from agentrl.curriculum.tasks import own_share
 
 Floats = NDArray[np.float64]
 
@@ -38,8 +37,6 @@ LIMIT = 12.0
 PRIOR_ENVIRONMENT, PRIOR_SLOPE, PRIOR_LEVEL, PRIOR_TAG, PRIOR_STRATUM = 2.0, 2.0, 0.5, 0.5, 0.25
 """Variances, in squared logits. Harder levels are expected to be harder: the slope's prior mean is SLOPE."""
 SLOPE = -1.0
-PRIOR_HELP, HELP = 2.0, 4.0
-"""The same of a head start: where the expert has done a share of the work, the logit is HELP times the share higher."""
 PRIOR_MOMENTS = (10.0, 16.0)
 """The prior says that tasks of one stratum lie one logit apart; it weighs as much as four groups of eight."""
 
@@ -139,7 +136,7 @@ class Strata:
             ("slope", difficulty, SLOPE, PRIOR_SLOPE),
             (f"level {level}", 1.0, 0.0, PRIOR_LEVEL),
             (f"level {level} tags {tags!r}", 1.0, 0.0, PRIOR_STRATUM),
-            *((f"tag {tag}", 1.0, *_prior_of_tag(tag)) for tag in tags),
+            *((f"tag {tag}", 1.0, 0.0, PRIOR_TAG) for tag in tags),
         ]
         ids, values = np.zeros((1, 4 + MAX_TAGS), dtype=np.int64), np.zeros((1, 4 + MAX_TAGS))
         for column, (name, value, mean, variance) in enumerate(parts):
@@ -367,12 +364,6 @@ def as_beta(mean: float, variance: float) -> tuple[float, float]:
     ratio = min(1.0 - 1e-6, alive / (rate * (1.0 - rate)))
     strength = ratio / (1.0 - ratio)  # E[p(1-p)] of a Beta is rate(1-rate) · strength/(strength+1)
     return rate * strength, (1.0 - rate) * strength
-
-
-def _prior_of_tag(tag: str) -> tuple[float, float]:
-    """Return mean and variance of what a tag adds to the logit."""
-    done = 1.0 - own_share((tag,))
-    return (HELP * done, PRIOR_HELP) if done else (0.0, PRIOR_TAG)
 
 
 def _clip(x: float) -> float:

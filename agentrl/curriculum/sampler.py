@@ -31,7 +31,7 @@ from agentrl.curriculum.group_stats import (
 )
 from agentrl.curriculum.learnability import Learnability
 from agentrl.curriculum.shares import Shares
-from agentrl.curriculum.tasks import Source, Tasks, own_share
+from agentrl.curriculum.tasks import Source, Tasks
 from agentrl.recipe import Curriculum, LearnabilityCurriculum, LevelsCurriculum, PoolsCurriculum, StagedCurriculum
 from agentrl.types import Group, Task
 
@@ -52,8 +52,6 @@ class Draw:
     """The task's index within its split and level."""
     belief: Beta | None = None
     """The curriculum's belief about the pass rate; None where it does not predict."""
-    head_start: float = 0.0
-    """The share of the expert's turns that are done before the policy begins."""
 
     @property
     def predicted(self) -> float | None:
@@ -94,9 +92,8 @@ class Sampler:
         """`counted` says what rollouts score in the group filter's eyes, so that both mean the same by a failure."""
         assert sources, "a sampler needs at least one source"
         self._seed = seeds.derive(seed, "curriculum")
-        head_starts = isinstance(recipe, LearnabilityCurriculum) and recipe.head_starts
         self._tasks = [
-            Tasks(source, seeds.derive(self._seed, "source", number, source.name), head_starts=head_starts)
+            Tasks(source, seeds.derive(self._seed, "source", number, source.name))
             for number, source in enumerate(sources)
         ]
         self._choosers: list[Chooser] = [_chooser(recipe, tasks) for tasks in self._tasks]
@@ -124,14 +121,7 @@ class Sampler:
         source, choice = self._pending[number]
         tasks = self._tasks[source]
         task = tasks.task(choice.level, choice.index)
-        return Draw(
-            env=tasks.source.name,
-            task=task,
-            group=number,
-            task_index=tasks.environments_index(choice.index),
-            belief=choice.belief,
-            head_start=1.0 - own_share(task.tags),
-        )
+        return Draw(env=tasks.source.name, task=task, group=number, task_index=choice.index, belief=choice.belief)
 
     def _choose(self, number: int) -> tuple[int, Choice]:
         source = self._shares.choose(number)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,28 +49,11 @@ def must_be_trainable(name: str, environment: Environment | type[Environment], s
         raise RecipeError(f"envs: {name} has no tasks of the split {split}; there are: {', '.join(environment.splits)}")
 
 
-PARTS = 4
-"""With head starts each task comes in as many variants: with none of the expert's turns done, with a quarter, ..."""
-
-
-def own_share(tags: Sequence[str]) -> float:
-    """Return how much of a task with these tags is left to the policy."""
-    return next((1.0 - part / PARTS for part in range(1, PARTS) if _started(part) in tags), 1.0)
-
-
-def _started(part: int) -> str:
-    return f"{part}/{PARTS} by the expert"
-
-
 class Tasks:
-    """The tasks of one source. A finite level keeps 4 bytes per task for its order; nothing else is stored.
+    """The tasks of one source. A finite level keeps 4 bytes per task for its order; nothing else is stored."""
 
-    With head starts an index names a task and how much of it the expert has done, and the task's tags say so too.
-    """
-
-    def __init__(self, source: Source, seed: int, *, head_starts: bool = False) -> None:
+    def __init__(self, source: Source, seed: int) -> None:
         self.source = source
-        self._parts = PARTS if head_starts else 1
         available = tuple(source.environment.levels)
         self.levels: tuple[int, ...] = available if source.levels is None else tuple(dict.fromkeys(source.levels))
         """Easiest first, as the environment or the recipe lists them."""
@@ -92,18 +74,6 @@ class Tasks:
         self._counts = dict(zip(self.levels, counts, strict=True))
         self._seed = seed
         self._orders: dict[int, NDArray[np.int32]] = {}
-        if head_starts:
-            self._must_have_experts()
-
-    def _must_have_experts(self) -> None:
-        for level in self.levels:
-            try:
-                self.source.environment.expert(self.task(level, 0))
-            except NotImplementedError:
-                raise RecipeError(
-                    f"curriculum.head_starts: {self.source.name} has no expert(task) that could begin a task of level "
-                    f"{level}; write one, or set head_starts: false"
-                ) from None
 
     @property
     def total(self) -> int | None:
@@ -112,30 +82,19 @@ class Tasks:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def size_of(self, level: int) -> int | None:
-        """Return the number of tasks of a level, in all their variants; None means endless."""
-        size = self._tasks_of(level)
-        return None if size is None else size * self._parts
-
-    def _tasks_of(self, level: int) -> int | None:
+        """Return the number of tasks of a level; None means endless."""
         return min((n for n in (self._counts[level], self.source.tasks) if n is not None), default=None)
 
     def nth(self, level: int, position: int) -> int:
         """Return the index of the task at this position of the shuffled order; endless levels are not shuffled."""
-        size = self._tasks_of(level)
+        size = self.size_of(level)
         if size is None:
             return position
         if level not in self._orders:
             rng = np.random.default_rng(seeds.derive(self._seed, "order", level))
             self._orders[level] = rng.permutation(size).astype(np.int32)
-        place, part = divmod(position, self._parts)
-        return int(self._orders[level][place % size]) * self._parts + part
+        return int(self._orders[level][position % size])
 
     def task(self, level: int, index: int) -> Task:
         """Return the task with its secret."""
-        task = task_of(self.source.environment, self.source.split, level, self.environments_index(index))
-        part = index % self._parts
-        return replace(task, tags=(*task.tags, _started(part))) if part else task
-
-    def environments_index(self, index: int) -> int:
-        """Return the index under which the environment has the task."""
-        return index // self._parts
+        return task_of(self.source.environment, self.source.split, level, index)

@@ -75,10 +75,6 @@ class LearnabilityCurriculum(Section):
     repeats: Count | None = 2
     """How often a task is drawn while its level still has new ones, so that the policy does not learn single tasks by
     heart. `null` sets no limit: a task comes back as long as it is in the band."""
-    head_starts: bool = False
-    """Whether tasks also come with the first quarter, half or three quarters of the expert's turns done. Those turns
-    are played for real and are context: nothing of them is trained on. A task is worth less the more of it is done, so
-    head starts are drawn where nothing easier is left to learn: beyond the frontier. Needs `expert(task)`."""
 
     @field_validator("band")
     @classmethod
@@ -343,17 +339,6 @@ def refuse_unfit(algorithm: AlgorithmSection, ranks: int, agents: Sequence[str])
             f"algorithm: {algorithm.type} has a critic, which is trained in one process; set learner.ranks: 1, or use "
             "an algorithm without one, for example type: dapo"
         )
-
-
-def refuse_head_starts(algorithm: AlgorithmSection, agents: Sequence[str], *, compacted: bool) -> None:
-    """Refuse head starts together with what counts or rewrites the turns of an episode."""
-    why = (
-        f"the agent of {agents[0]} keeps its own conversation" if agents else
-        "rollout.compaction rewrites the conversation" if compacted else
-        f"credit: {algorithm.credited} wants a figure for every turn" if algorithm.credited != "trajectory" else ""
-    )  # fmt: skip
-    if why:
-        raise ValueError(f"curriculum.head_starts: the expert cannot play the first turns, since {why}")
 
 
 class LearnerSection(Section):

@@ -26,7 +26,6 @@ from agentrl.recipe.learning import (
     LearnabilityCurriculum,
     LearnerSection,
     WarmStartSection,
-    refuse_head_starts,
     refuse_unfit,
 )
 from agentrl.recipe.machines import ClusterSection, SandboxSection
@@ -333,8 +332,6 @@ class Recipe(Section):
         refuse_unfit(self.algorithm, self.learner.ranks, agents)
         endpoint, context = isinstance(engine, OpenaiEngine), self.rollout.max_context
         refuse_compaction(self.rollout.compaction, self.algorithm, agents, endpoint=endpoint, context=context)
-        if isinstance(self.curriculum, LearnabilityCurriculum) and self.curriculum.head_starts:
-            refuse_head_starts(self.algorithm, agents, compacted=self.rollout.compaction is not None)
         size, cluster = self.rollout.group_size, self.cluster is not None
         refuse_unfit_rewards(self.rewards, self.judge, self.algorithm, group_size=size, cluster=cluster)
         if self.warm_start is not None and self.warm_start.loss != "sft" and self.learner.ranks > 1:

@@ -182,8 +182,8 @@ class Renderer:
     def spoken(self, message: Message) -> str:
         """Return an assistant message as the text that a policy would sample."""
         text = self.tool_format.write(message.content, message.tool_calls)
-        if not message.thinking:
-            return text
+        if not message.thinking:  # where the prompt opens a thought, an empty one is closed first
+            return f"\n</think>\n\n{text}" if self._thinks else text
         return f"{'' if self._thinks else '<think>'}\n{message.thinking}\n</think>\n\n{text}"
 
     def text(

@@ -79,8 +79,6 @@ class RolloutId:
     """The task's index within its split and level: another process builds the task from it."""
     branching: Branching | None = None
     """What is played from the borders between its turns, where the algorithm values states."""
-    head_start: float = 0.0
-    """The share of the expert's turns that are played before the policy's first one."""
     feedback: str = ""
     """What follows the task's prompt in a later try of the same task (`agentrl eval --strategy retry`): only what the
     policy may know of its earlier ones, never anything of their verdicts."""

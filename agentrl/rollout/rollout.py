@@ -25,7 +25,7 @@ from agentrl.rollout.branch import Border, Borders, continued
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.request import AuditShares, Budget, EnvRuntime, RolloutId
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
-from agentrl.rollout.turns import Call, Replay, Turns, head_start
+from agentrl.rollout.turns import Call, Replay, Turns
 from agentrl.types import BRANCH, Outcome, Task, Trajectory, Verdict
 from agentrl.verifiers.base import Context, Submission, Verifier
 from agentrl.verifiers.grade import grade
@@ -43,13 +43,12 @@ async def rollout(
 ) -> Trajectory:
     """Play one task to its end and have it graded. Raise only for cancellation and for what a user must fix."""
     borders: Borders | None = None
-    begun = head_start(renderer, runtime, task, rollout_id.head_start, budget.turns)
 
     def attempt(earlier: Sequence[Call], origin: Border | None = None, own: RolloutId = rollout_id) -> Turns:
         nonlocal borders
         chosen = sampling or SamplingParams()
         source = Replay(engine, earlier) if earlier else engine
-        turns = Turns(source, renderer, task, own, budget, chosen, begun, states=runtime.states, origin=origin)
+        turns = Turns(source, renderer, task, own, budget, chosen, states=runtime.states, origin=origin)
         borders = turns.borders if origin is None else borders
         return turns
 

@@ -1,7 +1,7 @@
 """The policy of one attempt at an episode: asks the engine for each turn, and keeps the log of its tokens.
 
-(an expert's first turns, as context) ──> prompt ─┬─> sample ─> parse ─> (envs/play.py acts) ─┬─ bridge ─┐
-                                                  └───────────────────────────────────────────┴──────────┘
+prompt ─┬─> sample ─> parse ─> (envs/play.py acts) ─┬─ bridge ─┐
+        └───────────────────────────────────────────┴──────────┘
 """
 
 from __future__ import annotations
@@ -12,31 +12,20 @@ from typing import Any
 
 from agentrl.engines.base import Sampling
 from agentrl.envs.episode import Episode
-from agentrl.envs.play import Action, Played, Stop, drive, message_of
+from agentrl.envs.play import Action, Played, Stop, drive
 from agentrl.rollout.branch import Border, Borders
 from agentrl.rollout.encoder import Span
 from agentrl.rollout.render import Renderer
-from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
+from agentrl.rollout.request import Budget, RolloutId
 from agentrl.rollout.sampling import SamplingParams, TokenGenerator
 from agentrl.rollout.thinking import sample_turn, think_budget
 from agentrl.rollout.token_log import TokenLog
-from agentrl.types import Completion, Source, Task, turns_in
+from agentrl.types import Completion, Task, turns_in
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.busy import off_the_clock
 
 Call = tuple[tuple[int, ...], Completion]
 """A prompt that the engine was given, and what it sampled."""
-
-
-def head_start(
-    renderer: Renderer, runtime: EnvRuntime, task: Task, share: float, turns: int | None = None
-) -> list[tuple[int, ...]]:
-    """Return the tokens of the expert's first turns, for that share of them: never of all, nor of all `turns`."""
-    if not share:
-        return []
-    actions = runtime.make().expert(task)
-    count = min(max(1, round(share * len(actions))), len(actions) - 1, (turns or len(actions)) - 1)
-    return [renderer.write(message_of(action)) for action in actions[:count]]
 
 
 class Replay:
@@ -53,7 +42,7 @@ class Replay:
 
 
 class Turns:
-    """Asks the engine for each turn, once the expert has played those of a head start."""
+    """Asks the engine for each turn of one attempt."""
 
     def __init__(
         self,
@@ -63,20 +52,17 @@ class Turns:
         rollout_id: RolloutId,
         budget: Budget,
         sampling: SamplingParams,
-        head_start: Sequence[tuple[int, ...]] = (),
         *,
         states: bool = False,
         origin: Border | None = None,
     ) -> None:
-        """`origin` is the border from which another episode is continued, `head_start` what the expert does first."""
+        """`origin` is the border from which another episode is continued."""
         self.engine, self.renderer, self.task = engine, renderer, task
         self.rollout_id, self.budget, self.sampling = rollout_id, budget, sampling
         self._states: list[str] | None = [] if states else None
         """The hash of the state before each turn, where it is wanted."""
         self.borders = Borders() if rollout_id.branching else None
         """Where the episode stood between its turns, where it is branched from."""
-        self._head_start = deque(head_start)
-        """The expert's turns that are still to be played."""
         self._origin, self._think = origin, think_budget(budget.think_tokens, renderer)
         self.log = origin.log.continuation() if origin else TokenLog()
         self._turn = origin.turn if origin else 0
@@ -125,8 +111,6 @@ class Turns:
         """Show the policy what came of its last turn, sample the next one, and parse it."""
         episode.stage = "environment"
         budget = self.budget
-        if self._head_start:
-            return self._experts_turn(episode)
         if self.borders is not None:
             with off_the_clock():  # the policy has not asked for it
                 reached = self.borders.reach(episode, self._turn, self.log, self._completion, aside=self._aside)
@@ -150,20 +134,6 @@ class Turns:
             # Cut off by a budget: its calls may be half written, so none of them is carried out.
             episode.transcript.append(message)
             return Stop("max_tokens")
-        self._aside = self._aside or self.renderer.aside(message)
-        return message
-
-    def _experts_turn(self, episode: Episode) -> Action | Stop:
-        """Play the expert's next turn; its tokens are context, as if the policy had read them."""
-        span, tokens = self._span(episode), self._head_start.popleft()
-        self.log.append(span)
-        if len(self.log) + len(tokens) >= self.budget.context:
-            return Stop("max_tokens")
-        self.log.append(Span(tokens, Source.OBSERVATION.to_bytes() * len(tokens)))
-        unsampled = (0.0,) * len(tokens), (-1,) * len(tokens)
-        self._completion = Completion(token_ids=tokens, logprobs=unsampled[0], versions=unsampled[1], finish="stop")
-        self._turn += 1
-        message = self.renderer.parse(tokens, episode.tools)
         self._aside = self._aside or self.renderer.aside(message)
         return message
 

@@ -10,7 +10,7 @@ import pytest
 from agentrl.curriculum import Draw
 from agentrl.envs.base import Environment
 from agentrl.errors import Fault
-from agentrl.types import Group, Outcome, Segment, Split, Task, ToolCall, Trajectory
+from agentrl.types import Group, Outcome, Segment, Split, Task, Trajectory
 
 MakeGroup = Callable[..., Group]
 
@@ -29,9 +29,6 @@ class Ladder(Environment):
             prompt=f"{level} {index}",
             secret={"answer": index},
         )
-
-    def expert(self, task: Task) -> Sequence[ToolCall | str]:
-        return [str(task.secret["answer"])]
 
 
 class Finite(Ladder):

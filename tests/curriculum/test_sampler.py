@@ -24,7 +24,7 @@ from agentrl.recipe import (
     StagedCurriculum,
     UniformCurriculum,
 )
-from agentrl.types import Group, Split, Task
+from agentrl.types import Group
 
 MakeGroup = Callable[..., Group]
 Rate = Callable[[Draw, int], float]
@@ -378,49 +378,3 @@ def test_pools_keep_their_shares(finite: Environment, group_of: MakeGroup) -> No
     play(sampler, group_of, lambda d, s: float(d.task.level == 1), range(10, 30))
     found = sampler.metrics()
     assert [found[f"curriculum/s/pool_{name}"] for name in ("easy", "normal", "hard")] == [40.0, 0.0, 40.0]
-
-
-def reachable(draw: Draw, step: int) -> float:
-    """Level 1 is solved; level 2 fails, unless the expert has done most of it."""
-    return 0.98 if draw.task.level == 1 else {0.75: 0.5, 0.5: 0.1}.get(draw.head_start, 0.0)
-
-
-def test_a_level_out_of_reach_is_begun_by_the_expert(ladder: Environment, group_of: MakeGroup) -> None:
-    sources = [Source(name="ladder", environment=ladder, levels=(1, 2))]
-    kind = LearnabilityCurriculum(head_starts=True)
-    sampler = Sampler(kind, sources, 0)
-    rounds = play(sampler, group_of, reachable, range(30))
-    late = [draw for draws in rounds[10:] for draw in draws]
-    helped = [draw for draw in late if draw.head_start]
-    assert sum(draw.head_start >= 0.5 and draw.task.level == 2 for draw in helped) > 0.4 * len(late)
-    assert sum(draw.task.level == 1 for draw in helped) < 0.05 * len(late)
-    for draw in late:  # the environment's own task, by its own index
-        own = ladder.task("train", draw.task.level, draw.task_index)
-        assert draw.task == replace(own, tags=draw.task.tags) and set(own.tags) <= set(draw.task.tags)
-    assert {draw.task.tags[1:] for draw in helped} <= {(f"{part}/4 by the expert",) for part in (1, 2, 3)}
-    rates = sampler.metrics()["curriculum/ladder/level_p"]
-    assert isinstance(rates, list) and rates[0] > 0.8 and rates[1] < 0.2  # what a level is without help
-    resumed = Sampler(kind, sources, 0)
-    resumed.restore(sampler.state())
-    assert play(resumed, group_of, reachable, range(30, 34)) == play(sampler, group_of, reachable, range(30, 34))
-
-
-def test_head_starts_are_left_alone_while_there_is_something_to_learn_without(
-    ladder: Environment, group_of: MakeGroup
-) -> None:
-    """Help makes every task easier here, and yet tasks that the policy solves half of the time come first."""
-    sampler = Sampler(LearnabilityCurriculum(head_starts=True), [Source(name="ladder", environment=ladder)], 0)
-    rounds = play(sampler, group_of, lambda draw, step: min(0.95, by_level(draw, 0) + draw.head_start), range(30))
-    late = [draw for draws in rounds[10:] for draw in draws]
-    assert sum(draw.head_start > 0.0 for draw in late) < 0.4 * len(late)
-
-
-def test_head_starts_need_an_expert() -> None:
-    class Silent(Environment):
-        levels = range(1, 2)
-
-        def task(self, split: Split, level: int, index: int) -> Task:
-            return Task(id=f"{split}/{level}/{index}", split=split, level=level, prompt="")
-
-    with pytest.raises(RecipeError, match="head_starts: silent has no expert"):
-        Sampler(LearnabilityCurriculum(head_starts=True), [Source(name="silent", environment=Silent())], 0)

@@ -22,8 +22,9 @@ from agentrl.recipe.load import build
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.rollout import rollout
+from agentrl.rollout.scripted import ScriptedEngine
 from agentrl.rollout.thinking import CLOSE, think_budget
-from agentrl.types import Segment, Source, Trajectory, forced_turns, turns_in
+from agentrl.types import Message, Segment, Source, Trajectory, forced_turns, turns_in
 from tests.rollout import compaction_play
 from tests.rollout.conftest import random_llama
 
@@ -194,3 +195,16 @@ def test_agents_that_write_their_own_requests_are_refused() -> None:
     player: Any = SimpleNamespace(runtimes={"countdown": runtime})
     with pytest.raises(UserError, match="the agent of countdown writes its own requests"):
         with_agents(recipe, player, Gateway())
+
+
+def test_an_experts_turns_are_no_thoughts_where_the_prompt_opens_one(
+    opened: Renderer, qwen: Renderer, echo: EnvRuntime
+) -> None:
+    """Demonstrations were read as one long thought without a call, which ended the episode."""
+    for renderer in (opened, qwen):
+        expert = echo.make().expert(echo.make().task("train", 1, 0))
+        played = play(ScriptedEngine(renderer, expert), renderer, echo, replace(BUDGET, think_tokens=None))
+        assert (played.turns, played.outcome.ending) == (2, "done")
+        assert [message.thinking for message in played.messages] == [""] * len(played.messages)
+        thought = Message(role="assistant", content="x", thinking="why")
+        assert renderer.parse(renderer.write(thought)) == thought
