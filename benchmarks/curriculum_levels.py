@@ -111,18 +111,17 @@ def gather(out: Path, env: str, seeds: int, tokens: float = 0.0) -> dict[str, di
 
 
 def ratio_of_tokens(ours: Sequence[Curve], theirs: Sequence[Curve], tokens: float) -> dict[str, float]:
-    """How many times our tokens the others need for what they end with: the mean curves cross that success.
-
-    Seeds are resampled in pairs. Above 1, ours needs fewer; where ours never gets there, the ratio counts as 1.
-    """
+    """How many times our tokens the others need for the same success: the lower of what the two mean curves end with,
+    where each first reaches it. Seeds are resampled in pairs. Above 1, ours needs fewer."""
     grid = np.linspace(0.0, tokens, 401)
     mine, other = (np.array([[at(points, x) for x in grid] for points in runs]) for runs in (ours, theirs))
     rng = np.random.default_rng(0)
 
     def ratio(chosen: Any) -> float:
         a, b = mine[chosen].mean(0), other[chosen].mean(0)
-        reached = np.flatnonzero(a >= b[-1])
-        return float(tokens / max(grid[reached[0]], grid[1])) if len(reached) else 1.0
+        level = min(a[-1], b[-1])
+        first_a, first_b = (max(grid[np.flatnonzero(curve >= level)[0]], grid[1]) for curve in (a, b))
+        return float(first_b / first_a)
 
     everyone = np.arange(len(mine))
     draws = [ratio(rng.choice(everyone, len(everyone))) for _ in range(DRAWS)]

@@ -211,3 +211,11 @@ def test_fuzzed_files_are_recipes_or_recipe_errors(tmp_path_factory: pytest.Temp
     path.write_bytes(raw)
     with pytest.raises(RecipeError):
         recipes.load(path)
+
+
+def test_the_recipe_of_an_earlier_run_is_read() -> None:
+    """It names the one objective that is left; the other one is refused."""
+    assert recipes.build({**GOOD, "curriculum": {"type": "learnability", "objective": "variance"}}) == recipes.build(
+        GOOD
+    )
+    assert "unknown key" in mistakes({**GOOD, "curriculum": {"type": "learnability", "objective": "band"}})[0]

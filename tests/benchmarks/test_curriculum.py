@@ -68,6 +68,10 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     assert dynamic["times_our_tokens"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
     assert dynamic["area_less_than_ours"]["value"] == pytest.approx(0.1)
     assert curriculum_levels.table(report).count("\n") == 3
+    ours = list(curriculum_levels.gather(tmp_path, "files", 2)["learnability"].values())
+    theirs = list(curriculum_levels.gather(tmp_path, "files", 2)["dynamic"].values())
+    assert curriculum_levels.ratio_of_tokens(ours, ours, 1000.0)["value"] == 1.0
+    assert curriculum_levels.ratio_of_tokens(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
     assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
     assert curriculum_levels.summarise(tmp_path, "files", 3, tokens=2000.0) is None  # nothing was evaluated that late
 
