@@ -35,10 +35,6 @@ class TooSlow(BaseException):
     """A test took longer than it may. No `except Exception` of the code under test keeps it."""
 
 
-def too_slow(*_):  # type: ignore[no-untyped-def]
-    raise TooSlow("took too long")
-
-
 def never_ends(*_):  # type: ignore[no-untyped-def]
     """End a version of the code at once: most that are too slow for one test are for all others, and it has failed."""
     os._exit(1)
@@ -54,6 +50,8 @@ class Watch:
         self.calls: dict[tuple[str, int], int] = {}
         self.imported: list[tuple[str, int]] | None = None
         self.depth, self.began = 0, 0.0
+        self.inside = False
+        """Whether code of a test runs, and not pytest's own."""
         self.clock = time.process_time
         self.code = [os.path.join(os.getcwd(), path) for path in order.get("code", [])]
         self.known: dict[str, bool] = {}
@@ -72,6 +70,19 @@ class Watch:
                 self.calls[key] = self.depth
         elif event == "return":
             self.depth = max(self.depth - 1, 0)
+
+    def phase(self):  # type: ignore[no-untyped-def]
+        """Run the setup, the call or the teardown of a test."""
+        self.inside = True
+        try:
+            return (yield)
+        finally:
+            self.inside = False
+
+    def too_slow(self, *_):  # type: ignore[no-untyped-def]
+        """End the test that runs; an exception in what pytest does around it would be the end of all tests."""
+        if self.inside:
+            raise TooSlow("took too long")
 
     def pytest_collection_modifyitems(self, items: "list[Any]") -> None:
         if self.order.get("reverse"):
@@ -132,16 +143,20 @@ def run(order: "dict[str, Any]", pipe: int) -> None:
     watch = Watch(order, pipe)
     if order.get("hurried"):
         hurry()
+    for name in ("setup", "call", "teardown"):
+        setattr(Watch, "pytest_runtest_" + name, pytest.hookimpl(wrapper=True, trylast=True)(Watch.phase))
     for number in (signal.SIGALRM, signal.SIGPROF):
-        signal.signal(number, never_ends if "ids_of" in order else too_slow)
+        signal.signal(number, never_ends if "ids_of" in order else watch.too_slow)
     options = ["-q", "-p", "no:cacheprovider", "--no-header", "--rootdir", os.getcwd(), "-c", os.devnull]
     options += ["--tb=short", "--continue-on-collection-errors", "-p", "no:randomly"]
     if order.get("trace"):
         sys.setprofile(watch.profile)
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        pytest.main([*options, *order["ids"]], plugins=[watch])
+        code = pytest.main([*options, *order["ids"]], plugins=[watch])
     sys.setprofile(None)
+    if code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
+        return  # not all tests ran: the one that began last is to blame
     result = {"tests": watch.tests, "errors": watch.errors}
     result["imported"] = [[os.path.relpath(path), line] for path, line in watch.imported or ()]
     if not watch.tests:

@@ -97,3 +97,35 @@ def _took(seconds: float) -> run.Test:
 def test_a_test_is_slow_if_one_of_two_runs_was(seconds: tuple[float, float, float], why: str) -> None:
     first, *others = map(_took, (*seconds, 9.9))
     assert trials._why(first, others) == why
+
+
+SLOW_REPORT = """import time
+
+
+def pytest_runtest_makereport(item, call):
+    began = time.process_time()
+    while call.excinfo is not None and time.process_time() - began < 0.8:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("conftest", "stuck"),
+    [(SLOW_REPORT, ""), ("import os\n\n\ndef pytest_runtest_logfinish():\n    raise RuntimeError\n", "test_quick")],
+)
+def test_tests_after_a_slow_one_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conftest: str, stuck: str
+) -> None:
+    """An alarm that came while pytest wrote the report ended the session, and what had not run was taken for missing:
+    more-itertools lost a whole file. Where pytest itself breaks down, the test that began last is named."""
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
+    tests = WAITS_AND_WORKS + "\n\ndef test_last():\n    pass\n"
+    files = {"PKG-INFO": "Name: x\n", "x/__init__.py": "", "tests/test_x.py": tests, "tests/conftest.py": conftest}
+    built = root.ready(lock_of(str(tiny.archive(tmp_path, files, "x-1.0")), (), lambda text: None))
+    with Pool(sandboxes.load("namespace")(), limit=1) as pool:
+        kept = {**built.source.code, **built.source.tests}
+        result = run.run(built, pool, kept, ["tests/test_x.py"], test_seconds=0.2)
+    assert (result.ended, result.stuck.rpartition("::")[2]) == (not stuck, stuck)
+    if not stuck:
+        passed = {name.rpartition("::")[2]: test.passed for name, test in result.tests.items()}
+        assert passed == {"test_quick": True, "test_waits": True, "test_works": False, "test_last": True}
