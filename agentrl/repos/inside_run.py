@@ -85,6 +85,8 @@ class Watch:
             raise TooSlow("took too long")
 
     def pytest_collection_modifyitems(self, items: "list[Any]") -> None:
+        without = set(self.order.get("without", ()))  # pytest's --deselect takes all that begin like it
+        items[:] = [item for item in items if item.nodeid not in without]
         if self.order.get("reverse"):
             items.reverse()
 

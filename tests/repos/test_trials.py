@@ -129,3 +129,15 @@ def test_tests_after_a_slow_one_are_not_lost(
     if not stuck:
         passed = {name.rpartition("::")[2]: test.passed for name, test in result.tests.items()}
         assert passed == {"test_quick": True, "test_waits": True, "test_works": False, "test_last": True}
+
+
+def test_a_test_whose_name_begins_like_one_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest's --deselect takes all tests that begin so: 32 of w3lib's were taken for flaky."""
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
+    tests = "def test_a():\n    assert False\n\n\ndef test_a_more():\n    pass\n\n\ndef test_b():\n    pass\n"
+    files = {"PKG-INFO": "Name: x\n", "x/__init__.py": "", "tests/test_x.py": tests}
+    built = root.ready(lock_of(str(tiny.archive(tmp_path, files, "x-1.0")), (), lambda text: None))
+    with Pool(sandboxes.load("namespace")(), limit=1) as pool:
+        ran = trials.Trials(built, pool, lambda text: None, max_tests=10, workers=1).tests()
+    assert ran["kept"] == ["tests/test_x.py::test_a_more", "tests/test_x.py::test_b"]
+    assert list(ran["left_out"]) == ["tests/test_x.py::test_a"]
