@@ -62,7 +62,7 @@ PER_LEVEL, TASKS, HELD_OUT, TAGS = 10_000, 1000, 1200, 4
 LIMIT = 60_000
 """Groups after which a run is given up; it then counts as that many."""
 METHODS: dict[str, Callable[[Tasks], Chooser] | None] = {
-    "ours": lambda tasks: Learnability(LearnabilityCurriculum(repeats=2), tasks),
+    "ours": lambda tasks: Learnability(LearnabilityCurriculum(), tasks),
     "uniform": Uniform,
     "small_uniform": Uniform,
     "dynamic_sampling": Uniform,

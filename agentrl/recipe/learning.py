@@ -76,6 +76,14 @@ class LearnabilityCurriculum(Section):
     """How often a task is drawn while its level still has new ones, so that the policy does not learn single tasks by
     heart. `null` sets no limit: a task comes back as long as it is in the band."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_before(cls, data: Any) -> Any:
+        """Read what earlier run folders say of the one way to value a task."""
+        if isinstance(data, dict) and data.get("objective") == "variance":
+            return {key: value for key, value in data.items() if key != "objective"}
+        return data
+
     @field_validator("band")
     @classmethod
     def _ordered(cls, band: tuple[float, float]) -> tuple[float, float]:

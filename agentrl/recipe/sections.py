@@ -253,11 +253,7 @@ def one_spelling(data: dict[str, Any]) -> dict[str, Any]:
     for other, name in OTHER_NAMES.items():
         if other in data and name in data:
             raise RecipeError(f"`{other}` and `{name}` are the same section; keep `{name}`")
-    named = {OTHER_NAMES.get(key, key): section for key, section in data.items()}
-    curriculum = named.get("curriculum")
-    if isinstance(curriculum, dict) and curriculum.get("objective") == "variance":  # run folders of before say so
-        named["curriculum"] = {key: value for key, value in curriculum.items() if key != "objective"}
-    return named
+    return {OTHER_NAMES.get(key, key): section for key, section in data.items()}
 
 
 class Recipe(Section):

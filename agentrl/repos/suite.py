@@ -76,10 +76,14 @@ class Suite:
     def unsteady(self) -> list[str]:
         """Return the tests that do not always pass, whatever the fault: they would tell an agent nothing. Not those
         whose names begin that of a test that does: pytest would pass over both."""
-        others = {name for name, why in self.left_out.items() if not why.startswith((CANNOT_GRADE, NOT_TRIED))}
-        steady = sorted({*self.grading, *self.left_out} - others)
-        after = {name: steady[at] for name in others if (at := bisect(steady, name)) < len(steady)}
-        return [name for name in self.left_out if name in others and not after.get(name, "").startswith(name)]
+        found = [name for name, why in self.left_out.items() if not why.startswith((CANNOT_GRADE, NOT_TRIED))]
+        steady = sorted({*self.grading, *self.left_out}.difference(found))
+
+        def begins_one(name: str) -> bool:
+            after = steady[bisect(steady, name) :][:1]  # in order, what begins so follows at once
+            return bool(after) and after[0].startswith(name)
+
+        return [name for name in found if not begins_one(name)]
 
     def levels(self) -> range:
         return range(1, max(recipe.level for recipe in self.recipes) + 1)
