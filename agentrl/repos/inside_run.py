@@ -113,6 +113,8 @@ class Watch:
             self.tests[nodeid]["calls"] = called
 
     def pytest_runtest_logreport(self, report: "Any") -> None:
+        if hasattr(report, "context") and report.outcome == "passed":
+            return  # a part of a test (`with self.subTest()`), which is reported as a whole too
         test = self.tests.setdefault(report.nodeid, {"phases": [], "seconds": 0.0, "message": ""})
         odd = hasattr(report, "wasxfail") or report.outcome != "passed"
         test["phases"].append(report.when + (" " + report.outcome if odd else ""))

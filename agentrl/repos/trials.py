@@ -20,7 +20,7 @@ from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.hidden_tests.repository import UNFINISHED
 
-RAN = 5
+RAN = 6
 """The version of how tests are run; what was run in another way is run again."""
 SLOW = 2.0
 """Seconds of processor time: a slower test does not grade."""

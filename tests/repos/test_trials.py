@@ -148,6 +148,45 @@ def test_a_test_whose_name_begins_like_that_of_one_left_out_is_kept(
     assert ran["left_out"] == {"tests/test_x.py::test_x": f"{NOT_TRIED} 1 tests: not tried"}
 
 
+PARTS = """import unittest
+
+
+class TestParts(unittest.TestCase):
+    def test_pass(self):
+        for n in range(3):
+            with self.subTest(n=n):
+                self.assertLess(n, 3)
+
+    def test_one_fails(self):
+        for n in range(3):
+            with self.subTest(n=n):
+                self.assertNotEqual(n, 1)
+
+
+def test_of_pytest(subtests):
+    for n in range(3):
+        with subtests.test(n=n):
+            assert n < 3
+
+
+def test_of_pytest_fails(subtests):
+    for n in range(3):
+        with subtests.test(n=n):
+            assert n != 1
+"""
+
+
+def test_a_test_of_several_parts_passes_when_all_of_them_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest reports each part too: 58 tests of more-itertools were taken for failing."""
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
+    files = {"PKG-INFO": "Name: x\n", "x/__init__.py": "", "tests/test_x.py": PARTS}
+    built = root.ready(lock_of(str(tiny.archive(tmp_path, files, "x-1.0")), (), lambda text: None))
+    with Pool(sandboxes.load("namespace")(), limit=1) as pool:
+        result = run.run(built, pool, {**built.source.code, **built.source.tests}, ["tests/test_x.py"])
+    passed = {name.rpartition("::")[2]: test.passed for name, test in result.tests.items()}
+    assert passed == {"test_pass": True, "test_one_fails": False, "test_of_pytest": True, "test_of_pytest_fails": False}
+
+
 def test_run_tests_passes_over_no_test_that_always_passes() -> None:
     left_out = {
         "t.py::test_a": "flaky: passes only sometimes",

@@ -172,6 +172,27 @@ def test_a_suite_that_cannot_be_collected_fails(
     assert score(suite(), submit(files={"money/__init__.py": source}), boxes=boxes) == 0.0
 
 
+PARTS = """
+import unittest
+from money import total
+
+class TestTotal(unittest.TestCase):
+    def test_parts(self):
+        for numbers, right in [([], 0), ([1], 1), ([1, 2], 3)]:
+            with self.subTest(numbers=numbers):
+                self.assertEqual(total(numbers), right)
+"""
+
+
+def test_a_test_of_several_parts_passes_when_all_of_them_do(
+    boxes: Boxes, score: Callable[..., float], submit: Any
+) -> None:
+    ids = ["tests/test_money.py::TestTotal::test_parts"]
+    verifier = RepositoryTests({"tests/test_money.py": PARTS}, ids, packages=["money"], seconds=30.0)
+    wrong = changed("return sum(numbers)", "return sum(numbers) + (numbers == [1])")
+    assert [score(verifier, submit(files=files), boxes=boxes) for files in (REPOSITORY, wrong)] == [1.0, 0.0]
+
+
 def test_one_process_with_canaries(boxes: Boxes, graded: Callable[..., Any], submit: Any) -> None:
     verifier = suite(mode="shared", ids=IDS[:1])
     outcome, verdict = graded(verifier, submit(files=REPOSITORY), boxes=boxes)

@@ -26,6 +26,8 @@ class Recorder:
         return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        if hasattr(report, "context") and report.outcome == "passed":
+            return  # a part of a test (`with self.subTest()`), which is reported as a whole too
         odd = hasattr(report, "wasxfail") or report.outcome != "passed"
         self.phases.setdefault(report.nodeid, []).append(report.when + (" " + report.outcome if odd else ""))
 
