@@ -46,6 +46,8 @@ class Environment:
     one_call_per_message: ClassVar[bool] = False
     """Whether only the first tool call of a message is carried out, and the others are told so: for tasks in which a
     call depends on the result of the one before."""
+    objections: ClassVar[int] = 1
+    """How many final answers of an episode `objection` may send back."""
     tool_effects: ClassVar[Mapping[str, str]] = {}
     """What parameters of tools do, where the red team's probes cannot find it out: `{"run.script": "shell"}`. The
     effects are shell, python, path, content (of a file that is written) and plain."""
@@ -142,9 +144,9 @@ class Environment:
     def objection(self, answer: str) -> str:
         """Return what speaks against ending with this final answer and what to do instead; "" lets it count.
 
-        It is asked about the final message of an episode, not about a tool that ends it. The first objection goes back
-        to the policy and the episode continues; the next answer counts, whatever it is. So does the first when no other
-        follows. Say only what prompt and tools tell anyway.
+        It is asked about the final message of an episode, not about a tool that ends it. The first `objections` of them
+        go back to the policy and the episode continues; the next answer counts, whatever it is. So does the last when
+        no other follows. Say only what prompt and tools tell anyway.
         """
         return ""
 

@@ -13,6 +13,8 @@ MAX_FILE = 500_000
 """Bytes of the longest file that can be viewed or edited."""
 MAX_LINES = 200
 """Lines that `view` shows at once."""
+MAX_NAMES = 30
+"""Files that are named where one is missing."""
 MAX_DEFINITIONS = 20_000
 """Definitions among which similar names are looked for."""
 
@@ -66,7 +68,7 @@ class CodingEnvironment(Environment):
         if not path or self.box.exec(["test", "-d", f"./{place}"]).ok:
             names = self.box.exec(["ls", "-p", f"./{place}"])
             return names.stdout.decode("utf-8", "replace") or "(empty)"
-        lines = self.box.read(place, limit=MAX_FILE).decode("utf-8", "replace").splitlines()
+        lines = self._read(place).decode("utf-8", "replace").splitlines()
         start = max(first, 1)
         end = min(last if last >= start else len(lines), start - 1 + MAX_LINES)
         shown = lines[start - 1 : end]
@@ -74,6 +76,16 @@ class CodingEnvironment(Environment):
         if self.line_numbers:
             shown = [f"{number:5} {line}" for number, line in enumerate(shown, start)]
         return "\n".join([*shown, *([f"({left} more lines)"] if left > 0 else [])]) or "(nothing)"
+
+    def _read(self, place: str) -> bytes:
+        """Return what a file holds; where there is none, say which there are."""
+        try:
+            return self.box.read(place, limit=MAX_FILE)
+        except FileNotFoundError:
+            there = self.box.exec(["find", *(f"./{place}" for place in self.code()), "-name", "*.py"], timeout=10.0)
+            names = sorted(there.stdout.decode("utf-8", "replace").splitlines())[:MAX_NAMES]
+            listed = ", ".join(name.removeprefix("./") for name in names)
+            raise ValueError(f"there is no file {place[:200]}; there are: {listed}") from None
 
     @tool
     def search(self, text: str, path: str = "") -> str:
@@ -112,7 +124,7 @@ class CodingEnvironment(Environment):
             again = "this edit was made already; " if self._worked else "the same call again, which cannot work; "
         self._last, self._worked = (path, old, new), False
         place = inside(path)
-        text = self.box.read(place, limit=MAX_FILE).decode("utf-8", "surrogateescape")
+        text = self._read(place).decode("utf-8", "surrogateescape")
         try:
             changed = substituted(path, text, old, new)
         except ValueError as error:

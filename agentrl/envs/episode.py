@@ -73,8 +73,8 @@ class Episode:
         self.tools: dict[str, Tool] = tools_of(environment)
         self.transcript: list[Message] = []
         self.answer = ""
-        self.sent_back = False
-        """Whether an answer met an objection: the next one counts."""
+        self.sent_back = 0
+        """How many answers met an objection."""
         self.root = ""
         self.ending: Ending = "done"
         """How it ended, once it has."""
@@ -182,19 +182,19 @@ class Episode:
         return self.step
 
     async def _objection(self) -> list[Observation]:
-        """Return what the environment has against the answer, at most once per episode."""
-        text = "" if self.sent_back else await run(self.environment.objection, self.answer)
+        """Return what the environment has against the answer, as often per episode as it may object."""
+        env = self.environment
+        text = await run(env.objection, self.answer) if self.sent_back < env.objections else ""
         if not text:
             return []
-        self.sent_back = True
+        self.sent_back += 1
         return [Observation(content=harmless(text), role="user")]
 
     async def _call(self, call: ToolCall) -> Observation | Done:
         self._counts["calls"] += 1
         tool = self.tools.get(call.name)
         if call.error is not None or tool is None:
-            there = ", ".join(self.tools)
-            return self._refuse(call, call.error or f"there is no tool {call.name[:60]!r}; the tools are: {there}")
+            return self._refuse(call, call.error or f"there is no tool {call.name[:60]!r}; {self._to_do()}")
         try:
             arguments = tool.validate(call.arguments)
         except CallError as error:
@@ -220,6 +220,12 @@ class Episode:
             return Done(text_of(result))
         content, cut = frame(text_of(result), tool.output_limit)
         return Observation(content=content, name=tool.name, call_id=call.id, truncated=cut)
+
+    def _to_do(self) -> str:
+        """Say which tools there are, and how to end where a message does: small models invent a tool for that."""
+        ends = type(self.environment).on_message is Environment.on_message
+        how = "; to end, write your answer as a message without a call" if ends else ""
+        return f"the tools are: {', '.join(self.tools)}{how}"
 
     def _refuse(self, call: ToolCall, text: str) -> Observation:
         self._counts["bad_calls"] += 1
@@ -298,7 +304,7 @@ class Episode:
         seen = [(o.role, o.name, o.content) for o in self.step.observations] if self.step else []
         try:
             parts = [await self.digest(times=False), await run(self.environment.state), seen]
-            return hashing.digest([*parts, self.answer] if self.sent_back else parts)
+            return hashing.digest([*parts, self.answer, self.sent_back] if self.sent_back else parts)
         except (AgentError, OSError):
             return ""
 

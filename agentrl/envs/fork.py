@@ -64,7 +64,7 @@ class Fork:
     counts: Mapping[str, Any]
     answer: str = ""
     """The answer that was sent back, where one was."""
-    sent_back: bool = False
+    sent_back: int = 0
 
     @property
     def bytes(self) -> int:

@@ -1,4 +1,8 @@
-"""Reads the JSON of a tool call strictly: no key twice, finite numbers, whole characters, a bounded depth."""
+"""Reads the JSON of a tool call strictly: no key twice, finite numbers, whole characters, a bounded depth.
+
+Line breaks and tabs may stand in a string as they are: models write code of several lines that way, and it can mean
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,9 @@ def _finite(text: str) -> float:
     return value
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite)
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite, strict=False
+)
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:

@@ -40,6 +40,8 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
                 "engine": {"type": "sglang"} if args.url else here,
                 "max_tokens": args.tokens,
                 "max_turns": args.turns,
+                "temperature": args.temperature,
+                "top_p": args.top_p,
                 "concurrency": args.concurrency,
                 "episode_seconds": args.seconds,
             },
@@ -92,7 +94,8 @@ def write(args: argparse.Namespace, played: list[tuple[Problem, Trajectory]], be
                 file.writelines(json.dumps(episode(t)) + "\n" for _, t in mine)
     protocol = {
         "model": Path(args.model).name,
-        "temperature": 1.0,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
         "tokens_per_episode": args.tokens,
         "tasks_per_level": args.tasks,
         "split": args.split,
@@ -156,6 +159,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=10, help="tasks of each level")
     parser.add_argument("--split", default="heldout", choices=SPLITS)
     parser.add_argument("--tokens", type=int, default=1500, help="sampled tokens of an episode")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--turns", type=int, help="turns of an episode; by default the environment's own limit")
     parser.add_argument("--concurrency", type=int, default=320, help="episodes under way at once")
     parser.add_argument("--seconds", type=float, default=150.0, help="wall time of an episode")

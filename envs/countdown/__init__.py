@@ -74,6 +74,7 @@ class Countdown(Environment):
         "line. For the numbers 12 30 and the target 18 that is\nAnswer: 30 - 12"
     )
     max_turns = 10
+    objections = 5
 
     def task(self, split: Split, level: int, index: int) -> Task:
         drawn = puzzle(split, level, index)
@@ -116,7 +117,7 @@ class Countdown(Environment):
             numbers = ", ".join(map(str, sorted(extra.elements())))
             return f"{answer.value}, but not given, or used too often: {numbers}"
         if answer.value == setup["target"]:
-            return f"{answer.value}, the target: end with this expression"
+            return f"{answer.value}, the target. Call no tool any more; write this line:\nAnswer: {expression}"
         return f"{answer.value}, not the target {setup['target']}"
 
     def expert(self, task: Task) -> list[ToolCall | str]:

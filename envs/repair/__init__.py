@@ -68,6 +68,7 @@ class Repair(CodingEnvironment):
         f"done. Arguments of edit look like {EXAMPLE}."
     )
     line_numbers = False
+    objections = 3
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:
@@ -104,7 +105,9 @@ class Repair(CodingEnvironment):
         return Observation(content=f"{path}:\n{text}\nrun_tests:\n{self._tested().text}")
 
     def idle(self) -> str:
-        return f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {EXAMPLE}."
+        path = next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
+        like = f'{{"path": "{path}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
+        return f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}."
 
     def code(self) -> list[str]:
         return ["lib"]

@@ -21,6 +21,12 @@ def _right(task: Task, answer: str) -> bool:
     return answer.isascii() and answer.removesuffix(".").lower() == task.secret["answer"].lower()
 
 
+def may_be_name(answer: str) -> bool:
+    """Tell whether an answer has the shape of a name: one or two words."""
+    words = answer.removesuffix(".").split()
+    return 0 < len(words) <= 2 and all(map(str.isalpha, words))
+
+
 class Search(Environment):
     """Answer questions from documents."""
 
@@ -29,10 +35,11 @@ class Search(Environment):
     verifier = Answer(check=_right)
     system = (
         "Answer the question from the documents: search finds them, open shows what one says. Call one tool per "
-        "message, and open a document before you rely on it. If documents disagree, the newest is right. End with the "
-        "name alone, without any other word."
+        "message, and open a document before you rely on it. If documents disagree, the newest is right. As soon as a "
+        "document tells the answer, call no tool any more: write the name alone, without any other word."
     )
     one_call_per_message = True
+    objections = 3
     max_turns = 24
 
     def task(self, split: Split, level: int, index: int) -> Task:
@@ -52,9 +59,9 @@ class Search(Environment):
         self._opened = False
 
     def objection(self, answer: str) -> str:
-        """Send an answer back that no document can have told."""
+        """Send an answer back that no document can have told, or that is no name."""
         if self._opened:
-            return ""
+            return "" if may_be_name(answer) else "End with the name alone, without any other word."
         return (
             "No document was opened yet. Call search with a name of the question, open what it finds, then end with "
             "the name alone."

@@ -147,7 +147,7 @@ def test_the_calculator_says_what_is_wrong(where: Stage) -> None:
         "<out>7/2, but not given, or used too often: 2, 7</out>",
         f"<out>{first + second * first}, but not given, or used too often: {first}</out>",
         f"<out>{-first}, not the target {target}</out>",
-        f"<out>{target}, the target: end with this expression</out>",
+        f"<out>{target}, the target. Call no tool any more; write this line:\nAnswer: {task.secret['solution']}</out>",
         "<out>error: division by zero</out>",
         f"<out>error: unexpected '.' in the expression; {ALLOWED}</out>",
         "<out>error: unexpected '*' in the expression</out>",
@@ -189,7 +189,7 @@ def test_an_answer_that_was_not_tried_is_sent_back_with_its_mistake(answer: str,
     told = f"This is not the answer: {wrong}. Call calculate with another expression of 3, 5, 5."
     assert replies(where, answer, "5*5") == [told]
     assert asyncio.run(play(Countdown(), SMALL, [answer, "5*5"], where)).score == 1.0
-    last = asyncio.run(play(Countdown(), SMALL, [answer, "5+5", "5*5"], where))
+    last = asyncio.run(play(Countdown(), SMALL, [answer, *["5-5"] * Countdown.objections, "5*5"], where))
     assert (last.score, last.outcome.ending) == (0.0, "done")
 
 

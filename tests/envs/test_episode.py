@@ -192,14 +192,35 @@ def test_an_answer_that_was_sent_back_counts_when_no_other_follows(where: Stage)
     assert played(where, "yes", "", kind=Objects).score == 0.0, "an empty answer is an answer"
 
 
+class ObjectsTwice(Objects):
+    objections = 2
+
+
+def test_as_many_answers_are_sent_back_as_the_environment_says(where: Stage) -> None:
+    result = played(where, "a", "b", "yes", "no", kind=ObjectsTwice)
+    assert seen(result) == ["a?<\\/out>\\u001b", "b?<\\/out>\\u001b"]
+    assert (result.score, result.outcome.ending) == (1.0, "done")
+
+
+class EndsWithWords(Bench):
+    """A message ends it, whatever it says."""
+
+    on_message = Environment.on_message
+
+
+def test_a_tool_that_was_made_up_to_end_with_is_answered_with_how_to_end(where: Stage) -> None:
+    (told,) = seen(played(where, call("end"), "yes", kind=EndsWithWords))
+    assert told.endswith("data; to end, write your answer as a message without a call")
+
+
 def test_a_tool_that_ends_the_episode_meets_no_objection(where: Stage) -> None:
     result = played(where, call("submit", answer="yes"), kind=Objects)
     assert (result.score, result.outcome.ending, seen(result)) == (1.0, "done", [])
 
 
 def test_episodes_with_and_without_an_answer_sent_back_are_not_in_the_same_state() -> None:
-    async def state(*texts: str) -> str:
-        environment = Objects()
+    async def state(*texts: str, kind: type[Objects] = Objects) -> str:
+        environment = kind()
         episode = Episode(environment, environment.task("train", 1, 0), seed=0, boxes=None)  # type: ignore[arg-type]
         await episode.start()
         for text in texts:
@@ -209,6 +230,8 @@ def test_episodes_with_and_without_an_answer_sent_back_are_not_in_the_same_state
     plain, sent_back, other = (asyncio.run(state(*texts)) for texts in (["more"], ["yes", "more"], ["no", "more"]))
     assert len({plain, sent_back, other}) == 3
     assert sent_back == asyncio.run(state("yes", "more"))
+    once, twice = (asyncio.run(state(*texts, kind=ObjectsTwice)) for texts in (["no", "more"], ["a", "no", "more"]))
+    assert once != twice, "one of them may be sent back once more"
 
 
 def test_bad_calls_are_answered_and_cost_a_turn(where: Stage) -> None:

@@ -29,7 +29,7 @@ def test_an_episode_by_hand() -> None:
     assert (first, info["task"], info["level"]) == (task.prompt, "countdown/heldout/1/3", 1)
     solution = task.secret["solution"]
     step = env.step({"name": "calculate", "arguments": {"expression": solution}})
-    assert step[:4] == (f"<out>{task.setup['target']}, the target: end with this expression</out>", 0.0, False, False)
+    assert step[0].startswith(f"<out>{task.setup['target']}, the target. ") and step[1:4] == (0.0, False, False)
     ended: Any = env.step(solution)
     assert ended[:4] == ("", 1.0, True, False)
     assert (ended[4]["ending"], ended[4]["evidence"]) == ("done", ["the expression reaches the target"])

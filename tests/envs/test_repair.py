@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.envs.edits import edits, indented, nearest, substituted
 from agentrl.envs.play import Action, Played, Stage, play
-from agentrl.envs.repair import EXAMPLE, HIDDEN, Repair, reference, verify
+from agentrl.envs.repair import HIDDEN, Repair, reference, verify
 from agentrl.envs.repair.mutate import Change, apply, changes
 from agentrl.envs.repair.program import Program, call
 from agentrl.envs.repair.programs import PROGRAMS
@@ -262,15 +262,29 @@ def test_level_1_shows_what_reading_and_testing_would(where: Stage) -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_an_episode_that_ends_without_an_edit_is_sent_back_once(level: int, where: Stage) -> None:
+def test_an_episode_that_ends_without_an_edit_is_sent_back(level: int, where: Stage) -> None:
     task = Repair().task("train", level, 0)
     expert = Repair().expert(task)
-    told = f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {EXAMPLE}."
+    path = next(path for path in task.setup["files"] if path in task.prompt)
+    like = f'{{"path": "{path}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
+    told = f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}."
     late = played(where, task, "Here it is:\n```python\npass\n```", *expert)
     assert ([m.content for m in late.messages[2:] if m.role == "user"], late.score) == ([told], 1.0)
-    twice = played(where, task, "done", "done", *expert)
-    assert (twice.score, twice.outcome.ending, len(twice.messages)) == (0.0, "done", 5)
+    always = played(where, task, *["done"] * (Repair.objections + 1), *expert)
+    assert (always.score, always.outcome.ending, len(always.messages)) == (0.0, "done", 3 + 2 * Repair.objections)
     assert [m.content for m in played(where, task, *expert).messages[2:] if m.role == "user"] == []
+
+
+def test_a_file_that_is_not_there_is_answered_with_those_that_are(where: Stage) -> None:
+    task = Repair().task("heldout", 1, 0)
+    (path,) = task.secret["fixed"]
+    calls = (
+        ToolCall(name="edit", arguments={"path": "lib/sums.py", "old": "a", "new": "b"}),
+        ToolCall(name="view", arguments={"path": "lib/sums.py"}),
+    )
+    seen = [m.content for m in played(where, task, *calls).messages if m.role == "tool"]
+    there = ", ".join(sorted(name for name in task.setup["files"] if name.startswith("lib/")))
+    assert path in there and seen == [f"<out>error: there is no file lib/sums.py; there are: {there}</out>"] * 2
 
 
 def test_an_edit_that_fails_shows_the_nearest_lines_and_one_that_is_repeated_is_told_apart(where: Stage) -> None:

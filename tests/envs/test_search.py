@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.envs import load
 from agentrl.envs.play import Stage, play
+from agentrl.envs.search import may_be_name
 from agentrl.envs.search.corpus import _CLOSED, _OPEN, _STARTS, LEVELS, WORDS, problem, word
 from agentrl.envs.search.index import Index
 from agentrl.envs.search.relations import BY_KEY, RELATIONS, asked, told
@@ -180,7 +181,7 @@ def test_the_expert_and_other_right_ways_pass(level: int, where: Stage) -> None:
             assert asyncio.run(play(Search(), task, [wrong], where)).score == 0.0
 
 
-def test_an_answer_before_any_document_was_opened_is_sent_back_once(where: Stage) -> None:
+def test_answers_before_any_document_was_opened_and_answers_that_are_no_name_are_sent_back(where: Stage) -> None:
     task = Task(id="x", split="train", level=1, prompt="?", setup={"documents": PAGES}, secret={"answer": "Mo"})
     told = (
         "No document was opened yet. Call search with a name of the question, open what it finds, then end with the "
@@ -195,9 +196,17 @@ def test_an_answer_before_any_document_was_opened_is_sent_back_once(where: Stage
         return users, played.score, played.outcome.ending
 
     assert ends("Lolon", look, reads, "Mo") == ([told], 1.0, "done")
-    assert ends(look, missing, "Lolon", "Mo", "Lolon") == ([told], 1.0, "done")
-    assert ends("Mo", "Lolon", "Mo") == ([told], 0.0, "done")
+    assert ends(look, missing, "Lolon", reads, "Mo", "Lolon") == ([told], 1.0, "done")
+    assert ends("Mo", "Mo", "Mo", "Lolon", "Mo") == ([told] * 3, 0.0, "done")
     assert ends(reads, "Lolon", "Mo") == ([], 0.0, "done")
+    alone = "End with the name alone, without any other word."
+    assert ends(reads, "The lord is Mo.", "", "Mo") == ([alone, alone], 1.0, "done")
+    assert ends("It is Mo.", reads, "It is Mo.", "Mo?", "It is Mo.") == ([told, alone, alone], 0.0, "done")
+
+
+@given(st.integers(0, 9_999), st.sampled_from(sorted(LEVELS)), st.sampled_from(["", "."]))
+def test_every_right_answer_has_the_shape_of_a_name(index: int, level: int, end: str) -> None:
+    assert may_be_name(Search().task("heldout", level, index % 500).secret["answer"] + end)
 
 
 def test_one_search_and_one_document_answer_a_question_of_level_1() -> None:

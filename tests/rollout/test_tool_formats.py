@@ -415,3 +415,12 @@ def test_doubled_braces_around_something_else_stay_an_error() -> None:
         'Write <tool_call>{"name": "...", "arguments": {...}}</tool_call>'
     ]
     assert errors(f"<tool_call>{{{GOOD}, {GOOD}}}</tool_call>")[0] is not None
+
+
+def test_line_breaks_and_tabs_may_stand_in_a_string_as_they_are() -> None:
+    """Models write code of several lines that way; it can mean nothing else."""
+    text = '<tool_call>{"name": "edit", "arguments": {"new": "if a:\n\treturn b"}}</tool_call>'
+    (call,) = Hermes().read(text).calls
+    assert (call.error, call.arguments) == (None, {"new": "if a:\n\treturn b"})
+    (broken,) = Hermes().read('<tool_call>{"name":\x01 "edit", "arguments": {}}</tool_call>').calls
+    assert broken.error is not None
