@@ -27,6 +27,10 @@ from agentrl.types import SPLITS, Split, Task, ToolCall
 MAX_DESELECTED = 1_000
 """Tests that one call of `run_tests` passes over."""
 LIMITS = Limits(memory_mb=1024, processes=64, disk_mb=128, seconds=30.0)
+RUN_SECONDS = 60
+"""Seconds of processor time that the tests of `run_tests` may take: wall time would depend on what else is at work."""
+RUN_WALL = 300.0
+"""Seconds of wall time, for tests that wait."""
 _UNSTEADY = re.compile(r"0x[0-9a-f]{6,}| in \d+\.\d+s(?: \(\d+:\d+:\d+\))?")
 """What differs from run to run in pytest's output: addresses and times."""
 
@@ -91,7 +95,7 @@ class RepositoryEnvironment(CodingEnvironment):
         """Return the test files that run where none is named."""
         return sorted({name.split("::")[0] for name in recipe.covers})
 
-    @tool(timeout_s=90.0, output_limit=4_000)
+    @tool(timeout_s=RUN_WALL + 30.0, output_limit=4_000)
     def run_tests(self, path: str = "") -> str:
         """Run tests with pytest.
 
@@ -104,7 +108,8 @@ class RepositoryEnvironment(CodingEnvironment):
         passed_over = [name for name in self.suite.unsteady if name.split("::")[0] in files]
         options = ["-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/box"]
         options += [f"--deselect={name}" for name in passed_over[:MAX_DESELECTED]]
-        done = self.box.exec(["python3", "-B", "-m", "pytest", *options, "--", *chosen], timeout=60.0)
+        pytest = ["python3", "-B", "-m", "pytest", *options, "--", *chosen]
+        done = self.box.exec(["sh", "-c", f'ulimit -S -t {RUN_SECONDS}; exec "$@"', "sh", *pytest], timeout=RUN_WALL)
         self.tested(done.ok)
         return _UNSTEADY.sub("", done.text)
 

@@ -321,6 +321,20 @@ def test_a_search_that_finds_nothing_names_functions_that_are_meant() -> None:
     assert named_like("def test_(", lines) == named_like("42", lines) == []
 
 
+def test_tests_that_never_end_are_ended_by_their_processor_time(
+    tinysums: Path, where: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wall time depends on what else is at work: sixteen episodes at once saw other results than one."""
+    monkeypatch.setattr("agentrl.repos.environment.RUN_SECONDS", 1)
+    kind = repository(tinysums)
+    kind.name = "tinysums"
+    spoilt = ToolCall(name="run", arguments={"command": "echo 'while True: pass' >> tinysums/__init__.py"})
+    tests = ToolCall(name="run_tests", arguments={})
+    played = asyncio.run(play(kind(), kind().task("train", 1, 0), [spoilt, tests, "done"], where))
+    (said,) = [message.content for message in played.messages if message.name == "run_tests"]
+    assert said.endswith("[ended by a signal: CPU time limit exceeded]</out>")
+
+
 def test_an_end_with_failing_tests_is_sent_back_once(tinysums: Path, where: Stage) -> None:
     kind = repository(tinysums)
     kind.name = "tinysums"
