@@ -82,8 +82,8 @@ class CodingEnvironment(Environment):
         try:
             return self.box.read(place, limit=MAX_FILE)
         except FileNotFoundError:
-            there = self.box.exec(["find", *(f"./{place}" for place in self.code()), "-name", "*.py"], timeout=10.0)
-            names = sorted(there.stdout.decode("utf-8", "replace").splitlines())[:MAX_NAMES]
+            found = self.box.exec(["find", *(f"./{folder}" for folder in self.code()), "-name", "*.py"], timeout=10.0)
+            names = sorted(found.stdout.decode("utf-8", "replace").splitlines())[:MAX_NAMES]
             listed = ", ".join(name.removeprefix("./") for name in names)
             raise ValueError(f"there is no file {place[:200]}; there are: {listed}") from None
 

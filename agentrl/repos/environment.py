@@ -29,7 +29,7 @@ MAX_DESELECTED = 1_000
 LIMITS = Limits(memory_mb=1024, processes=64, disk_mb=128, seconds=30.0)
 RUN_SECONDS = 60
 """Seconds of processor time that the tests of `run_tests` may take: wall time would depend on what else is at work."""
-RUN_WALL = 300.0
+RUN_WALL = 180.0
 """Seconds of wall time, for tests that wait."""
 _UNSTEADY = re.compile(r"0x[0-9a-f]{6,}| in \d+\.\d+s(?: \(\d+:\d+:\d+\))?")
 """What differs from run to run in pytest's output: addresses and times."""

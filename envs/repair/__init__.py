@@ -100,13 +100,16 @@ class Repair(CodingEnvironment):
         """At level 1, show what the first calls of `view` and `run_tests` would."""
         if self.given.level > 1:
             return None
-        path = next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
+        path = self._path()
         text = self.box.read(path).decode("utf-8", "replace")
         return Observation(content=f"{path}:\n{text}\nrun_tests:\n{self._tested().text}")
 
+    def _path(self) -> str:
+        """Return a module that may be broken: at level 1 the one that is."""
+        return next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
+
     def idle(self) -> str:
-        path = next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
-        like = f'{{"path": "{path}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
+        like = f'{{"path": "{self._path()}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
         return f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}."
 
     def code(self) -> list[str]:
