@@ -167,14 +167,16 @@ async def verdict_seconds(folder: Path) -> float:
     return round(statistics.median(times), 2)
 
 
-def row_of(package: Package, known: Suite) -> dict[str, Any]:
+def row_of(package: Package, known: Suite, folder: Path) -> dict[str, Any]:
     """Return what a build says."""
+    files = {path.name: path.read_bytes() for path in sorted(folder.glob("*.json")) if path.name != "figures.json"}
     levels = {str(level): sum(r.level == level for r in known.recipes) for level in known.levels()}
     seconds = known.figures["seconds"]
     spent = sum(value for name, value in seconds.items() if name != "all")
     return {
         "package": package.name, "version": package.version, "kind": package.kind, "levels": levels, **known.figures,
-        "build_minutes": round(spent / 60, 1), "tasks_per_hour": round(3600 * len(known.recipes) / seconds["verified"]),
+        "files": short(files), "build_minutes": round(spent / 60, 1),
+        "tasks_per_hour": round(3600 * len(known.recipes) / seconds["verified"]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 
@@ -226,10 +228,10 @@ def one(package: Package, folder: Path, evidence: Evidence, arguments: argparse.
         evidence.add({**about, "refused": str(error)})
         say(str(error))
         return False
-    row = row_of(package, known)
+    row = row_of(package, known, folder)
     try:
         before = evidence.rows.get(package.name, {})
-        if before.get("tasks") == row["tasks"]:  # the same environment: what is known of it still holds
+        if before.get("files") == row["files"]:  # the same environment: what is known of it still holds
             row |= {key: before[key] for key in ("check", "verdict_seconds", "redteam") if key in before}
         evidence.add(row)
         if arguments.only_build:
