@@ -1,4 +1,4 @@
-"""Writes the table and the picture of Qwen2.5-Coder-1.5B on docs/results.md from what its runs left behind.
+"""Writes the tables and the picture of Qwen2.5-Coder-1.5B on docs/results.md from what its runs left behind.
 
 python -m benchmarks.qwen.results       # reads docs/evidence/qwen alone
 """
@@ -20,6 +20,11 @@ REPOSITORIES = {
     "functions held out in three trained ones": ("untrained-own", "demonstrations-own", "after-own"),
 }
 """By what is held out, the files of the untrained model, after the demonstrations, and after RL."""
+TIMES = (
+    "seconds", "learn/seconds", "learn/publish_seconds", "rollout/engine_seconds", "rollout/tool_seconds",
+    "rollout/verifier_seconds", "rollout/tokens",
+)  # fmt: skip
+"""Of every step: its seconds, and where they went."""
 Point = tuple[int, str, dict[str, float]]
 """Step, stage, and held-out pass@1 with its interval."""
 
@@ -54,6 +59,21 @@ def table(evidence: Path) -> str:
         counts = ["{} of {}".format(*solved(evidence, name)) for name in files]
         how = "60 steps on demonstrations, then RL"
         lines.append(f"| repositories: {what} | {how} | {counts[0]} | {counts[1]} | **{counts[2]}** (13 steps) |")
+    return "\n".join(lines)
+
+
+def times(evidence: Path) -> str:
+    """Where the seconds of each run went, as Markdown."""
+    head = "run | seconds of training | learner works | weights are sent | learner waits for episodes "
+    head += "| of an episode: engine, tools, verdict | sampled tokens per second"
+    lines = [f"| {head} |", "|---" * 7 + "|"]
+    for run in (*RUNS, "repositories-rl"):
+        steps = list(metrics.read(evidence / run / "metrics.jsonl", "step"))
+        wall, learner, sent, engine, tools, verdict, tokens = (sum(row[key] for row in steps) for key in TIMES)
+        parts = [learner / wall, sent / wall, 1.0 - (learner + sent) / wall]
+        inside = ", ".join(f"{part / (engine + tools + verdict):.0%}" for part in (engine, tools, verdict))
+        shares = " | ".join(f"{part:.0%}" for part in parts)
+        lines.append(f"| {run} | {wall:.0f} | {shares} | {inside} | {tokens / wall:,.0f} |")
     return "\n".join(lines)
 
 
@@ -108,7 +128,8 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     chosen = parser.parse_args()
     page = chosen.docs / "results.md"
-    page.write_text(put(page.read_text(encoding="utf-8"), "qwen", table(chosen.evidence)), encoding="utf-8")
+    text = put(page.read_text(encoding="utf-8"), "qwen", table(chosen.evidence))
+    page.write_text(put(text, "qwen times", times(chosen.evidence)), encoding="utf-8")
     draw_figure(chosen.evidence, chosen.docs / "results-qwen.png")
 
 

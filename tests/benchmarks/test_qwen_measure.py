@@ -34,12 +34,13 @@ def test_figures_per_level_and_every_episode_are_written(tmp_path: Path) -> None
     """An environment without an episode has no figures; the others have success per level and how episodes ended."""
     out, folder = tmp_path / "new" / "f.json", tmp_path / "kept"
     args = argparse.Namespace(
-        envs=["files", "sql"], episodes=folder, out=out, model="m", tokens=9, tasks=2, split="heldout"
-    )
+        envs=["files", "sql"], episodes=folder, out=out, model="m", tokens=9, tasks=2, split="heldout",
+        temperature=0.7, top_p=0.9,
+    )  # fmt: skip
     rows = [played(1, 0, 1.0, "done"), played(1, 1, 0.0, "max_turns"), played(2, 0, 0.0, "done")]
     write(args, rows, began=0.0)
     report = json.loads(args.out.read_text())
-    assert list(report["environments"]) == ["files"]
+    assert list(report["environments"]) == ["files"] and (report["temperature"], report["top_p"]) == (0.7, 0.9)
     row = report["environments"]["files"]
     assert row["levels"] == {"1": 0.5, "2": 0.0}
     assert (row["tries"], row["truncated"], row["tool_errors"], row["tokens"]) == (3, 1 / 3, 1.0, 2.0)
@@ -53,3 +54,4 @@ def test_the_page_shows_what_the_evidence_says() -> None:
     assert CHECKOUT is not None
     page = (CHECKOUT / "docs" / "results.md").read_text(encoding="utf-8")
     assert results.table(CHECKOUT / results.EVIDENCE) in page
+    assert results.times(CHECKOUT / results.EVIDENCE) in page
