@@ -187,15 +187,14 @@ def test_a_test_of_several_parts_passes_when_all_of_them_do(tmp_path: Path, monk
     assert passed == {"test_pass": True, "test_one_fails": False, "test_of_pytest": True, "test_of_pytest_fails": False}
 
 
-def test_run_tests_passes_over_no_test_that_always_passes() -> None:
+def test_run_tests_passes_over_all_tests_but_those_that_always_pass() -> None:
+    """A test that was run once may fail on a busy machine: pydash's debounce did, beyond the 300 that were tried."""
     left_out = {
         "t.py::test_a": "flaky: passes only sometimes",
-        "t.py::test_b": "flaky: passes only sometimes",
-        "t.py::test_b_slow": "slow: takes more than 2 s",
-        "t.py::test_c": "does not pass here",
-        "t.py::test_c_more": f"{NOT_TRIED} 300 tests: not tried",
+        "t.py::test_b": "does not pass here",
+        "t.py::test_c": f"{NOT_TRIED} 300 tests: not tried",
         "t.py::test_d": f"{CANNOT_GRADE}: did not pass",
     }
     lock: Any = None
-    known = Suite(lock, ("t.py::test_a[1]",), left_out, {}, frozenset(), (), {})
-    assert known.unsteady == ["t.py::test_b", "t.py::test_b_slow"]
+    known = Suite(lock, ("t.py::test_a_more",), left_out, {}, frozenset(), (), {})
+    assert known.unsteady == ["t.py::test_a", "t.py::test_b", "t.py::test_c"]
