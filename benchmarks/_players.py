@@ -121,7 +121,7 @@ class ExpertEngine:
             actions: list[ToolCall | str] = list(_environment(env).expert(task_of(env, number)))
             if undone:
                 actions = [action for action in actions if isinstance(action, str) or action.name != "edit"]
-                actions.append("done")  # the first is sent back: nothing was changed
+                actions += ["done"] * _environment(env).objections  # they are sent back: nothing was changed
             self._scripts[key] = [tuple(self._render.write(_message(action))) for action in actions]
         return self._scripts[key]
 

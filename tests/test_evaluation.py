@@ -57,7 +57,9 @@ class Expert(ScriptedEngine):
         number, key = int(group) - EVAL_GROUP, f"{group}-{index}"
         if key not in self._scripts:
             problem = self._tasks[number]
-            actions = envs.load(problem.env)().expert(problem.task) if number in self._solved else ["no", "no"]
+            environment = envs.load(problem.env)()
+            no = ["no"] * (1 + environment.objections)
+            actions = environment.expert(problem.task) if number in self._solved else no
             self._scripts[key] = ScriptedEngine(self._renderer, actions)
         return await self._scripts[key].generate(token_ids, sampling)
 
