@@ -106,7 +106,8 @@ class Repair(CodingEnvironment):
 
     def _path(self) -> str:
         """Return a module that may be broken: at level 1 the one that is."""
-        return next(path for path in self.given.setup["files"] if path.startswith("lib/") and "__init__" not in path)
+        paths: list[str] = list(self.given.setup["files"])
+        return next(path for path in paths if path.startswith("lib/") and "__init__" not in path)
 
     def idle(self) -> str:
         like = f'{{"path": "{self._path()}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
