@@ -78,14 +78,14 @@ class CodingEnvironment(Environment):
         return "\n".join([*shown, *([f"({left} more lines)"] if left > 0 else [])]) or "(nothing)"
 
     def _read(self, place: str) -> bytes:
-        """Return what a file holds; where there is none, say which there are."""
+        """Return what a file holds; where there is none, say where the code is."""
         try:
             return self.box.read(place, limit=MAX_FILE)
         except FileNotFoundError:
             found = self.box.exec(["find", *(f"./{folder}" for folder in self.code()), "-name", "*.py"], timeout=10.0)
-            names = sorted(found.stdout.decode("utf-8", "replace").splitlines())[:MAX_NAMES]
-            listed = ", ".join(name.removeprefix("./") for name in names)
-            raise ValueError(f"there is no file {place[:200]}; there are: {listed}") from None
+            names = [name.removeprefix("./") for name in sorted(found.stdout.decode("utf-8", "replace").splitlines())]
+            listed = ", ".join([*names[:MAX_NAMES], *["..."] * (len(names) > MAX_NAMES)])
+            raise ValueError(f"there is no file {place[:200]}; the code is in {listed}") from None
 
     @tool
     def search(self, text: str, path: str = "") -> str:

@@ -15,7 +15,7 @@ from agentrl.repos.mutate import Change, Function, functions
 from agentrl.repos.root import Lock
 from agentrl.types import Split
 
-CANNOT_GRADE, NOT_TRIED = "cannot grade", "more than"
+CANNOT_GRADE = "cannot grade"
 """How the reasons begin for which a test that always passes, or may, is left out."""
 
 

@@ -15,7 +15,6 @@ from agentrl import seeds
 from agentrl.errors import UserError
 from agentrl.repos import grade, root, run, sample
 from agentrl.repos.mutate import parse
-from agentrl.repos.suite import NOT_TRIED
 from agentrl.sandboxes.pool import Pool
 from agentrl.verifiers.base import Context
 from agentrl.verifiers.hidden_tests.repository import UNFINISHED
@@ -93,7 +92,7 @@ class Trials:
         share = max(1, self.max_tests * len(modules) // len(self.source.test_modules()))
         passing = [name for name, test in first.tests.items() if test.passed and name not in left_out]
         chosen = set(sample.lowest(passing, share))
-        left_out |= {name: f"{NOT_TRIED} {self.max_tests} tests: not tried" for name in passing if name not in chosen}
+        left_out |= {name: f"more than {self.max_tests} tests: not tried" for name in passing if name not in chosen}
         rest = [name for name in passing if name in chosen]
         second = self.once(rest, left_out) if rest else first
         third = self.once(rest, left_out, reverse=True) if rest else first

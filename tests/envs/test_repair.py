@@ -275,7 +275,7 @@ def test_an_episode_that_ends_without_an_edit_is_sent_back(level: int, where: St
     assert [m.content for m in played(where, task, *expert).messages[2:] if m.role == "user"] == []
 
 
-def test_a_file_that_is_not_there_is_answered_with_those_that_are(where: Stage) -> None:
+def test_a_file_that_is_not_there_is_answered_with_where_the_code_is(where: Stage) -> None:
     task = Repair().task("heldout", 1, 0)
     (path,) = task.secret["fixed"]
     calls = (
@@ -284,7 +284,7 @@ def test_a_file_that_is_not_there_is_answered_with_those_that_are(where: Stage) 
     )
     seen = [m.content for m in played(where, task, *calls).messages if m.role == "tool"]
     there = ", ".join(sorted(name for name in task.setup["files"] if name.startswith("lib/")))
-    assert path in there and seen == [f"<out>error: there is no file lib/sums.py; there are: {there}</out>"] * 2
+    assert path in there and seen == [f"<out>error: there is no file lib/sums.py; the code is in {there}</out>"] * 2
 
 
 def test_an_edit_that_fails_shows_the_nearest_lines_and_one_that_is_repeated_is_told_apart(where: Stage) -> None:

@@ -1,5 +1,7 @@
 """Which tests are too slow to grade, or depend on the pace: on a busy machine these would call a right fix wrong."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,9 @@ import pytest
 
 from agentrl import sandboxes
 from agentrl.repos import root, run, trials
+from agentrl.repos.environment import PYTEST
 from agentrl.repos.lock import lock_of
-from agentrl.repos.suite import CANNOT_GRADE, NOT_TRIED, Suite
+from agentrl.repos.suite import CANNOT_GRADE, Suite
 from agentrl.sandboxes.pool import Pool
 from tests.repos import tiny
 
@@ -145,7 +148,7 @@ def test_a_test_whose_name_begins_like_that_of_one_left_out_is_kept(
     with Pool(sandboxes.load("namespace")(), limit=1) as pool:
         ran = trials.Trials(built, pool, lambda text: None, max_tests=1, workers=1).tests()
     assert ran["kept"] == ["tests/test_x.py::test_x_more"]
-    assert ran["left_out"] == {"tests/test_x.py::test_x": f"{NOT_TRIED} 1 tests: not tried"}
+    assert ran["left_out"] == {"tests/test_x.py::test_x": "more than 1 tests: not tried"}
 
 
 PARTS = """import unittest
@@ -192,9 +195,17 @@ def test_run_tests_passes_over_all_tests_but_those_that_always_pass() -> None:
     left_out = {
         "t.py::test_a": "flaky: passes only sometimes",
         "t.py::test_b": "does not pass here",
-        "t.py::test_c": f"{NOT_TRIED} 300 tests: not tried",
+        "t.py::test_c": "more than 300 tests: not tried",
         "t.py::test_d": f"{CANNOT_GRADE}: did not pass",
     }
     lock: Any = None
     known = Suite(lock, ("t.py::test_a_more",), left_out, {}, frozenset(), (), {})
     assert known.unsteady == ["t.py::test_a", "t.py::test_b", "t.py::test_c"]
+
+
+def test_only_the_very_tests_are_passed_over(tmp_path: Path) -> None:
+    """pytest's --deselect would take both."""
+    (tmp_path / "test_x.py").write_text("def test_x():\n    assert 0\n\n\ndef test_x_more():\n    pass\n")
+    command = [sys.executable, "-B", "-c", PYTEST, "-q", "-p", "no:cacheprovider", "--rootdir", "."]
+    done = subprocess.run(command, cwd=tmp_path, input='["test_x.py::test_x"]', capture_output=True, text=True)
+    assert (done.returncode, "1 passed, 1 deselected" in done.stdout) == (0, True), done.stdout
