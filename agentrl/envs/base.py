@@ -144,7 +144,7 @@ class Environment:
     def objection(self, answer: str) -> str:
         """Return what speaks against ending with this final answer and what to do instead; "" lets it count.
 
-        It is asked about the final message of an episode, not about a tool that ends it. The first `objections` of them
+        It is asked about every final answer, a message or what a terminal tool returns. The first `objections` of them
         go back to the policy and the episode continues; the next answer counts, whatever it is. So does the last when
         no other follows. Say only what prompt and tools tell anyway.
         """

@@ -38,6 +38,10 @@ class CodingEnvironment(Environment):
         """Return the files and folders that hold the code, in which functions of a similar name are looked for."""
         return ["."]
 
+    def changed(self) -> None:
+        """Keep that something was done, and that the tests have not seen it."""
+        self._acted, self._failing = True, False
+
     def tested(self, passed: bool) -> None:
         """Keep how the tests ended: an end while they fail is sent back once."""
         self._failing = self._acted and not passed
@@ -130,7 +134,8 @@ class CodingEnvironment(Environment):
         except ValueError as error:
             raise ValueError(f"{again}{error}") from None
         self.box.write(place, changed.encode("utf-8", "surrogateescape"))
-        self._acted, self._failing, self._worked = True, False, True
+        self._worked = True
+        self.changed()
         return "edited; now run the tests"
 
     @tool(timeout_s=60.0)
@@ -140,7 +145,7 @@ class CodingEnvironment(Environment):
         Args:
             command: such as python3 -c "import this"
         """
-        self._acted, self._failing = True, False
+        self.changed()
         return self.box.exec(["sh", "-c", command], timeout=30.0).text or "(no output)"
 
 

@@ -162,15 +162,19 @@ class Episode:
                     continue
                 result = await self._call(call)
                 if isinstance(result, Done):
-                    self.answer, self.over = well_formed(result.answer), True
-                    break
+                    self.answer = well_formed(result.answer)
+                    result = await self._objection(call)
+                    if result is None:
+                        self.over = True
+                        break
                 observations.append(result)
             if not message.tool_calls:
                 reply = await run(self.environment.on_message, message.content)
                 if isinstance(reply, Done):
                     self.answer = well_formed(reply.answer)
-                    observations += await self._objection()
-                    self.over = not observations
+                    objection = await self._objection()
+                    self.over = objection is None
+                    observations += [objection] if objection else []
                 else:
                     observations.append(replace(reply, content=well_formed(reply.content)))
         except AgentError:
@@ -181,14 +185,16 @@ class Episode:
         self.step = Step(observations=tuple(observations), done=self.over)
         return self.step
 
-    async def _objection(self) -> list[Observation]:
-        """Return what the environment has against the answer, as often per episode as it may object."""
+    async def _objection(self, call: ToolCall | None = None) -> Observation | None:
+        """Return what the environment has against the answer, given with a call or in words, as often as it may object."""
         env = self.environment
         text = await run(env.objection, self.answer) if self.sent_back < env.objections else ""
         if not text:
-            return []
+            return None
         self.sent_back += 1
-        return [Observation(content=harmless(text), role="user")]
+        if call is None:
+            return Observation(content=harmless(text), role="user")
+        return Observation(content=harmless(text), name=call.name, call_id=call.id)
 
     async def _call(self, call: ToolCall) -> Observation | Done:
         self._counts["calls"] += 1
@@ -222,9 +228,11 @@ class Episode:
         return Observation(content=content, name=tool.name, call_id=call.id, truncated=cut)
 
     def _to_do(self) -> str:
-        """Say which tools there are, and how to end where a message does: small models invent a tool for that."""
-        ends = type(self.environment).on_message is Environment.on_message
-        how = "; to end, write your answer as a message without a call" if ends else ""
+        """Say which tools there are and how to end: small models invent a tool for that."""
+        ends = [f"call {tool.name}" for tool in self.tools.values() if tool.terminal]
+        if not ends and type(self.environment).on_message is Environment.on_message:
+            ends = ["write your answer as a message without a call"]
+        how = f"; to end, {' or '.join(ends)}" if ends else ""
         return f"the tools are: {', '.join(self.tools)}{how}"
 
     def _refuse(self, call: ToolCall, text: str) -> Observation:

@@ -70,8 +70,8 @@ class Countdown(Environment):
     verifier = Reaches()
     system = (
         "Find an expression that equals the target. It may use the given numbers only, each at most once, with "
-        "+ - * / and parentheses. Try expressions with calculate. When one reaches the target, end with it in one "
-        "line. For the numbers 12 30 and the target 18 that is\nAnswer: 30 - 12"
+        "+ - * / and parentheses. Try expressions with calculate. When one reaches the target, call answer with it. "
+        "For the numbers 12 30 and the target 18 that is 30 - 12."
     )
     max_turns = 10
     objections = 5
@@ -117,14 +117,24 @@ class Countdown(Environment):
             numbers = ", ".join(map(str, sorted(extra.elements())))
             return f"{answer.value}, but not given, or used too often: {numbers}"
         if answer.value == setup["target"]:
-            return f"{answer.value}, the target. Call no tool any more; write this line:\nAnswer: {expression}"
+            return f"{answer.value}, the target. Now call answer with this expression."
         return f"{answer.value}, not the target {setup['target']}"
+
+    @tool(terminal=True)
+    def answer(self, expression: str) -> str:
+        """End with an expression that equals the target.
+
+        Args:
+            expression: the expression alone
+        """
+        return expression
 
     def expert(self, task: Task) -> list[ToolCall | str]:
         """Return the solution, in about half of the tasks after one or two misses: they show how to react to a miss."""
         solution = task.secret["solution"]
         tries = [*_misses(solution, seeds.generator(0, "countdown expert", task.id)), solution]
-        return [*(ToolCall(name="calculate", arguments={"expression": text}) for text in tries), solution]
+        calls = [ToolCall(name="calculate", arguments={"expression": text}) for text in tries]
+        return [*calls, ToolCall(name="answer", arguments={"expression": solution})]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
         """Return other right answers: operands of + and * swapped, in brackets, after some words, without spaces."""
@@ -134,7 +144,8 @@ class Countdown(Environment):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
                 node.left, node.right = node.right, node.left
         swapped = ast.unparse(tree)
-        return [[swapped], [f"(({solution}))"], [f"That is it.\nAnswer: {swapped}"], [solution.replace(" ", "")]]
+        called = ToolCall(name="answer", arguments={"expression": f"(({solution}))"})
+        return [[swapped], [called], [f"That is it.\nAnswer: {swapped}"], [solution.replace(" ", "")]]
 
 
 def _misses(solution: str, rng: random.Random) -> list[str]:

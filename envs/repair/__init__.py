@@ -7,7 +7,7 @@ import posixpath
 import random
 
 from agentrl.envs import tool
-from agentrl.envs.coding import CodingEnvironment
+from agentrl.envs.coding import CodingEnvironment, inside
 from agentrl.envs.edits import edits
 from agentrl.sandboxes.base import ExecResult, Limits, SandboxSpec
 from agentrl.types import Observation, Split, Task, ToolCall
@@ -64,8 +64,8 @@ class Repair(CodingEnvironment):
     verifier = HiddenTests(cases, artifact="", module="lib")
     system = (
         "Fix the code so that it does what its docstrings say, in all cases; the tests show only some. Call one tool "
-        "per message and look at its result: view the file, edit the wrong lines, run the tests. When they pass, say "
-        f"done. Arguments of edit look like {EXAMPLE}."
+        "per message and look at its result: view the file, edit the wrong lines or write the file as a whole, run the "
+        f"tests. When they pass, say done. Arguments of edit look like {EXAMPLE}."
     )
     line_numbers = False
     objections = 3
@@ -111,10 +111,27 @@ class Repair(CodingEnvironment):
 
     def idle(self) -> str:
         like = f'{{"path": "{self._path()}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
-        return f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}."
+        return (
+            f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}, or write "
+            "with all lines of the file."
+        )
 
     def code(self) -> list[str]:
         return ["lib"]
+
+    @tool
+    def write(self, path: str, text: str) -> str:
+        """Write a whole file, in place of what it holds.
+
+        Args:
+            path: the file
+            text: all lines of the file
+        """
+        place = inside(path)
+        self._read(place)  # there is such a file
+        self.box.write(place, text.encode("utf-8", "surrogateescape"))
+        self.changed()
+        return "written; now run the tests"
 
     @tool(output_limit=3_000)
     def run_tests(self) -> str:

@@ -36,7 +36,7 @@ class Search(Environment):
     system = (
         "Answer the question from the documents: search finds them, open shows what one says. Call one tool per "
         "message, and open a document before you rely on it. If documents disagree, the newest is right. As soon as a "
-        "document tells the answer, call no tool any more: write the name alone, without any other word."
+        "document tells the answer, call answer with the name alone."
     )
     one_call_per_message = True
     objections = 3
@@ -61,10 +61,10 @@ class Search(Environment):
     def objection(self, answer: str) -> str:
         """Send an answer back that no document can have told, or that is no name."""
         if self._opened:
-            return "" if may_be_name(answer) else "End with the name alone, without any other word."
+            return "" if may_be_name(answer) else "Call answer with the name alone, without any other word."
         return (
-            "No document was opened yet. Call search with a name of the question, open what it finds, then end with "
-            "the name alone."
+            "No document was opened yet. Call search with a name of the question, open what it finds, then call answer "
+            "with the name alone."
         )
 
     def stop(self) -> None:
@@ -92,12 +92,21 @@ class Search(Environment):
         self._opened = True
         return text
 
+    @tool(terminal=True)
+    def answer(self, name: str) -> str:
+        """End with the answer to the question.
+
+        Args:
+            name: the name alone
+        """
+        return name
+
     def expert(self, task: Task) -> list[ToolCall | str]:
         calls: list[ToolCall | str] = []
         for name, ids in task.secret["steps"]:
             calls.append(ToolCall(name="search", arguments={"query": name}))
             calls += [ToolCall(name="open", arguments={"id": id}) for id in ids]
-        return [*calls, task.secret["answer"]]
+        return [*calls, ToolCall(name="answer", arguments={"name": task.secret["answer"]})]
 
     def alternatives(self, task: Task) -> list[list[ToolCall | str]]:
         """Return other right solutions: one document and the answer, other spellings, reading in another order."""

@@ -147,7 +147,7 @@ def test_the_calculator_says_what_is_wrong(where: Stage) -> None:
         "<out>7/2, but not given, or used too often: 2, 7</out>",
         f"<out>{first + second * first}, but not given, or used too often: {first}</out>",
         f"<out>{-first}, not the target {target}</out>",
-        f"<out>{target}, the target. Call no tool any more; write this line:\nAnswer: {task.secret['solution']}</out>",
+        f"<out>{target}, the target. Now call answer with this expression.</out>",
         "<out>error: division by zero</out>",
         f"<out>error: unexpected '.' in the expression; {ALLOWED}</out>",
         "<out>error: unexpected '*' in the expression</out>",
@@ -161,9 +161,10 @@ def test_the_expert_shows_what_a_miss_calls_for() -> None:
     )
     assert set(lengths) == {2, 3, 4} and lengths[3] > 30
     for task in (countdown.task("train", 4, index) for index in range(50)):
-        *misses, solution = [a.arguments["expression"] for a in countdown.expert(task) if isinstance(a, ToolCall)]
-        assert evaluate(solution).value == task.setup["target"]
-        assert all(evaluate(miss).value != task.setup["target"] for miss in misses)
+        *misses, solution, answer = countdown.expert(task)
+        assert answer == ToolCall(name="answer", arguments=solution.arguments) and solution.name == "calculate"
+        assert evaluate(solution.arguments["expression"]).value == task.setup["target"]
+        assert all(evaluate(miss.arguments["expression"]).value != task.setup["target"] for miss in misses)
 
 
 SMALL = Task(id="x", split="train", level=1, prompt="", setup={"numbers": [3, 5, 5], "target": 25})
@@ -190,6 +191,15 @@ def test_an_answer_that_was_not_tried_is_sent_back_with_its_mistake(answer: str,
     assert replies(where, answer, "5*5") == [told]
     assert asyncio.run(play(Countdown(), SMALL, [answer, "5*5"], where)).score == 1.0
     last = asyncio.run(play(Countdown(), SMALL, [answer, *["5-5"] * Countdown.objections, "5*5"], where))
+    assert (last.score, last.outcome.ending) == (0.0, "done")
+
+
+def test_an_answer_that_is_given_with_the_tool_counts_and_is_sent_back_in_the_same_way(where: Stage) -> None:
+    wrong, right = (ToolCall(name="answer", arguments={"expression": text}) for text in ("5+5", "5*5"))
+    told = "This is not the answer: it makes 10, not 25. Call calculate with another expression of 3, 5, 5."
+    assert replies(where, wrong, right, "more") == [told]
+    assert asyncio.run(play(Countdown(), SMALL, [wrong, right], where)).score == 1.0
+    last = asyncio.run(play(Countdown(), SMALL, [*[wrong] * (Countdown.objections + 1), right], where))
     assert (last.score, last.outcome.ending) == (0.0, "done")
 
 

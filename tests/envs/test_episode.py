@@ -208,14 +208,43 @@ class EndsWithWords(Bench):
     on_message = Environment.on_message
 
 
+class OnlyWords(Environment):
+    """Nothing but a message ends it."""
+
+    verifier = Bench.verifier
+    task = Bench.task
+
+    @tool
+    def look(self) -> str:
+        """Look."""
+        return ""
+
+
 def test_a_tool_that_was_made_up_to_end_with_is_answered_with_how_to_end(where: Stage) -> None:
     (told,) = seen(played(where, call("end"), "yes", kind=EndsWithWords))
-    assert told.endswith("data; to end, write your answer as a message without a call")
+    assert told.endswith("data; to end, call submit")
+    (told,) = seen(played(where, call("end"), "yes", kind=OnlyWords))
+    assert told.endswith("the tools are: look; to end, write your answer as a message without a call")
 
 
-def test_a_tool_that_ends_the_episode_meets_no_objection(where: Stage) -> None:
-    result = played(where, call("submit", answer="yes"), kind=Objects)
-    assert (result.score, result.outcome.ending, seen(result)) == (1.0, "done", [])
+def test_an_answer_that_a_tool_gives_is_sent_back_in_the_same_way(where: Stage) -> None:
+    submit = [call("submit", answer=text) for text in ("no", "yes")]
+    result = played(where, *submit, call("say", text="never"), kind=Objects)
+    assert (result.score, result.outcome.ending, seen(result)) == (1.0, "done", ["no?<\\/out>\\u001b"])
+    assert [(m.role, m.name) for m in result.messages[3:4]] == [("tool", "submit")]
+    assert seen(played(where, call("submit", answer="sure"), kind=Objects)) == []
+
+
+def test_calls_that_follow_an_answer_that_was_sent_back_are_carried_out() -> None:
+    async def main() -> tuple[list[str], bool]:
+        environment = Objects()
+        episode = Episode(environment, environment.task("train", 1, 0), seed=0, boxes=None)  # type: ignore[arg-type]
+        await episode.start()
+        calls = (call("submit", answer="no"), call("say", text="b"))
+        step = await episode.act(Message(role="assistant", content="", tool_calls=calls))
+        return [o.content for o in step.observations], step.done
+
+    assert asyncio.run(main()) == (["no?<\\/out>\\u001b", "<out>b</out>"], False)
 
 
 def test_episodes_with_and_without_an_answer_sent_back_are_not_in_the_same_state() -> None:
@@ -238,10 +267,10 @@ def test_bad_calls_are_answered_and_cost_a_turn(where: Stage) -> None:
     bad = (call("nope"), call("say"), ToolCall(name="say", error="the call is not JSON"), call("start"))
     result = played(where, *bad)
     assert seen(result) == [
-        "error: there is no tool 'nope'; the tools are: say, burn, fail, doze, submit, data",
+        "error: there is no tool 'nope'; the tools are: say, burn, fail, doze, submit, data; to end, call submit",
         "error: say: text is missing",
         "error: the call is not JSON",
-        "error: there is no tool 'start'; the tools are: say, burn, fail, doze, submit, data",
+        "error: there is no tool 'start'; the tools are: say, burn, fail, doze, submit, data; to end, call submit",
     ]
     assert (result.ledger["bad_calls"], result.outcome.ending, result.score) == (4, "max_turns", 0.0)
 

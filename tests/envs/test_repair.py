@@ -267,7 +267,8 @@ def test_an_episode_that_ends_without_an_edit_is_sent_back(level: int, where: St
     expert = Repair().expert(task)
     path = next(path for path in task.setup["files"] if path in task.prompt)
     like = f'{{"path": "{path}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
-    told = f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}."
+    told = f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}, or "
+    told += "write with all lines of the file."
     late = played(where, task, "Here it is:\n```python\npass\n```", *expert)
     assert ([m.content for m in late.messages[2:] if m.role == "user"], late.score) == ([told], 1.0)
     always = played(where, task, *["done"] * (Repair.objections + 1), *expert)
@@ -423,3 +424,15 @@ def test_a_hostile_old_text_takes_milliseconds() -> None:
     began = time.thread_time()
     assert indented("  a\n" * 10_000, "a\n" * 199 + "b", "c") is None
     assert time.thread_time() - began < 1.0
+
+
+def test_a_file_can_be_written_as_a_whole_but_only_one_that_is_there(where: Stage) -> None:
+    task = Repair().task("heldout", 1, 0)
+    ((path, fixed),) = task.secret["fixed"].items()
+    whole = ToolCall(name="write", arguments={"path": path, "text": fixed})
+    result = played(where, task, whole, ToolCall(name="run_tests"), "done")
+    assert (result.score, result.messages[3].content) == (1.0, "<out>written; now run the tests</out>")
+    for place in ("lib/other.py", "../out.py", "/etc/passwd", ""):
+        other = ToolCall(name="write", arguments={"path": place, "text": fixed})
+        refused = played(where, task, other, *["done"] * (Repair.objections + 1))
+        assert refused.score == 0.0 and refused.messages[3].content.startswith("<out>error: ")

@@ -184,8 +184,8 @@ def test_the_expert_and_other_right_ways_pass(level: int, where: Stage) -> None:
 def test_answers_before_any_document_was_opened_and_answers_that_are_no_name_are_sent_back(where: Stage) -> None:
     task = Task(id="x", split="train", level=1, prompt="?", setup={"documents": PAGES}, secret={"answer": "Mo"})
     told = (
-        "No document was opened yet. Call search with a name of the question, open what it finds, then end with the "
-        "name alone."
+        "No document was opened yet. Call search with a name of the question, open what it finds, then call answer "
+        "with the name alone."
     )
     look = ToolCall(name="search", arguments={"query": "Kikikin"})
     reads, missing = (ToolCall(name="open", arguments={"id": id}) for id in (3, 4))
@@ -199,9 +199,21 @@ def test_answers_before_any_document_was_opened_and_answers_that_are_no_name_are
     assert ends(look, missing, "Lolon", reads, "Mo", "Lolon") == ([told], 1.0, "done")
     assert ends("Mo", "Mo", "Mo", "Lolon", "Mo") == ([told] * 3, 0.0, "done")
     assert ends(reads, "Lolon", "Mo") == ([], 0.0, "done")
-    alone = "End with the name alone, without any other word."
+    alone = "Call answer with the name alone, without any other word."
     assert ends(reads, "The lord is Mo.", "", "Mo") == ([alone, alone], 1.0, "done")
     assert ends("It is Mo.", reads, "It is Mo.", "Mo?", "It is Mo.") == ([told, alone, alone], 0.0, "done")
+
+
+def test_an_answer_that_is_given_with_the_tool_counts_and_is_sent_back_in_the_same_way(where: Stage) -> None:
+    task = Task(id="x", split="train", level=1, prompt="?", setup={"documents": PAGES}, secret={"answer": "Mo"})
+    right, words = (ToolCall(name="answer", arguments={"name": name}) for name in ("Mo", "The lord is Mo."))
+    reads = ToolCall(name="open", arguments={"id": 3})
+    played = asyncio.run(play(Search(), task, [right, reads, words, right], where))
+    told = [m.content for m in played.messages if m.role == "tool" and m.name == "answer"]
+    assert [text.split(".")[0] for text in told] == [
+        "No document was opened yet", "Call answer with the name alone, without any other word",
+    ]  # fmt: skip
+    assert (played.score, played.outcome.ending) == (1.0, "done")
 
 
 @given(st.integers(0, 9_999), st.sampled_from(sorted(LEVELS)), st.sampled_from(["", "."]))
@@ -212,7 +224,8 @@ def test_every_right_answer_has_the_shape_of_a_name(index: int, level: int, end:
 def test_one_search_and_one_document_answer_a_question_of_level_1() -> None:
     for index in range(50):
         task = Search().task("heldout", 1, index)
-        asks, reads, answer = Search().expert(task)
+        asks, reads, ends = Search().expert(task)
         pages = Index(task.setup["documents"])
-        assert pages.search(asks.arguments["query"])[0] == reads.arguments["id"] and answer == task.secret["answer"]
+        assert pages.search(asks.arguments["query"])[0] == reads.arguments["id"]
+        assert ends == ToolCall(name="answer", arguments={"name": task.secret["answer"]})
         pages.close()
