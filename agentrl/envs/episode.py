@@ -163,10 +163,11 @@ class Episode:
                 result = await self._call(call)
                 if isinstance(result, Done):
                     self.answer = well_formed(result.answer)
-                    result = await self._objection(call)
-                    if result is None:
-                        self.over = True
+                    objection = await self._objection(call)
+                    self.over = objection is None
+                    if objection is None:
                         break
+                    result = objection
                 observations.append(result)
             if not message.tool_calls:
                 reply = await run(self.environment.on_message, message.content)
@@ -186,7 +187,7 @@ class Episode:
         return self.step
 
     async def _objection(self, call: ToolCall | None = None) -> Observation | None:
-        """Return what the environment has against the answer, given with a call or in words, as often as it may object."""
+        """Return what the environment has against an answer, in words or given with a call, as often as it may."""
         env = self.environment
         text = await run(env.objection, self.answer) if self.sent_back < env.objections else ""
         if not text:

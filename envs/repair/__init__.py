@@ -112,8 +112,8 @@ class Repair(CodingEnvironment):
     def idle(self) -> str:
         like = f'{{"path": "{self._path()}", "old": "a wrong line, copied from the file", "new": "the right line"}}'
         return (
-            f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}, or write "
-            "with all lines of the file."
+            f"No file was changed yet. Code in a message changes nothing: call edit, with arguments like {like}, or "
+            "write with all lines of the file."
         )
 
     def code(self) -> list[str]:
