@@ -13,21 +13,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-from agentrl import envs, recipe, seeds, serving
-from agentrl.engines.base import Weights
-from agentrl.engines.sglang.engine import SglangEngine
-from agentrl.envs.tools import tools_of
-from agentrl.evaluation import evaluate, problems
+from agentrl import recipe
 from agentrl.interop import trl
 from agentrl.recipe import Recipe
-from agentrl.rollout.player import make_player
-from agentrl.rollout.render import Renderer
-from agentrl.types import Message
+from benchmarks._peer import clock, dataset, judge, settings
 
+ENV = "countdown"
 TEMPLATE = """{%- for message in messages -%}
 {%- if message.role == 'tool' -%}
 {{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
@@ -43,164 +37,51 @@ TEMPLATE = """{%- for message in messages -%}
 """What our renderer writes for SmolLM2, as a chat template; the tools stand in the system message already."""
 
 
-def dataset(made: Recipe, tokenizer: Any, count: int) -> Any:
-    """The training tasks of the recipe's levels, level by level in turn, with the prompts that our policy sees."""
-    from datasets import Dataset
-
-    renderer = Renderer(tokenizer)
-    environment = envs.load("countdown")()
-    schemas = [t.schema() for t in tools_of(type(environment)).values()]
-    levels = made.envs[0].levels or list(environment.levels)
-    rows = []
-    for number in range(count):
-        level, index = levels[number % len(levels)], number // len(levels)
-        task = environment.task("train", level, index)
-        opening = (Message(role="system", content=environment.system), Message(role="user", content=task.prompt))
-        text = tokenizer.decode(renderer.prompt(opening, schemas).token_ids)
-        system = text.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": task.prompt}]
-        rows.append({"prompt": messages, "level": level, "index": index})
-    return Dataset.from_list(rows)
-
-
 def warm_started(run: Path) -> Path:
     """The model that a run wrote after its warm start."""
     return next(path for path in sorted((run / "checkpoints").iterdir()) if (path / "model").is_dir()) / "model"
 
 
 def config(made: Recipe, out: Path, engine: str, liger: bool) -> Any:
-    """GRPOTrainer's settings for what the recipe asks for."""
-    import torch
+    """Return GRPOTrainer's settings for what the recipe asks for."""
     from trl.trainer.grpo_config import GRPOConfig
 
-    rollouts, learner = made.rollout, made.learner
-    turns = rollouts.max_turns or envs.load("countdown").max_turns
-    samples = learner.groups_per_step * rollouts.group_size
-    at_once = min(64, samples)
-    cuda = torch.cuda.is_available()
+    rollouts = made.rollout
+    at_once = min(64, made.learner.groups_per_step * rollouts.group_size)
     return GRPOConfig(
-        output_dir=str(out),
-        max_steps=made.run.steps,
-        per_device_train_batch_size=at_once,
-        gradient_accumulation_steps=samples // at_once,
-        num_generations=rollouts.group_size,
-        max_completion_length=rollouts.max_tokens + 40 * turns,  # observations count there, not here
+        **settings(made, ENV, out, batch=at_once, observation=40),
         generation_kwargs={"max_new_tokens": rollouts.max_turn_tokens or rollouts.max_tokens},
-        max_tool_calling_iterations=turns - 1,
-        temperature=rollouts.temperature,
-        learning_rate=learner.lr,
-        lr_scheduler_type="constant",
-        max_grad_norm=learner.clip_norm,
-        beta=0.0,
-        loss_type="dapo",
-        epsilon=0.2,
-        epsilon_high=0.28,
-        bf16=cuda,
-        use_cpu=not cuda,
-        gradient_checkpointing=False,
         use_transformers_continuous_batching=engine == "continuous",
         use_liger_kernel=liger,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        seed=seeds.derive(made.run.seed, "peer") % 2**31,
     )
 
 
 def train(run: Path, out: Path, minutes: float, engine: str, liger: bool, every: int) -> None:
     """Train for so many minutes, leaving weights in `out`/step-N with the seconds of training in times.json."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import chat_template_utils
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     made = recipe.load(run / "recipe.yaml")
     start = warm_started(run)
     tokenizer = AutoTokenizer.from_pretrained(start)
-    tasks = dataset(made, tokenizer, 4096)
+    tasks = dataset(made, ENV, tokenizer, 4096)
     tokenizer.chat_template = TEMPLATE
     if chat_template_utils._SUPPORTS_RESPONSE_TEMPLATE:
         tokenizer.response_template = chat_template_utils.qwen3_template
     else:
         tokenizer.response_schema = chat_template_utils.qwen3_schema
-    out.mkdir(parents=True, exist_ok=True)
-    times: list[dict[str, float]] = []
-
-    class Clock(TrainerCallback):
-        """Counts training time alone, leaves weights behind, and stops when the time is up."""
-
-        spent, began = 0.0, 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.began = time.monotonic()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.spent += time.monotonic() - self.began
-            print(f"step {state.global_step}: {self.spent:.1f} s", flush=True)
-            over = self.spent > minutes * 60 or state.global_step >= made.run.steps
-            if state.global_step % every == 0 or over:
-                _save(kwargs["model"], out / f"step-{state.global_step}")
-                row = {"step": state.global_step, "seconds": self.spent}
-                if torch.cuda.is_available():
-                    row["learn/memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-                    row["learn/memory_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
-                times.append(row)
-                (out / "times.json").write_text(json.dumps(times))
-            control.should_training_stop = over
-
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
         reward_funcs=trl.reward,
         args=config(made, out, engine, liger),
         train_dataset=tasks,
         processing_class=tokenizer,
-        environment_factory=trl.factory("countdown", sandbox="process", max_turns=made.rollout.max_turns),
-        callbacks=[Clock()],
+        environment_factory=trl.factory(ENV, sandbox="process", max_turns=made.rollout.max_turns),
+        callbacks=[clock(out, minutes=minutes, steps=made.run.steps, every=every)],
     )
     trainer.train()
-
-
-def _save(model: Any, folder: Path) -> None:
-    """The weights as bfloat16, the model left as it is."""
-    import torch
-
-    state = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=state)
-
-
-async def judge(run: Path, out: Path, url: str) -> list[dict[str, Any]]:
-    """Held-out success of each of the weights that `train` left."""
-    from safetensors.torch import load_file
-    from transformers import AutoTokenizer
-
-    made = recipe.load(run / "recipe.yaml")
-    assert made.eval is not None
-    start = warm_started(run)
-    renderer = Renderer(AutoTokenizer.from_pretrained(start))
-    rows = []
-    with serving.runtimes(made) as worlds:
-        world = worlds["countdown"]
-        levels = made.eval.levels or made.envs[0].levels or list(world.make().levels)
-        tasks = problems(world, made.eval.split, levels, made.eval.tasks)
-        engine = SglangEngine(urls=[url])
-        try:
-            await engine.start()
-            for row in json.loads((out / "times.json").read_text()):
-                tensors = load_file(out / f"step-{row['step']:.0f}" / "model.safetensors")
-                await engine.publish(Weights(version=int(row["step"]), tensors=tensors))
-                found = await evaluate(
-                    make_player(made, engine, renderer, 8192, worlds).at(made.eval.temperature),
-                    tasks,
-                    samples=1,
-                    seed=seeds.derive(made.run.seed, "eval"),
-                    key=b"peer",
-                    concurrency=made.rollout.concurrency,
-                )
-                rows.append(row | {"pass@1": found.pass_at(1).as_dict()})
-                print(json.dumps(rows[-1]), flush=True)
-        finally:
-            await engine.close()
-    return rows
 
 
 def main() -> None:
@@ -218,7 +99,8 @@ def main() -> None:
     if arguments.action == "train":
         train(arguments.run, arguments.out, arguments.minutes, arguments.engine, arguments.liger, arguments.every)
         return
-    rows = asyncio.run(judge(arguments.run, arguments.out, arguments.url))
+    made, start = recipe.load(arguments.run / "recipe.yaml"), warm_started(arguments.run)
+    rows = asyncio.run(judge(made, ENV, start, arguments.out, arguments.url))
     if arguments.json:
         arguments.json.write_text(json.dumps({"run": arguments.run.resolve().name, "rows": rows}, indent=1))
 
