@@ -121,7 +121,8 @@ class Files(Environment):
         )
 
     def prepare(self, task: Task, rng: random.Random) -> SandboxSpec:
-        return SandboxSpec(files=task.setup["files"], limits=Limits(seconds=10.0))
+        # Its commands take milliseconds; one that waits for a key (vi, tail -f) would hold up a whole round.
+        return SandboxSpec(files=task.setup["files"], limits=Limits(seconds=4.0))
 
     @tool
     def run(self, command: str) -> str:

@@ -56,6 +56,15 @@ def _case(module: str, probes: list[Probe]) -> Case:
     return script({module: reference.names(module)}, steps)
 
 
+def wrong_line(broken: str, fixed: str) -> str:
+    """Say which line is wrong, or before which something is missing."""
+    before, after = broken.splitlines(), fixed.splitlines()
+    place = next(number for number, line in enumerate(before) if after[number] != line)
+    if len(after) > len(before):
+        return f"something is missing before line {place + 1}."
+    return f"line {place + 1} is wrong, which reads\n{before[place]}"
+
+
 class Repair(CodingEnvironment):
     """Fix a Python repository."""
 
@@ -73,8 +82,11 @@ class Repair(CodingEnvironment):
 
     def task(self, split: Split, level: int, index: int) -> Task:
         drawn = repository(split, level, index)
+        files, fixed = drawn.files(), drawn.fixed()
         paths = [f"lib/{module}.py" for module in drawn.modules]
         one = f"{paths[0]} is broken. Fix it."
+        if level == 1:
+            one = f"{paths[0]} is broken: {wrong_line(files[paths[0]], fixed[paths[0]])}\nFix it."
         several = f"At least one of {', '.join(paths)} is broken. Fix what is."
         return Task(
             id=f"repair/{split}/{level}/{index}",
@@ -83,9 +95,9 @@ class Repair(CodingEnvironment):
             tags=tuple(sorted({PROGRAMS[m.program].kind for m in drawn.broken})),
             family=", ".join(sorted(f"{m.program} {m.numbers}" for m in drawn.broken)),
             prompt=one if len(paths) == 1 else several,
-            setup={"files": drawn.files()},
+            setup={"files": files},
             secret={
-                "fixed": drawn.fixed(),
+                "fixed": fixed,
                 "modules": {
                     **{name: [] for name in drawn.sound},
                     **{mutant.program: mutant.failing[-6:] for mutant in drawn.broken},

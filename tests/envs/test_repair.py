@@ -4,6 +4,7 @@ import ast
 import asyncio
 import errno
 import random
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from agentrl.envs.repair.table import mutants
 from agentrl.envs.repair.tasks import LEVELS, Choices, candidates, repository
 from agentrl.redteam import mutate as redteam
 from agentrl.sandboxes.base import ExecResult
-from agentrl.types import SPLITS, Task, ToolCall
+from agentrl.types import SPLITS, Split, Task, ToolCall
 
 KINDS = {"algorithms", "text", "parsers", "structures", "dates", "money", "graphs"}
 KNOWN: list[tuple[str, str, tuple[Any, ...], Any]] = [
@@ -436,3 +437,23 @@ def test_a_file_can_be_written_as_a_whole_but_only_one_that_is_there(where: Stag
         other = ToolCall(name="write", arguments={"path": place, "text": fixed})
         refused = played(where, task, other, *["done"] * (Repair.objections + 1))
         assert refused.score == 0.0 and refused.messages[3].content.startswith("<out>error: ")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_level_1_says_which_line_is_wrong(split: Split) -> None:
+    missing = 0
+    for index in range(150):
+        task = Repair().task(split, 1, index)
+        ((path, fixed),) = task.secret["fixed"].items()
+        before, after = task.setup["files"][path].splitlines(), fixed.splitlines()
+        said = re.match(rf"{path} is broken: line (\d+) is wrong, which reads\n(.*)\nFix it\.$", task.prompt)
+        if said is None:
+            (number,) = map(int, re.findall(r"missing before line (\d+)\.\nFix it\.$", task.prompt))
+            assert before == after[: number - 1] + after[number - 1 + len(after) - len(before) :]
+            missing += 1
+            continue
+        number = int(said[1]) - 1
+        assert len(before) == len(after) and before[number] == said[2] != after[number]
+        assert before[:number] + before[number + 1 :] == after[:number] + after[number + 1 :]
+    assert missing < 10
+    assert "line" not in Repair().task(split, 2, 0).prompt
