@@ -192,7 +192,7 @@ def play(sampler: Sampler, group_of: MakeGroup, rates: dict[str, float], rounds:
     return [drawn, trained]
 
 
-@pytest.mark.parametrize("rates", [(1.0, 0.3), (0.8, 0.2), (0.5, 0.5), (1.0, 0.15)])
+@pytest.mark.parametrize("rates", [(1.0, 0.3), (0.8, 0.4), (0.5, 0.5), (1.0, 0.5)])
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (1.0, 3.0)])
 def test_trained_groups_follow_the_weights(
     ladder: Environment, group_of: MakeGroup, rates: tuple[float, float], weights: tuple[float, float]
@@ -201,6 +201,17 @@ def test_trained_groups_follow_the_weights(
     sampler = Sampler(UniformCurriculum(type="uniform"), sources, 0)
     _, trained = play(sampler, group_of, dict(zip("ab", rates, strict=True)), rounds=40)
     assert trained.count("a") / len(trained) == pytest.approx(weights[0] / sum(weights), abs=0.04)
+
+
+def test_an_environment_that_teaches_little_is_not_drawn_more_than_others(
+    ladder: Environment, group_of: MakeGroup
+) -> None:
+    """In a run over three environments one, whose tasks passed or failed as a whole, got two thirds of the draws."""
+    sources = [Source(name=name, environment=ladder) for name in ("a", "little")]
+    sampler = Sampler(UniformCurriculum(type="uniform"), sources, 0)
+    drawn, trained = play(sampler, group_of, {"a": 0.5, "little": 0.1}, rounds=100)
+    assert 0.3 < drawn[-400:].count("little") / 400 < 0.55
+    assert trained.count("little") > 50
 
 
 def test_an_environment_that_teaches_nothing_does_not_take_all_draws(ladder: Environment, group_of: MakeGroup) -> None:
