@@ -16,8 +16,10 @@ MEMORY = 0.98
 PRIOR = 2.0
 """Groups that a source is believed to have had before its first, all of them kept."""
 RAREST = 0.25
-"""A source that keeps fewer of its groups has little to teach now; it is drawn less again, down to its plain share. With
-a tenth here, one of three environments, whose tasks all passed or failed as a whole, got two thirds of the draws."""
+"""A source that keeps fewer of its groups has little to teach now; it is drawn less again, down to `LEAST`. With a tenth
+here, one of three environments, whose tasks all passed or failed as a whole, got two thirds of the draws."""
+LEAST = 0.25
+"""The part of its plain share that a source keeps which brings nothing: enough to notice when that changes."""
 DEBT = 32.0
 """Groups that a source may have brought more or fewer than it has spent; the rest is forgotten."""
 
@@ -46,9 +48,9 @@ class Shares:
         return source
 
     def cost(self, source: int) -> float:
-        """Return what a draw of a source costs: the share of its groups that was kept lately, and at least a quarter."""
+        """Return what a draw of a source costs: the share of its groups that was kept lately. Below a quarter it rises again."""
         rate = self._kept[source] / self._seen[source]
-        return rate if rate >= RAREST else min(1.0, RAREST * RAREST / max(rate, RAREST * RAREST))
+        return rate if rate >= RAREST else RAREST * RAREST / max(rate, RAREST * RAREST * LEAST)
 
     def settle(self, number: int, source: int, kept: bool) -> None:
         """Learn whether a draw's group was kept."""

@@ -21,7 +21,8 @@ class EnvSection(Section):
     """Folder of the environment, where its name alone does not find it. A path as `name` sets it."""
     weight: NonNegative = 1.0
     """Share of the groups that are trained on, relative to the other environments. One whose groups are dropped more
-    often is drawn more often, up to four times. 0: never trained on, only evaluated."""
+    often is drawn more often, up to four times; one that brings next to nothing, less. 0: never trained on, only
+    evaluated."""
     sandbox: str = "namespace"
     """Sandbox backend: `namespace`, `docker` or `process`. `agentrl doctor` says which work on this machine."""
     unsafe: bool = False

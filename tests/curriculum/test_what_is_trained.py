@@ -218,8 +218,16 @@ def test_an_environment_that_teaches_nothing_does_not_take_all_draws(ladder: Env
     sources = [Source(name=name, environment=ladder) for name in ("a", "dead")]
     sampler = Sampler(UniformCurriculum(type="uniform"), sources, 0)
     drawn, trained = play(sampler, group_of, {"a": 1.0, "dead": 0.0}, rounds=100)
-    assert drawn[-400:].count("dead") / 400 == pytest.approx(0.5, abs=0.05)
-    assert len(trained) > 600
+    assert drawn[-400:].count("dead") / 400 == pytest.approx(0.2, abs=0.03)
+    assert len(trained) > 750
+
+
+def test_an_environment_that_begins_to_teach_is_drawn_again(ladder: Environment, group_of: MakeGroup) -> None:
+    sources = [Source(name=name, environment=ladder) for name in ("a", "late")]
+    sampler = Sampler(UniformCurriculum(type="uniform"), sources, 0)
+    play(sampler, group_of, {"a": 1.0, "late": 0.0}, rounds=60)
+    drawn, trained = play(sampler, group_of, {"a": 1.0, "late": 0.6}, rounds=60)
+    assert trained[-200:].count("late") / 200 > 0.45
 
 
 def test_shares_survive_a_checkpoint(ladder: Environment, group_of: MakeGroup) -> None:
