@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
-from agentrl import metrics
+from agentrl import metrics, statistics
+from benchmarks.qwen.abilities import report_of
 from benchmarks.smollm2.results import put
 
 EVIDENCE = Path("docs/evidence/qwen")
-RUNS = {"qwen-tools": "RL alone", "qwen-repair": "twelve steps on demonstrations, then RL"}
+RUNS = {
+    "qwen-tools": "RL alone",
+    "qwen-tools-1": "RL alone, second seed",
+    "qwen-repair": "twelve steps on demonstrations, then RL",
+}
 """What each run was, by its folder."""
 REPOSITORIES = {
     "five packages never trained on": ("untrained", "demonstrations", "after"),
@@ -25,19 +32,25 @@ TIMES = (
     "rollout/verifier_seconds", "rollout/tokens",
 )  # fmt: skip
 """Of every step: its seconds, and where they went."""
+WINDOW = 3
+"""Steps of TRL whose episodes are taken together: 48 tasks, eight tries each."""
 Point = tuple[int, str, dict[str, float]]
 """Step, stage, and held-out pass@1 with its interval."""
 
 
-def curves(evidence: Path) -> dict[str, tuple[str, list[Point]]]:
-    """Return by environment the run it was trained in, and its evaluations."""
-    found: dict[str, tuple[str, list[Point]]] = {}
+def curves(evidence: Path) -> dict[tuple[str, str], list[Point]]:
+    """Return the evaluations by environment and the run it was trained in."""
+    found: dict[tuple[str, str], list[Point]] = {}
     for run in RUNS:
         for row in metrics.read(evidence / run / "metrics.jsonl", "eval"):
             for env, figures in metrics.by_environment(row).items():
                 point = (int(row["step"]), str(row["stage"]), figures["pass@1"])
-                found.setdefault(env, (run, []))[1].append(point)
-    return found
+                found.setdefault((env, run), []).append(point)
+    return dict(sorted(found.items(), key=lambda pair: _order(pair[0][0])))
+
+
+def _order(env: str) -> int:
+    return ("files", "sql", "service", "repair").index(env)
 
 
 def solved(evidence: Path, name: str) -> tuple[int, int]:
@@ -50,7 +63,7 @@ def solved(evidence: Path, name: str) -> tuple[int, int]:
 def table(evidence: Path) -> str:
     """The figures as Markdown."""
     lines = ["| held-out pass@1 | how | untrained | after demonstrations | after RL |", "|---|---|---|---|---|"]
-    for env, (run, points) in curves(evidence).items():
+    for (env, run), points in curves(evidence).items():
         by_stage = {stage: (step, score) for step, stage, score in points}
         cells = [_rate(by_stage[stage][1]) if stage in by_stage else "" for stage in ("start", "sft")]
         step, last = by_stage.get("end", by_stage["rl"])
@@ -62,13 +75,74 @@ def table(evidence: Path) -> str:
     return "\n".join(lines)
 
 
+def tries(evidence: Path) -> str:
+    """What one try and eight tries solve, before and after RL, as Markdown."""
+    before, after = (_environments(evidence / name) for name in ("untrained.json", "after-tools-1.json"))
+    lines = ["| held-out | untrained: pass@1 | pass@8 | after RL: pass@1 | pass@8 |", "|---|---|---|---|---|"]
+    for env, row in before.items():
+        rows = [row, *([after[env]] if env in after else [])]
+        cells = [_rate(each[key]) for each in rows for key in ("pass@1", "pass@8")]
+        lines.append(f"| {env} | {' | '.join([*cells, '', ''][:4])} |")
+    return "\n".join(lines)
+
+
+def _environments(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+    found: dict[str, dict[str, dict[str, float]]] = json.loads(path.read_text(encoding="utf-8"))["environments"]
+    return found
+
+
+def abilities(evidence: Path) -> str:
+    """What is left of the model's other abilities, as Markdown."""
+    before, after = (report_of(evidence / f"abilities-{when}.json")["sets"] for when in ("before", "after"))
+    lines = ["| | tasks | before | after | difference, paired |", "|---|---|---|---|---|"]
+    for name, row in before.items():
+        a, b = ([float(each["outcomes"][task] == "passed") for task in row["outcomes"]] for each in (row, after[name]))
+        change = statistics.paired_rate(a, b)
+        points = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+        lines.append(
+            f"| {name} | {len(a)} | {statistics.rate(a).value:.3f} | {statistics.rate(b).value:.3f} | {points} |"
+        )
+    return "\n".join(lines)
+
+
+def peer(evidence: Path) -> str:
+    """When agentrl and TRL came to the same success, as Markdown."""
+    lines = ["| success | agentrl, s (step) | TRL, s (step) | ratio |", "|---|---|---|---|"]
+    theirs = trl_curve(evidence)
+    for step, seconds, success in our_curve(evidence):
+        reached = next(((at, when) for at, when, rate in theirs if rate >= success), None)
+        if step and reached:
+            ratio = f"{reached[1] / seconds:.1f}"
+            lines.append(f"| {success:.2f} | {seconds:.0f} ({step}) | {reached[1]:.0f} ({reached[0]}) | {ratio} |")
+    return "\n".join(lines)
+
+
+def our_curve(evidence: Path) -> list[tuple[int, float, float]]:
+    """Return step, seconds of training and held-out success of our run beside TRL."""
+    path = evidence / "peer" / "agentrl.jsonl"
+    spent = [0.0, *accumulate(row["seconds"] for row in metrics.read(path, "step"))]
+    rows = metrics.read(path, "eval")
+    return [(row["step"], spent[row["step"]], metrics.by_environment(row)["files"]["pass@1"]["value"]) for row in rows]
+
+
+def trl_curve(evidence: Path) -> list[tuple[int, float, float]]:
+    """Return step, seconds of training and success of TRL's run: the mean over its last steps' episodes."""
+    text = (evidence / "peer" / "trl.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    rates = [float(row["trl"]["reward"]) for row in rows]
+    means: Sequence[float] = [sum(rates[n - WINDOW : n]) / WINDOW for n in range(WINDOW, len(rates) + 1)]
+    return [(row["step"], row["seconds"], mean) for row, mean in zip(rows[WINDOW - 1 :], means, strict=True)]
+
+
 def times(evidence: Path) -> str:
     """Where the seconds of each run went, as Markdown."""
     head = "run | seconds of training | learner works | weights are sent | learner waits for episodes "
     head += "| of an episode: engine, tools, verdict | sampled tokens per second"
     lines = [f"| {head} |", "|---" * 7 + "|"]
-    for run in (*RUNS, "repositories-rl"):
-        steps = list(metrics.read(evidence / run / "metrics.jsonl", "step"))
+    paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, "repositories-rl")}
+    paths["files alone"] = evidence / "peer" / "agentrl.jsonl"
+    for run, path in paths.items():
+        steps = list(metrics.read(path, "step"))
         wall, learner, sent, engine, tools, verdict, tokens = (sum(row[key] for row in steps) for key in TIMES)
         parts = [learner / wall, sent / wall, 1.0 - (learner + sent) / wall]
         inside = ", ".join(f"{part / (engine + tools + verdict):.0%}" for part in (engine, tools, verdict))
@@ -89,10 +163,12 @@ def draw_figure(evidence: Path, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.4, 3.8), width_ratios=(3, 2))
-    for colour, (env, (_, points)) in zip(("C0", "C1", "C2", "C3"), curves(evidence).items(), strict=False):
+    for (env, run), points in curves(evidence).items():
+        colour, second = f"C{_order(env)}", run.endswith("-1")
         shown = [(step, score) for step, stage, score in points if stage != "start" or env != "repair"]
         steps = [step for step, _ in shown]
-        left.plot(steps, [score["value"] for _, score in shown], color=colour, lw=2.2, marker="o", ms=4, label=env)
+        line = {"ls": "--", "label": None} if second else {"ls": "-", "label": env}
+        left.plot(steps, [score["value"] for _, score in shown], color=colour, lw=2.2, marker="o", ms=4, **line)
         low, high = ([score[side] for _, score in shown] for side in ("low", "high"))
         left.fill_between(steps, low, high, color=colour, alpha=0.12, lw=0)
     left.set_xlabel("steps of RL")
@@ -128,8 +204,11 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     chosen = parser.parse_args()
     page = chosen.docs / "results.md"
-    text = put(page.read_text(encoding="utf-8"), "qwen", table(chosen.evidence))
-    page.write_text(put(text, "qwen times", times(chosen.evidence)), encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    parts = {"qwen": table, "qwen tries": tries, "qwen abilities": abilities, "qwen peer": peer, "qwen times": times}
+    for name, make in parts.items():
+        text = put(text, name, make(chosen.evidence))
+    page.write_text(text, encoding="utf-8")
     draw_figure(chosen.evidence, chosen.docs / "results-qwen.png")
 
 

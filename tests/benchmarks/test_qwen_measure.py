@@ -53,5 +53,5 @@ def test_figures_per_level_and_every_episode_are_written(tmp_path: Path) -> None
 def test_the_page_shows_what_the_evidence_says() -> None:
     assert CHECKOUT is not None
     page = (CHECKOUT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert results.table(CHECKOUT / results.EVIDENCE) in page
-    assert results.times(CHECKOUT / results.EVIDENCE) in page
+    for make in (results.table, results.tries, results.abilities, results.peer, results.times):
+        assert make(CHECKOUT / results.EVIDENCE) in page
