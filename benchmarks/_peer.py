@@ -180,9 +180,11 @@ def _save(model: Any, folder: Path) -> None:
 
 async def judge(recipe: Recipe, name: str, start: Path, out: Path, url: str) -> list[dict[str, Any]]:
     """Return the held-out success of each of the weights that the clock kept; `start` has the tokenizer."""
+    import torch
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # a server's hashes are slow to compute on a CPU
     recipe = recipe.model_copy(update={"envs": [section_of(recipe, name)]})
     assert recipe.eval is not None
     renderer = Renderer(AutoTokenizer.from_pretrained(start))
@@ -195,7 +197,7 @@ async def judge(recipe: Recipe, name: str, start: Path, out: Path, url: str) -> 
         try:
             await engine.start()
             for row in json.loads((out / "times.json").read_text()):
-                tensors = load_file(out / f"step-{row['step']:.0f}" / "model.safetensors")
+                tensors = load_file(out / f"step-{row['step']:.0f}" / "model.safetensors", device=device)
                 await engine.publish(Weights(version=int(row["step"]), tensors=tensors))
                 result = await evaluate(
                     make_player(recipe, engine, renderer, 8192, worlds).at(recipe.eval.temperature),

@@ -1,9 +1,9 @@
 """Which environment is drawn from next, so that the groups that are trained on follow the recipe's weights.
 
 A draw costs its source what it is expected to bring: the share of its groups that were kept lately. The source that has
-spent least for its weight is next, so one whose groups are dropped more often is drawn more often: up to four times, since
-rollouts of a source that teaches little are taken from those that teach much. Where every group is kept, a draw costs 1
-and the draws themselves have exactly the weights' proportions.
+spent least for its weight is next, so one whose groups are dropped more often is drawn more often: up to four times,
+since rollouts of a source that teaches little are taken from those that teach much. Where every group is kept, a draw
+costs 1 and the draws themselves have exactly the weights' proportions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MEMORY = 0.98
 PRIOR = 2.0
 """Groups that a source is believed to have had before its first, all of them kept."""
 RAREST = 0.25
-"""A source that keeps fewer of its groups has little to teach now; it is drawn less again, down to `LEAST`. With a tenth
-here, one of three environments, whose tasks all passed or failed as a whole, got two thirds of the draws."""
+"""A source that keeps fewer of its groups has little to teach now; it is drawn less again, down to `LEAST`. With a
+tenth here, one of three environments, whose tasks all passed or failed as a whole, got two thirds of the draws."""
 LEAST = 0.25
 """The part of its plain share that a source keeps which brings nothing: enough to notice when that changes."""
 DEBT = 32.0
@@ -48,7 +48,7 @@ class Shares:
         return source
 
     def cost(self, source: int) -> float:
-        """Return what a draw of a source costs: the share of its groups that was kept lately. Below a quarter it rises again."""
+        """Return what a draw of a source costs: the share of its groups that was kept lately; below a quarter, more."""
         rate = self._kept[source] / self._seen[source]
         return rate if rate >= RAREST else RAREST * RAREST / max(rate, RAREST * RAREST * LEAST)
 
