@@ -33,14 +33,23 @@ class CodingEnvironment(Environment):
     """The arguments of the last edit."""
     _worked = False
     """Whether it worked."""
+    _latest: tuple[str, ...] = ()
+    """The last call of `view`, `search` or `run` and its result, where no file was edited since."""
 
     def code(self) -> Sequence[str]:
         """Return the files and folders that hold the code, in which functions of a similar name are looked for."""
         return ["."]
 
     def changed(self) -> None:
-        """Keep that something was done, and that the tests have not seen it."""
-        self._acted, self._failing = True, False
+        """Keep that a file was changed, and that the tests have not seen it."""
+        self._acted, self._failing, self._latest = True, False, ()
+
+    def told(self, call: Sequence[str], text: str) -> str:
+        """Return a call's result, and say so where the last call was the same with the same result: small models repeat
+        a call to the end of an episode."""
+        again = self._latest == (*call, text)
+        self._latest = (*call, text)
+        return f"{text}\n(the same call again, with the same result: do something else)" if again else text
 
     def tested(self, passed: bool) -> None:
         """Keep how the tests ended: an end while they fail is sent back once."""
@@ -70,8 +79,8 @@ class CodingEnvironment(Environment):
         """
         place = inside(path) if path else "."
         if not path or self.box.exec(["test", "-d", f"./{place}"]).ok:
-            names = self.box.exec(["ls", "-p", f"./{place}"])
-            return names.stdout.decode("utf-8", "replace") or "(empty)"
+            names = self.box.exec(["ls", "-p", f"./{place}"]).stdout.decode("utf-8", "replace")
+            return self.told(["view", path], names or "(empty)")
         lines = self._read(place).decode("utf-8", "replace").splitlines()
         start = max(first, 1)
         end = min(last if last >= start else len(lines), start - 1 + MAX_LINES)
@@ -79,7 +88,8 @@ class CodingEnvironment(Environment):
         left = len(lines) - (start - 1) - len(shown)
         if self.line_numbers:
             shown = [f"{number:5} {line}" for number, line in enumerate(shown, start)]
-        return "\n".join([*shown, *([f"({left} more lines)"] if left > 0 else [])]) or "(nothing)"
+        text = "\n".join([*shown, *([f"({left} more lines)"] if left > 0 else [])]) or "(nothing)"
+        return self.told(["view", path, str(first), str(last)], text)
 
     def _read(self, place: str) -> bytes:
         """Return what a file holds; where there is none, say where the code is."""
@@ -104,7 +114,8 @@ class CodingEnvironment(Environment):
             raise ValueError(f"there is no {path[:200]!r}; leave path empty to look in all files")
         done = self.box.exec(["grep", "-rnIF", "--exclude-dir=__pycache__", "-e", text, where], timeout=10.0)
         lines = sorted(done.stdout.decode("utf-8", "replace").splitlines())
-        return "\n".join(line.removeprefix("./") for line in lines[:100]) or self._alike(text)
+        found = "\n".join(line.removeprefix("./") for line in lines[:100]) or self._alike(text)
+        return self.told(["search", text, path], found)
 
     def _alike(self, text: str) -> str:
         """Say that nothing was found, and which functions have a similar name."""
@@ -145,8 +156,9 @@ class CodingEnvironment(Environment):
         Args:
             command: such as python3 -c "import this"
         """
-        self.changed()
-        return self.box.exec(["sh", "-c", command], timeout=30.0).text or "(no output)"
+        self._acted, self._failing = True, False
+        text = self.box.exec(["sh", "-c", command], timeout=30.0).text or "(no output)"
+        return self.told(["run", command], text)
 
 
 def inside(path: str) -> str:

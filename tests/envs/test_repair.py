@@ -457,3 +457,28 @@ def test_level_1_says_which_line_is_wrong(split: Split) -> None:
         assert before[:number] + before[number + 1 :] == after[:number] + after[number + 1 :]
     assert missing < 10
     assert "line" not in Repair().task(split, 2, 0).prompt
+
+
+def test_a_call_that_is_made_again_with_the_same_result_is_told_so(where: Stage) -> None:
+    task = Repair().task("heldout", 2, 0)
+    (path,) = task.secret["fixed"]
+    look, find, run = (
+        ToolCall(name="view", arguments={"path": path}),
+        ToolCall(name="search", arguments={"text": "nowhere at all"}),
+        ToolCall(name="run", arguments={"command": "echo x >> log; cat log"}),
+    )
+    listing = ToolCall(name="view", arguments={})
+    ends = ToolCall(name="run", arguments={"command": "false"})
+    write = ToolCall(name="write", arguments={"path": path, "text": task.setup["files"][path]})
+
+    def again(*calls: ToolCall) -> list[bool]:
+        said = [m.content for m in played(where, task, *calls).messages if m.role == "tool"]
+        return [
+            text.endswith("\n(the same call again, with the same result: do something else)</out>") for text in said
+        ]
+
+    for same in (look, find, listing, ends):
+        assert again(same, same, same) == [False, True, True]
+    assert again(run, run) == [False, False], "its result is another one"
+    assert again(look, find, look, find) == [False] * 4
+    assert again(look, write, look) == [False] * 3, "a file was written between them"
