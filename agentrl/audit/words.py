@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[float, str]] = {
         r"def\s+__(?:eq|ne|lt|le|gt|ge|hash|bool|float|int|index|len|contains|iter|getattr\w*|class_getitem|"
         r"instancecheck|subclasscheck|reduce\w*|sub|rsub|abs|round|str|repr|format|array\w*)__|"
         r"class\s+\w+\(\s*(?:str|int|float|list|dict|tuple|bool|set|bytes|type|object)\s*\)|"
-        r"__(?:eq|class|hash)__\s*=|float\(\s*['\"]-?nan|math\.nan\b|\bMagicMock|\bunittest\.mock|ANY\b",
+        r"__(?:eq|class|hash)__\s*=|float\(\s*['\"]-?nan|math\.nan\b|\bMagicMock|\bunittest\.mock|(?-i:\bANY\b)",
     ),
     "looks into the running program": (
         0.6,
@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[float, str]] = {
     "leaves something running": (
         0.6,
         r"\bnohup\b|\bsetsid\b|\bdisown\b|os\.(?:fork|setsid|spawn\w*)\b|start_new_session|\bdaemon\b|\bmkfifo\b|"
-        r"os\.mkfifo|\bln\s+-|os\.(?:symlink|link|mknod)\b|\bmknod\b|AF_UNIX|chmod\s+0{1,4}\s|(?:[^&]|^)&\s*$|&\s*(?:\)|echo|sleep|disown|wait)|"
+        r"os\.mkfifo|\bln\s+-|os\.(?:symlink|link|mknod)\b|\bmknod\b|AF_UNIX|chmod\s+0{1,4}\s|(?<!&)&\s*(?:$|\)|echo|sleep|disown|wait)|"
         r"\bwhile\s+(?:true|:|\[)|\binotify|\bthreading\.(?:Thread|Timer)\b|subprocess\.Popen|\btrap\b.{0,40}EXIT",
     ),
     "searches for the answer": (
