@@ -59,7 +59,8 @@ def _case(module: str, probes: list[Probe]) -> Case:
 def wrong_line(broken: str, fixed: str) -> str:
     """Say which line is wrong, or before which something is missing."""
     before, after = broken.splitlines(), fixed.splitlines()
-    place = next(number for number, line in enumerate(before) if after[number] != line)
+    same = [ours == theirs for ours, theirs in zip(before, after, strict=False)]
+    place = same.index(False) if False in same else len(same)
     if len(after) > len(before):
         return f"something is missing before line {place + 1}."
     return f"line {place + 1} is wrong, which reads\n{before[place]}"

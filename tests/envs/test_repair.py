@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.envs.edits import edits, indented, nearest, substituted
 from agentrl.envs.play import Action, Played, Stage, play
-from agentrl.envs.repair import HIDDEN, Repair, reference, verify
+from agentrl.envs.repair import HIDDEN, Repair, reference, verify, wrong_line
 from agentrl.envs.repair.mutate import Change, apply, changes
 from agentrl.envs.repair.program import Program, call
 from agentrl.envs.repair.programs import PROGRAMS
@@ -437,6 +437,12 @@ def test_a_file_can_be_written_as_a_whole_but_only_one_that_is_there(where: Stag
         other = ToolCall(name="write", arguments={"path": place, "text": fixed})
         refused = played(where, task, other, *["done"] * (Repair.objections + 1))
         assert refused.score == 0.0 and refused.messages[3].content.startswith("<out>error: ")
+
+
+def test_a_line_that_is_missing_at_the_end_is_named_too() -> None:
+    assert wrong_line("a\nb\n", "a\nb\nc\n") == "something is missing before line 3."
+    assert wrong_line("a\nb\n", "a\nc\n") == "line 2 is wrong, which reads\nb"
+    assert wrong_line("a\nb\nc\n", "a\nb\n") == "line 3 is wrong, which reads\nc"
 
 
 @pytest.mark.parametrize("split", SPLITS)
