@@ -1,4 +1,4 @@
-"""Writes the tables and the picture of Qwen2.5-Coder-1.5B on docs/results.md from what its runs left behind.
+"""Writes the tables and pictures of Qwen2.5-Coder-1.5B on docs/results.md from what its runs left behind.
 
 python -m benchmarks.qwen.results       # reads docs/evidence/qwen alone
 """
@@ -126,12 +126,16 @@ def our_curve(evidence: Path) -> list[tuple[int, float, float]]:
 
 
 def trl_curve(evidence: Path) -> list[tuple[int, float, float]]:
-    """Return step, seconds of training and success of TRL's run: the mean over its last steps' episodes."""
+    """Return step, seconds of training and success of TRL's run: the mean over the episodes of some steps.
+
+    The episodes of step n are those of the policy after n - 1 updates, so three steps are what the policy was after the
+    first of them.
+    """
     text = (evidence / "peer" / "trl.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
     rates = [float(row["trl"]["reward"]) for row in rows]
     means: Sequence[float] = [sum(rates[n - WINDOW : n]) / WINDOW for n in range(WINDOW, len(rates) + 1)]
-    return [(row["step"], row["seconds"], mean) for row, mean in zip(rows[WINDOW - 1 :], means, strict=True)]
+    return [(row["step"], row["seconds"], mean) for row, mean in zip(rows, means, strict=False)]
 
 
 def times(evidence: Path) -> str:
@@ -197,6 +201,32 @@ def draw_figure(evidence: Path, path: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_peer(evidence: Path, path: Path) -> None:
+    """Success against seconds of training, ours and TRL's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6.4, 3.6))
+    for name, colour, points in (
+        ("agentrl, held-out tasks", "tab:blue", our_curve(evidence)),
+        (f"TRL with vLLM, its episodes of {WINDOW} steps", "tab:orange", trl_curve(evidence)),
+    ):
+        seconds, success = [when for _, when, _ in points], [rate for _, _, rate in points]
+        axis.plot(seconds, success, color=colour, lw=2.2, marker="o", ms=4, label=name)
+    axis.set_xlabel("seconds of training, evaluations left out")
+    axis.set_ylabel("success on files, levels 1 to 4")
+    axis.set_xlim(left=0.0)
+    axis.set_ylim(0.0, 1.02)
+    axis.legend(loc="lower right", frameon=False)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def main() -> None:
     """Write the page's part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -210,6 +240,7 @@ def main() -> None:
         text = put(text, name, make(chosen.evidence))
     page.write_text(text, encoding="utf-8")
     draw_figure(chosen.evidence, chosen.docs / "results-qwen.png")
+    draw_peer(chosen.evidence, chosen.docs / "results-qwen-peer.png")
 
 
 if __name__ == "__main__":
