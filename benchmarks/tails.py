@@ -1,6 +1,6 @@
 """What long episodes cost under each schedule, and which schedule trains on fewer of them.
 
-    python -m benchmarks.tails [--rounds 80] [--tails lognormal,pareto] [--json]
+    python -m benchmarks.tails [--rounds 80] [--tails lognormal,pareto] [--signal 0.5] [--json]
 
 The schedulers are the real ones, with their queues, bounds and counters. Engine and learner are stand-ins on a clock
 that jumps: an episode takes as long as its tokens at 5 per second, the learner as long as a round's tokens at 800 per
@@ -15,7 +15,8 @@ at 1,638 tokens. All modes see the same tasks with the same lengths:
 
 Long episodes are the longest tenth of all that were begun. `long share` is theirs among the episodes that were trained
 on: 0.1 without a bias. Groups begun in the last quarter of the rounds do not count. `wasted` are sampled tokens that no
-step was trained on, nor will be.
+step was trained on, nor will be. With `--signal` that share of the tasks gives groups with a signal; the others are
+dropped, and another group begins in their place (dynamic sampling); `restarted` is left out then.
 
 The same comparison with a real server, on a GPU, one line per mode; compare `rollout/round_seconds` (the learner's
 waiting), `seconds`, `rollout/tokens_*_by_length`, `rollout/staleness_mean` and `rollout/long_rounds` in metrics.jsonl:
@@ -56,6 +57,8 @@ from benchmarks.asynchronous import Overtaking, on_virtual_time
 TOKENS_PER_SECOND = 5.0
 LEARNT_PER_SECOND = 800.0
 LONGEST = 1_638
+MAX_EXTRA = 16
+"""How many times a round's groups may be drawn in place of dropped ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +136,8 @@ class Simulation:
     kind: Any = None
     """The scheduler's class, where it is not the plan's."""
     rounds: int = 80
+    signal: float = 1.0
+    """The share of the tasks whose groups carry a signal; the others are dropped."""
     version: int = 0
     published: list[float] = field(default_factory=lambda: [0.0])
     """When each version's weights came."""
@@ -169,16 +174,17 @@ class Simulation:
             versions=(np.searchsorted(np.array(self.published), times, side="right") - 1).astype(np.int32),
             sources=np.full(length, Source.SAMPLED, np.uint8),
         )
-        outcome = Outcome(ending="done", grade="graded", score=float(index % 2))
+        mixed = random.Random(f"signal {draw.task_index}").random() < self.signal
+        outcome = Outcome(ending="done", grade="graded", score=float(mixed and index % 2))
         return Trajectory(
             task=draw.task, group=draw.group, index=index, seed=0, segments=(segment,), messages=(), outcome=outcome
         )
 
     async def run(self) -> dict[str, Any]:
         """Train for so many rounds and return the figures."""
-        keep_all = GroupFilter(GroupFilterSection(dynamic_sampling=False), LONGEST)
+        section = GroupFilterSection(dynamic_sampling=self.signal < 1.0, max_extra=MAX_EXTRA)
         make = self.kind or make_scheduler
-        scheduler = make(self.play, keep_all, self.plan, version=lambda: self.version)
+        scheduler = make(self.play, GroupFilter(section, LONGEST), self.plan, version=lambda: self.version)
         clock = asyncio.get_running_loop().time
         waits: list[float] = []
         source = scheduler.rounds(Tasks())
@@ -228,7 +234,7 @@ class Simulation:
         }
 
 
-def compare(kind: str, rounds: int, staleness: int = 8) -> dict[str, dict[str, Any]]:
+def compare(kind: str, rounds: int, staleness: int = 8, signal: float = 1.0) -> dict[str, dict[str, Any]]:
     """Run every mode on one tail."""
     turns = Plan(group_size=8, groups=16, concurrency=256, max_staleness=staleness)
     oldest = replace(turns, asynchronous=True)
@@ -236,13 +242,14 @@ def compare(kind: str, rounds: int, staleness: int = 8) -> dict[str, dict[str, A
         "in turns": (turns, None),
         "oldest": (oldest, None),
         "oldest, k = 3": (replace(oldest, max_staleness=3), None),
+        "oldest, k = 1": (replace(oldest, max_staleness=1), None),
         "tail": (replace(oldest, mode="tail"), None),
         "steady": (replace(oldest, mode="steady"), None),
         "first, dropped": (oldest, Overtaking),
-        "restarted": (turns, Restarting),
+        **({"restarted": (turns, Restarting)} if signal == 1.0 else {}),
     }
     return {
-        name: on_virtual_time(Simulation(tail=Tail(kind=kind), plan=plan, kind=cls, rounds=rounds).run())
+        name: on_virtual_time(Simulation(tail=Tail(kind=kind), plan=plan, kind=cls, rounds=rounds, signal=signal).run())
         for name, (plan, cls) in plans.items()
     }
 
@@ -251,12 +258,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=80, help="rounds per mode")
     parser.add_argument("--staleness", type=int, default=8, help="async.max_staleness")
+    parser.add_argument("--signal", type=float, default=1.0, help="share of the tasks whose groups carry a signal")
     parser.add_argument("--tails", default="lognormal,pareto", help="distributions of lengths, separated by commas")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
-    result = {kind: compare(kind, options.rounds, options.staleness) for kind in options.tails.split(",")}
+    result = {
+        kind: compare(kind, options.rounds, options.staleness, options.signal) for kind in options.tails.split(",")
+    }
     if options.json:
-        print(json.dumps({"rounds": options.rounds, "max_staleness": options.staleness, **result}, indent=1))
+        protocol = {"rounds": options.rounds, "max_staleness": options.staleness, "signal": options.signal}
+        print(json.dumps({**protocol, **result}, indent=1))
         return
     for kind, rows in result.items():
         print(f"\n{kind}, max_staleness {options.staleness}")
