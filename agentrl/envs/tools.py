@@ -49,7 +49,7 @@ class Tool:
     irreversible: bool = False
     """Needs permission before it runs."""
     terminal: bool = False
-    """Ends the episode; what it returns is the final answer."""
+    """Ends the episode, unless `objection` sends it back; what it returns is the final answer."""
     timeout_s: float = 30.0
     output_limit: int = 8_000
     """The most characters of output that the policy is shown."""
@@ -116,7 +116,7 @@ def tool(
     Args:
         function: the method, when `@tool` is used without parentheses.
         irreversible: it does something that cannot be undone: each call needs permission.
-        terminal: it ends the episode, and its result is the final answer.
+        terminal: it ends the episode, and its result is the final answer, unless `objection` sends that back.
         timeout_s: the most wall seconds of a call.
         output_limit: the most characters of its output that the policy is shown.
     """

@@ -116,9 +116,9 @@ def report_of(path: Path) -> dict[str, Any]:
     return report
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a table: both rates with their intervals, and the difference over the same tasks with its own."""
-    lines = [f"{'':10} {'tasks':>5}  {'before':22} {'after':22} after - before, paired"]
+def paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
+    """Return for each data set what each task scored before and after; refuse what was not measured in the same way."""
+    scores: dict[str, tuple[list[float], list[float]]] = {}
     common = [name for name in before["sets"] if name in after["sets"]]
     if not common:
         raise UserError("the two files have no data set in common")
@@ -133,6 +133,14 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
             if lost > MAX_UNGRADED * len(side["outcomes"]):
                 raise UserError(f"{name}: {lost} answers could not be graded {which} training; measure again")
         a, b = ([float(side["outcomes"][task] == "passed") for task in sides[0]["outcomes"]] for side in sides)
+        scores[name] = a, b
+    return scores
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return a table: both rates with their intervals, and the difference over the same tasks with its own."""
+    lines = [f"{'':10} {'tasks':>5}  {'before':22} {'after':22} after - before, paired"]
+    for name, (a, b) in paired(before, after).items():
         gained, lost = statistics.changes(a, b)
         said = f"{statistics.verdict(statistics.paired_rate(a, b))} ({gained} gained, {lost} lost)"
         lines.append(f"{name:10} {len(a):5}  {statistics.rate(a)!s:22} {statistics.rate(b)!s:22} {said}")

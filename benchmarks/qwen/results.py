@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
 from agentrl import metrics, statistics
-from benchmarks.qwen.abilities import report_of
+from benchmarks.qwen.abilities import paired, report_of
 from benchmarks.smollm2.results import put
 
 EVIDENCE = Path("docs/evidence/qwen")
@@ -93,10 +92,9 @@ def _environments(path: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 def abilities(evidence: Path) -> str:
     """What is left of the model's other abilities, as Markdown."""
-    before, after = (report_of(evidence / f"abilities-{when}.json")["sets"] for when in ("before", "after"))
+    before, after = (report_of(evidence / f"abilities-{when}.json") for when in ("before", "after"))
     lines = ["| | tasks | before | after | difference, paired |", "|---|---|---|---|---|"]
-    for name, row in before.items():
-        a, b = ([float(each["outcomes"][task] == "passed") for task in row["outcomes"]] for each in (row, after[name]))
+    for name, (a, b) in paired(before, after).items():
         change = statistics.paired_rate(a, b)
         points = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
         lines.append(
@@ -134,7 +132,7 @@ def trl_curve(evidence: Path) -> list[tuple[int, float, float]]:
     text = (evidence / "peer" / "trl.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
     rates = [float(row["trl"]["reward"]) for row in rows]
-    means: Sequence[float] = [sum(rates[n - WINDOW : n]) / WINDOW for n in range(WINDOW, len(rates) + 1)]
+    means = [sum(rates[n - WINDOW : n]) / WINDOW for n in range(WINDOW, len(rates) + 1)]
     return [(row["step"], row["seconds"], mean) for row, mean in zip(rows, means, strict=False)]
 
 
