@@ -29,10 +29,7 @@ from agentrl.report import summary
 from agentrl.report.terminal import Show
 from agentrl.types import Group, Round, TrainingSample
 
-NO_MEMORY = (
-    "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction, or set "
-    "learner.checkpointing: true; then resume with --resume"
-)
+NO_MEMORY = "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction"
 
 
 def train(recipe: Recipe | str | Path, *, resume: bool = False, show: Show = "normal") -> int:
@@ -43,8 +40,15 @@ def train(recipe: Recipe | str | Path, *, resume: bool = False, show: Show = "no
         return event_loop.run(_main(recipe, resume, show))
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            raise UserError(f"{NO_MEMORY} ({str(error).splitlines()[0]})") from error
+            said = str(error).splitlines()[0]
+            raise UserError(f"{NO_MEMORY}{_savings(recipe)}; then resume with --resume ({said})") from error
         raise
+
+
+def _savings(recipe: Recipe) -> str:
+    """Name the settings that would save memory and are not set yet."""
+    unset = [f"learner.{name}: true" for name in ("checkpointing", "offload") if not getattr(recipe.learner, name)]
+    return f", or set {' or '.join(unset)}" if unset else ""
 
 
 async def _main(recipe: Recipe, resume: bool, show: Show) -> int:

@@ -254,8 +254,9 @@ def test_a_gpu_without_memory_is_explained(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 18.00 MiB.\nmore")
 
     monkeypatch.setattr("agentrl.learn.learner.Learner.step", full)
-    assert train(str(write(run={"steps": 1}))) == 2
+    assert train(str(write(run={"steps": 1}, learner={"checkpointing": True}))) == 2
     said = capsys.readouterr().err
+    assert "learner.offload: true" in said and "checkpointing" not in said, "what is set already does not help"
     assert "learner.micro_tokens" in said and "Tried to allocate 18.00 MiB." in said and "Traceback" not in said
 
 

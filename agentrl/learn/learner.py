@@ -280,6 +280,7 @@ class Learner:
         from agentrl.learn.sft import warm_start
 
         micro_tokens = self._section.micro_tokens
+        self.optimizer.set_aside()  # the warm start has its own float32 weights and moments
         loss = warm_start(self.model, self.tokenizer, demonstrations, section, micro_tokens=micro_tokens, **options)
         self.adopt()
         return loss

@@ -82,12 +82,17 @@ class Optimizer:
         optimizer: torch.optim.Optimizer = AdamW8bit(masters, **options)
         return optimizer
 
+    def set_aside(self) -> None:
+        """Free masters and moments while something else trains the parameters; `adopt` makes them again."""
+        self.zero()
+        self.masters.clear()
+        self._adam.state.clear()
+        self._adam.param_groups.clear()
+
     def adopt(self) -> None:
         """Start again from the current parameters, without the moments of earlier steps."""
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                self.masters[name].copy_(self._own(parameter))
-        self.zero()
+        self.set_aside()
+        self.masters |= {name: self._master(parameter) for name, parameter in self.parameters.items()}
         self._adam = self._adamw()
 
     def moments(self, name: str) -> dict[str, Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +22,7 @@ from agentrl.learn.learner import Learner
 from agentrl.learn.optimizer import schedule_factor
 from agentrl.learn.pack import Batch, pack
 from agentrl.learn.step_report import ENOUGH, mismatch
+from agentrl.recipe import WarmStartSection
 from agentrl.types import Segment, TrainingSample
 
 MakeLearner = Callable[..., Learner]
@@ -399,3 +402,24 @@ def test_bfloat16_weights_that_a_warm_start_changed_are_trained_on_from_there(
     assert reports[0].loss == reports[1].loss and reports[0].updates == 1
     for name, weight in learner.weights().items():
         assert torch.equal(weight, fresh.weights()[name]), name
+
+
+def test_masters_and_moments_are_freed_while_demonstrations_are_trained_on(
+    make_learner: MakeLearner, make_samples: MakeSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warm start has float32 weights and moments of its own: together they took more memory than RL does."""
+    learner = make_learner()
+    learner.model.to(torch.bfloat16)
+    learner = Learner(learner.model, learner.tokenizer, learner.recipe)
+    learner.step(learner.pack(make_samples()))
+    held = [weakref.ref(tensor) for tensor in learner.optimizer.masters.values()]
+    held += [weakref.ref(moment) for n in learner.optimizer.masters for moment in learner.optimizer.moments(n).values()]
+
+    def train(*_: Any, **__: Any) -> float:
+        gc.collect()
+        assert len(held) > 2 and not any(tensor() is not None for tensor in held)
+        return 0.5
+
+    monkeypatch.setattr("agentrl.learn.sft.warm_start", train)
+    assert learner.fine_tune([], WarmStartSection()) == 0.5
+    assert learner.step(learner.pack(make_samples())).updates == 1
