@@ -44,3 +44,16 @@ def test_k1_in_the_loss_is_refused_when_the_recipe_loads() -> None:
     with pytest.raises(RecipeError, match="k1 has no gradient in expectation"):
         recipes.build(BASE | {"algorithm": {"kl": "k1", "kl_coefficient": 0.01}})
     recipes.build(BASE | {"algorithm": {"kl": "k1", "kl_coefficient": 0.01, "kl_unbiased": True}})
+
+
+def test_old_samples_without_a_clip_are_warned_of() -> None:
+    old = {"async": {"enabled": True, "max_staleness": 4}, "learner": {"old_logprobs": "recompute"}}
+    (text,) = recipes.warnings(recipes.build(BASE | old))
+    assert text.startswith("async.max_staleness is 4 and learner.old_logprobs recompute") and "clipped" in text
+    for change in (
+        {"learner": {"old_logprobs": "engine"}},
+        {"learner": {"old_logprobs": "recompute", "minibatches": 2}},
+        {"async": {"enabled": True, "max_staleness": 1}},
+        {"async": {"enabled": False, "max_staleness": 4}},
+    ):
+        assert recipes.warnings(recipes.build(BASE | old | change)) == []

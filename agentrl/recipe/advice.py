@@ -15,4 +15,10 @@ def warnings(recipe: Recipe) -> list[str]:
             f"{' and '.join(limits)}: tokens are drawn from a truncated distribution, but trained against logprobs of "
             "the whole one, so ratios and divergences are off; set top_p: 1 and top_k: 0 for training"
         )
+    learner, staleness = recipe.learner, recipe.asynchronous.max_staleness if recipe.asynchronous.enabled else 0
+    if staleness > 1 and learner.old_logprobs == "recompute" and learner.epochs * learner.minibatches == 1:
+        texts.append(
+            f"async.max_staleness is {staleness} and learner.old_logprobs recompute, with one update per round: every "
+            "ratio is then 1, nothing is clipped, and old samples can lead the policy astray; set old_logprobs: engine"
+        )
     return texts

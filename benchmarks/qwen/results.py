@@ -33,6 +33,8 @@ TIMES = (
 """Of every step: its seconds, and where they went."""
 WINDOW = 3
 """Steps of TRL whose episodes are taken together: 48 tasks, eight tries each."""
+OURS = {"`steady`, k = 4": "agentrl-steady", "`oldest`, k = 1": "agentrl"}
+"""Our runs beside TRL, by their schedule: files of their metrics."""
 Point = tuple[int, str, dict[str, float]]
 """Step, stage, and held-out pass@1 with its interval."""
 
@@ -76,7 +78,8 @@ def table(evidence: Path) -> str:
 
 def tries(evidence: Path) -> str:
     """What one try and eight tries solve, before and after RL, as Markdown."""
-    before, after = (_environments(evidence / name) for name in ("untrained.json", "after-tools-1.json"))
+    before, after = (_environments(evidence / name) for name in ("untrained-today.json", "after-tools-1.json"))
+    before |= _environments(evidence / "untrained-repair.json")  # more tasks
     lines = ["| held-out | untrained: pass@1 | pass@8 | after RL: pass@1 | pass@8 |", "|---|---|---|---|---|"]
     for env, row in before.items():
         rows = [row, *([after[env]] if env in after else [])]
@@ -104,27 +107,35 @@ def abilities(evidence: Path) -> str:
 
 
 def peer(evidence: Path) -> str:
-    """When agentrl and TRL came to the same success, as Markdown."""
-    lines = ["| success | agentrl, s (step) | TRL, s (step) | ratio |", "|---|---|---|---|"]
-    theirs = trl_curve(evidence)
-    for step, seconds, success in our_curve(evidence):
-        reached = next(((at, when) for at, when, rate in theirs if rate >= success), None)
-        if step and reached:
-            ratio = f"{reached[1] / seconds:.1f}"
-            lines.append(f"| {success:.2f} | {seconds:.0f} ({step}) | {reached[1]:.0f} ({reached[0]}) | {ratio} |")
+    """When agentrl was first found at TRL's held-out success or above, as Markdown."""
+    ours = {mode: our_curve(evidence, name) for mode, name in OURS.items()}
+    head = " | ".join(["held-out success of TRL", "TRL, s (step)", *(f"agentrl, {mode}, s (step)" for mode in ours)])
+    lines = [f"| {head} |", "|---" * (2 + len(ours)) + "|"]
+    for step, seconds, success in trl_heldout(evidence):
+        cells = [f"{success:.2f}", f"{seconds:.0f} ({step})"]
+        for points in ours.values():
+            at, when, rate = next(point for point in points if point[2] >= success)
+            cells.append(f"{when:.0f} ({at}; {rate:.2f}): {seconds / when:.1f} times sooner")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def our_curve(evidence: Path) -> list[tuple[int, float, float]]:
-    """Return step, seconds of training and held-out success of our run beside TRL."""
-    path = evidence / "peer" / "agentrl.jsonl"
+def our_curve(evidence: Path, name: str) -> list[tuple[int, float, float]]:
+    """Return step, seconds of training and held-out success of one of our runs beside TRL."""
+    path = evidence / "peer" / f"{name}.jsonl"
     spent = [0.0, *accumulate(row["seconds"] for row in metrics.read(path, "step"))]
     rows = metrics.read(path, "eval")
     return [(row["step"], spent[row["step"]], metrics.by_environment(row)["files"]["pass@1"]["value"]) for row in rows]
 
 
+def trl_heldout(evidence: Path) -> list[tuple[int, float, float]]:
+    """Return step, seconds of training and held-out success of the weights that TRL's second run kept."""
+    rows = json.loads((evidence / "peer" / "trl-heldout.json").read_text(encoding="utf-8"))["rows"]
+    return [(row["step"], row["seconds"], row["pass@1"]["value"]) for row in rows]
+
+
 def trl_curve(evidence: Path) -> list[tuple[int, float, float]]:
-    """Return step, seconds of training and success of TRL's run: the mean over the episodes of some steps.
+    """Return step, seconds of training and success of TRL's first run: the mean over the episodes of some steps.
 
     The episodes of step n are those of the policy after n - 1 updates, so three steps are what the policy was after the
     first of them.
@@ -142,7 +153,8 @@ def times(evidence: Path) -> str:
     head += "| of an episode: engine, tools, verdict | sampled tokens per second"
     lines = [f"| {head} |", "|---" * 7 + "|"]
     paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, "repositories-rl")}
-    paths["files alone"] = evidence / "peer" / "agentrl.jsonl"
+    paths |= {f"files alone, {mode}": evidence / "peer" / f"{name}.jsonl" for mode, name in OURS.items()}
+    paths["files alone, in turns"] = evidence / "peer" / "agentrl-sync.jsonl"
     for run, path in paths.items():
         steps = list(metrics.read(path, "step"))
         wall, learner, sent, engine, tools, verdict, tokens = (sum(row[key] for row in steps) for key in TIMES)
@@ -207,14 +219,16 @@ def draw_peer(evidence: Path, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6.4, 3.6))
-    for name, colour, points in (
-        ("agentrl, held-out tasks", "tab:blue", our_curve(evidence)),
-        (f"TRL with vLLM, its episodes of {WINDOW} steps", "tab:orange", trl_curve(evidence)),
+    curves = {f"agentrl, {mode.replace('`', '')}": (our_curve(evidence, name), "-o") for mode, name in OURS.items()}
+    curves["TRL with vLLM"] = (trl_heldout(evidence), "-o")
+    curves[f"TRL with vLLM, its own episodes of {WINDOW} steps"] = (trl_curve(evidence), ":")
+    for (name, (points, style)), colour in zip(
+        curves.items(), ("tab:blue", "tab:cyan", "tab:orange", "tab:orange"), strict=True
     ):
         seconds, success = [when for _, when, _ in points], [rate for _, _, rate in points]
-        axis.plot(seconds, success, color=colour, lw=2.2, marker="o", ms=4, label=name)
+        axis.plot(seconds, success, style, color=colour, lw=2.2, ms=4, label=name)
     axis.set_xlabel("seconds of training, evaluations left out")
-    axis.set_ylabel("success on files, levels 1 to 4")
+    axis.set_ylabel("held-out success on files, levels 1 to 4")
     axis.set_xlim(left=0.0)
     axis.set_ylim(0.0, 1.02)
     axis.legend(loc="lower right", frameon=False)
