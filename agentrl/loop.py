@@ -47,7 +47,9 @@ def train(recipe: Recipe | str | Path, *, resume: bool = False, show: Show = "no
 
 def _savings(recipe: Recipe) -> str:
     """Name the settings that would save memory and are not set yet."""
-    unset = [f"learner.{name}: true" for name in ("checkpointing", "offload") if not getattr(recipe.learner, name)]
+    learner = recipe.learner
+    unset = [] if learner.checkpointing else ["learner.checkpointing: true"]
+    unset += [] if learner.offload or learner.optimizer != "adamw" else ["learner.offload: true"]
     return f", or set {' or '.join(unset)}" if unset else ""
 
 

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-APART = {"agent_learning", "long_run", "throughput_pair"}
-"""Two take an hour, one needs a second checkout: they run where `--only` names them, or by themselves."""
+APART = {"ablations", "agent_learning", "long_run", "throughput_pair"}
+"""Three take an hour or more, one needs a second checkout: they run where `--only` names them, or by themselves."""
 
 
 def main() -> int:

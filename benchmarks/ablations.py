@@ -6,24 +6,27 @@
     warm start ── once per seed ── --out/start-SEED
     runs       ── variant × seed, each from there, each until it has sampled --tokens tokens
 
-The figure of a run is its mean held-out success on the way, by tokens (dropped groups included), so that learning
-sooner counts; that of a variant is the mean difference to the recipe as it is, paired over seeds. Runs that are
-finished are read, not repeated, and those that were stopped go on. A tiny policy on a CPU says what breaks, and ranks
-little.
+All runs have a constant learning rate and are evaluated on 100 held-out tasks every six steps; `--set` changes that and
+everything else for all of them, not for the warm start. The figure of a run is its mean held-out success on the way, by
+tokens (dropped groups included), so that learning sooner counts; that of a variant is the mean difference to the recipe
+as it is, paired over seeds, with Student's interval. Runs that are finished are read, not repeated, and those that were
+stopped go on. A tiny policy on a CPU says what breaks, and ranks little.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentrl.statistics import bootstrap
 from benchmarks._runs import finished, log_of, options, play
 from benchmarks.curriculum_real import Curve, at, curve
 from benchmarks.smollm2.results import put
@@ -65,23 +68,25 @@ COMMON = [
 ]  # fmt: skip
 
 
+T_975 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t for an interval of 95 %, by degrees of freedom; from ten on the last one will do."""
+
+
 def name_of(variant: str, seed: int) -> str:
     """Return the name of a run's folder."""
-    place = list(SETTINGS).index(variant)
-    return f"{WHAT[variant] or BASE}-{place}-{seed}"
+    return f"{re.sub('[^a-z0-9]+', '-', variant).strip('-')}-{seed}"
 
 
-def started(seed: int, out: Path, recipe: Path, more: list[str]) -> Path:
-    """Return the folder of the policy that a seed's runs start from; make it where it is missing."""
-    folder, name = out / f"start-{seed}", f"demonstrations-{seed}"
-    if (folder / "config.json").is_file():
-        return folder
-    chosen = [f"run.name={name}", f"run.out={out}", f"run.seed={seed}", "run.steps=0", "eval=null", *more]
-    flags = [part for setting in chosen for part in ("--set", setting)]
-    agentrl = [sys.executable, "-m", "agentrl"]
-    subprocess.run([*agentrl, "train", str(recipe), *flags], check=True, stdout=sys.stderr)
-    subprocess.run([*agentrl, "model", "export", str(out / name), str(folder)], check=True, stdout=sys.stderr)
-    return folder
+def started(seeds: int, out: Path, recipe: Path, *, jobs: int, minutes: float | None) -> dict[int, Path]:
+    """Return the folders of the policies that each seed's runs start from; make those that are missing."""
+    folders = {seed: out / f"start-{seed}" for seed in range(seeds)}
+    missing = {seed: f"demonstrations-{seed}" for seed in folders if not (folders[seed] / "config.json").is_file()}
+    chosen = {name: [f"run.seed={seed}", "run.steps=0", "eval=null"] for seed, name in missing.items()}
+    play(recipe, chosen, out, at_once=jobs, minutes=minutes)
+    for seed, name in missing.items():
+        export = [sys.executable, "-m", "agentrl", "model", "export", str(out / name), str(folders[seed])]
+        subprocess.run(export, check=True, stdout=sys.stderr)
+    return folders
 
 
 def gather(out: Path, seeds: int) -> dict[str, dict[int, Curve]]:
@@ -98,26 +103,41 @@ def gather(out: Path, seeds: int) -> dict[str, dict[int, Curve]]:
 
 
 def summarise(curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, dict[str, Any]]:
-    """Return success on the way and at the end of each variant, and its difference to the recipe, over seeds."""
-    tokens = min(points[-1][0] for runs in curves.values() for points in runs.values())
+    """Return success on the way and at the end of each variant, and its difference to the recipe, over the seeds that
+    both have."""
+    base = curves[BASE]
+    both = {variant: [seed for seed in runs if seed in base] for variant, runs in curves.items()}
+    tokens = min(curves[variant][seed][-1][0] for variant, seeds in both.items() for seed in seeds)
     grid = np.linspace(0.0, tokens, 101)
-    base, report = curves[BASE], {}
-    for variant, runs in curves.items():
-        both = [seed for seed in runs if seed in base]
-        ways = {seed: float(np.mean([at(runs[seed], x) for x in grid])) for seed in both}
+
+    def way(points: Curve) -> float:
+        return float(np.mean([at(points, x) for x in grid]))
+
+    report = {}
+    for variant, seeds in both.items():
+        if not seeds:
+            continue
+        runs = [curves[variant][seed] for seed in seeds]
         row: dict[str, Any] = {
             "changes": WHAT[variant],
-            "seeds": len(both),
+            "seeds": seeds,
             "tokens": tokens,
-            "way": float(np.mean(list(ways.values()))),
-            "end": float(np.mean([at(runs[seed], tokens) for seed in both])),
-            "lowest": min(y for seed in both for _, y in runs[seed][1:]),
+            "way": statistics.mean(map(way, runs)),
+            "end": statistics.mean(at(points, tokens) for points in runs),
+            "lowest": min(success for points in runs for _, success in points[1:]),
         }
         if variant != BASE:
-            gains = [ways[seed] - float(np.mean([at(base[seed], x) for x in grid])) for seed in both]
-            row["difference"] = bootstrap(gains).as_dict()
+            row["difference"] = mean_of([way(curves[variant][seed]) - way(base[seed]) for seed in seeds])
         report[variant] = row
     return report
+
+
+def mean_of(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean with Student's interval of 95 %; of a single value it is unbounded."""
+    mean, freedom = statistics.mean(values), len(values) - 1
+    error = statistics.stdev(values) / math.sqrt(len(values)) if freedom else 1.0
+    reach = T_975[min(freedom, len(T_975) - 1)] * error
+    return {"value": mean, "low": mean - reach, "high": mean + reach}
 
 
 def table(report: Mapping[str, Mapping[str, Any]]) -> str:
@@ -133,7 +153,7 @@ def table(report: Mapping[str, Mapping[str, Any]]) -> str:
             points = f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"
         name = variant if variant != BASE else "nothing"
         figures = f"{row['way']:.2f} | {row['end']:.2f} | {row['lowest']:.2f}"
-        lines.append(f"| {name} | {row['seeds']} | {figures} | {points} |")
+        lines.append(f"| {name} | {len(row['seeds'])} | {figures} | {points} |")
     return "\n".join(lines)
 
 
@@ -144,14 +164,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--page", type=Path, help="a page with a place for the table, marked <!-- ablations -->")
     args = parser.parse_args()
+    only = args.only.split(",")
+    if unknown := [what for what in only if what not in VARIANTS]:
+        parser.error(f"--only: {', '.join(unknown)} is none of {', '.join(VARIANTS)}")
     if not args.summarise:
-        args.out.mkdir(parents=True, exist_ok=True)
+        starts = started(args.seeds, args.out, args.recipe, jobs=args.jobs, minutes=args.minutes)
         runs = {}
-        for seed in range(args.seeds):
-            start = started(seed, args.out, args.recipe, args.more)
+        for seed, start in starts.items():
+            first = [f"run.seed={seed}", f"run.tokens={args.tokens}", f"model={json.dumps({'path': str(start)})}"]
             for variant, chosen in SETTINGS.items():
-                if variant == BASE or WHAT[variant] in args.only.split(","):
-                    first = [f"run.seed={seed}", f"run.tokens={args.tokens}", f"model={{path: {start}}}"]
+                if variant == BASE or WHAT[variant] in only:
                     runs[name_of(variant, seed)] = [*first, *COMMON, *chosen, *args.more]
         play(args.recipe, runs, args.out, at_once=args.jobs, minutes=args.minutes)
     curves = gather(args.out, args.seeds)

@@ -49,7 +49,7 @@ def test_k1_in_the_loss_is_refused_when_the_recipe_loads() -> None:
 def test_old_samples_without_a_clip_are_warned_of() -> None:
     old = {"async": {"enabled": True, "max_staleness": 4}, "learner": {"old_logprobs": "recompute"}}
     (text,) = recipes.warnings(recipes.build(BASE | old))
-    assert text.startswith("async.max_staleness is 4 and learner.old_logprobs recompute") and "clipped" in text
+    assert text.startswith("async.max_staleness is 4 and learner.old_logprobs is recompute") and "clipped" in text
     for change in (
         {"learner": {"old_logprobs": "engine"}},
         {"learner": {"old_logprobs": "recompute", "minibatches": 2}},

@@ -281,9 +281,10 @@ class Learner:
 
         micro_tokens = self._section.micro_tokens
         self.optimizer.set_aside()  # the warm start has its own float32 weights and moments
-        loss = warm_start(self.model, self.tokenizer, demonstrations, section, micro_tokens=micro_tokens, **options)
-        self.adopt()
-        return loss
+        try:
+            return warm_start(self.model, self.tokenizer, demonstrations, section, micro_tokens=micro_tokens, **options)
+        finally:
+            self.adopt()
 
     def prefer(self, examples: Sequence[Example], section: WarmStartSection, **options: Any) -> Preferred:
         """Train on the preferences of a data file, then start RL from there; options as for `fine_tune`."""

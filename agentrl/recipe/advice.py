@@ -18,7 +18,8 @@ def warnings(recipe: Recipe) -> list[str]:
     learner, staleness = recipe.learner, recipe.asynchronous.max_staleness if recipe.asynchronous.enabled else 0
     if staleness > 1 and learner.old_logprobs == "recompute" and learner.epochs * learner.minibatches == 1:
         texts.append(
-            f"async.max_staleness is {staleness} and learner.old_logprobs recompute, with one update per round: every "
-            "ratio is then 1, nothing is clipped, and old samples can lead the policy astray; set old_logprobs: engine"
+            f"async.max_staleness is {staleness} and learner.old_logprobs is recompute, with one update per round: "
+            "every ratio is then 1, nothing is clipped, and old samples can lead the policy astray; set "
+            "old_logprobs: engine and algorithm.correction: none"
         )
     return texts

@@ -20,7 +20,7 @@ Not equal, because TRL has no such setting:
 - tasks: level by level in turn. agentrl draws tasks by learnability and replaces groups without a signal.
 - tokens: TRL limits sampled and observed tokens together. An episode may sample more than ours if it observes less.
 - time: a step samples, then trains; turns wait for the slowest; tools and sandbox starts run one after another.
-  agentrl samples while it trains, on weights up to one version old.
+  agentrl samples while it trains, on weights that are some versions old (as many as its schedule allows).
 - vLLM's correction: TRL's default, which drops whole episodes whose probability ratio is above 3.
 - what tools return is shown as it is: agentrl escapes control tokens and the frame's own tags in it.
 """

@@ -219,8 +219,10 @@ def draw_peer(evidence: Path, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6.4, 3.6))
-    curves = {f"agentrl, {mode.replace('`', '')}": (our_curve(evidence, name), "-o") for mode, name in OURS.items()}
-    curves["TRL with vLLM"] = (trl_heldout(evidence), "-o")
+    curves = {
+        f"agentrl, {mode.replace('`', '')}, held out": (our_curve(evidence, name), "-o") for mode, name in OURS.items()
+    }
+    curves["TRL with vLLM, held out"] = (trl_heldout(evidence), "-o")
     curves[f"TRL with vLLM, its own episodes of {WINDOW} steps"] = (trl_curve(evidence), ":")
     for (name, (points, style)), colour in zip(
         curves.items(), ("tab:blue", "tab:cyan", "tab:orange", "tab:orange"), strict=True
@@ -228,7 +230,7 @@ def draw_peer(evidence: Path, path: Path) -> None:
         seconds, success = [when for _, when, _ in points], [rate for _, _, rate in points]
         axis.plot(seconds, success, style, color=colour, lw=2.2, ms=4, label=name)
     axis.set_xlabel("seconds of training, evaluations left out")
-    axis.set_ylabel("held-out success on files, levels 1 to 4")
+    axis.set_ylabel("success on files, levels 1 to 4")
     axis.set_xlim(left=0.0)
     axis.set_ylim(0.0, 1.02)
     axis.legend(loc="lower right", frameon=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _runs, curriculum_levels, curriculum_real, quickstart
+from benchmarks import _runs, ablations, curriculum_levels, curriculum_real, quickstart
 
 
 def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: float = 100.0) -> None:
@@ -74,6 +74,30 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     assert curriculum_levels.ratio_of_tokens(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
     assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
     assert curriculum_levels.summarise(tmp_path, "files", 3, tokens=2000.0) is None  # nothing was evaluated that late
+
+
+def test_variants_of_a_recipe_are_compared_with_it_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    """A variant that learns half as much loses a quarter on the way; one that was stopped is not counted."""
+    names = {variant: [ablations.name_of(variant, seed) for seed in range(3)] for variant in ablations.SETTINGS}
+    assert len({name for three in names.values() for name in three}) == 3 * len(names)
+    grpo, gspo = list(ablations.VARIANTS["algorithm"])[:2]
+    for seed in range(2):
+        write(tmp_path, names[ablations.BASE][seed], [(0, "start", 0.0), (10, "end", 1.0)])
+    for seed in range(3):
+        write(tmp_path, names[grpo][seed], [(0, "start", 0.0), (10, "end", 0.5)])
+    write(tmp_path, names[gspo][0], [(0, "start", 0.0), (5, "rl", 0.4)])
+    curves = ablations.gather(tmp_path, 3)
+    assert {variant: list(runs) for variant, runs in curves.items()} == {ablations.BASE: [0, 1], grpo: [0, 1, 2]}
+    report = ablations.summarise(curves)
+    assert (report[grpo]["seeds"], report[grpo]["end"], report[grpo]["lowest"]) == ([0, 1], 0.5, 0.5)
+    assert report[grpo]["difference"] == pytest.approx({"value": -0.25, "low": -0.25, "high": -0.25})
+    assert "| -25 points [-25, -25] |" in ablations.table(report)
+    assert list(ablations.summarise({**curves, gspo: {2: [(0.0, 0.0), (100.0, 0.1)]}})) == [ablations.BASE, grpo]
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    assert ablations.mean_of([0.1, 0.2, 0.3]) == pytest.approx({"value": 0.2, "low": -0.0483, "high": 0.4483}, abs=1e-3)
+    assert ablations.mean_of([0.1])["high"] == float("inf")
 
 
 def test_the_quickstart_says_whether_it_holds(tmp_path: Path) -> None:
