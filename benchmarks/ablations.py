@@ -51,6 +51,7 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
             STEADY,
             "learner.old_logprobs=recompute",
             "algorithm={type: dapo, correction: tis}",
+            "learner.max_mismatch=100",  # which would end the run
         ],
     },
     "overlong": {
@@ -150,7 +151,7 @@ def table(report: Mapping[str, Mapping[str, Any]]) -> str:
         points = ""
         if gain := row.get("difference"):
             value, low, high = (100 * gain[key] for key in ("value", "low", "high"))
-            points = f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"
+            points = f"{value:+.0f} points" + (f" [{low:+.0f}, {high:+.0f}]" if math.isfinite(high) else "")
         name = variant if variant != BASE else "nothing"
         figures = f"{row['way']:.2f} | {row['end']:.2f} | {row['lowest']:.2f}"
         lines.append(f"| {name} | {len(row['seeds'])} | {figures} | {points} |")
