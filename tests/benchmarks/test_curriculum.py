@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.catalogue import CHECKOUT
 from benchmarks import _runs, ablations, curriculum_levels, curriculum_real, quickstart
 
 
@@ -93,6 +94,13 @@ def test_variants_of_a_recipe_are_compared_with_it_over_the_seeds_that_both_have
     assert report[grpo]["difference"] == pytest.approx({"value": -0.25, "low": -0.25, "high": -0.25})
     assert "| -25 points [-25, -25] |" in ablations.table(report)
     assert list(ablations.summarise({**curves, gspo: {2: [(0.0, 0.0), (100.0, 0.1)]}})) == [ablations.BASE, grpo]
+
+
+def test_the_page_shows_what_the_ablations_say() -> None:
+    assert CHECKOUT is not None
+    report = ablations.summarise(ablations.gather(CHECKOUT / "docs" / "evidence" / "ablations", 3))
+    assert list(report) == list(ablations.SETTINGS)
+    assert ablations.table(report) in (CHECKOUT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 
 def test_the_interval_over_seeds_is_students() -> None:
