@@ -86,7 +86,8 @@ def started(seeds: int, out: Path, recipe: Path, *, jobs: int, minutes: float | 
     play(recipe, chosen, out, at_once=jobs, minutes=minutes)
     for seed, name in missing.items():
         export = [sys.executable, "-m", "agentrl", "model", "export", str(out / name), str(folders[seed])]
-        subprocess.run(export, check=True, stdout=sys.stderr)
+        if subprocess.run(export, check=False, stdout=sys.stderr).returncode:
+            raise SystemExit(f"{name} did not come to its end; start again to go on")
     return folders
 
 

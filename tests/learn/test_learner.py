@@ -423,3 +423,7 @@ def test_masters_and_moments_are_freed_while_demonstrations_are_trained_on(
     monkeypatch.setattr("agentrl.learn.sft.warm_start", train)
     assert learner.fine_tune([], WarmStartSection()) == 0.5
     assert learner.step(learner.pack(make_samples())).updates == 1
+    held.clear()  # the assertion above then fails: so does the warm start
+    with pytest.raises(AssertionError):
+        learner.fine_tune([], WarmStartSection())
+    assert learner.step(learner.pack(make_samples())).updates == 1, "a warm start that fails leaves a whole learner"
