@@ -23,7 +23,7 @@ class Sampling:
     seed: int | None = None
     """Same seed, prompt, weights and batch shape: the same tokens."""
     stop_token_ids: tuple[int, ...] = ()
-    """Sampling one of these ends the turn; it is kept as the last token."""
+    """Sampling one of these ends the turn; it is kept as the last token. Without any, only `max_tokens` does."""
     on_tokens: Callable[[Sequence[int]], None] | None = field(default=None, compare=False)
     """Told all tokens of the request so far, in the event loop, whenever there are more. It changes nothing in what is
     sampled or returned, must not wait, and must not keep or change the list. An engine that cannot tell never does;

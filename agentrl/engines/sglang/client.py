@@ -136,6 +136,7 @@ class Client:
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": not sampling.stop_token_ids,  # the server would stop at the model's own end token as well
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
