@@ -54,6 +54,10 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
             "learner.max_mismatch=100",  # which would end the run
         ],
     },
+    "lora": {
+        "LoRA of rank 16": ["model.lora={rank: 16}"],
+        "LoRA of rank 16, three times the learning rate": ["model.lora={rank: 16}", "learner.lr=3.0e-3"],
+    },
     "overlong": {
         "`overlong: keep`": ["group_filter.overlong=keep"],
         "`overlong: mask`": ["group_filter.overlong=mask"],
@@ -75,7 +79,7 @@ T_975 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 def name_of(variant: str, seed: int) -> str:
     """Return the name of a run's folder."""
-    return f"{re.sub('[^a-z0-9]+', '-', variant).strip('-')}-{seed}"
+    return f"{re.sub('[^a-z0-9]+', '-', variant.lower()).strip('-')}-{seed}"
 
 
 def started(seeds: int, out: Path, recipe: Path, *, jobs: int, minutes: float | None) -> dict[int, Path]:

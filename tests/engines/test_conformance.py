@@ -236,8 +236,8 @@ def test_tokens_are_told_on_the_way_and_change_nothing(run: Run) -> None:
 
 
 async def cancelled(engine: Engine, wait: float) -> int:
-    """How many of eight were cancelled on their way; the others had sampled the model's own end by then. Every other
-    one is a stream."""
+    """How many of eight were cancelled on their way; the others had come to their limit by then. Every other one is a
+    stream."""
     tasks = [
         asyncio.ensure_future(
             engine.generate(
