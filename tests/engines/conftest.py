@@ -80,7 +80,7 @@ def tiny(seed: int = 0) -> Any:
     )
     model = hub.LlamaForCausalLM(config).eval()
     with torch.no_grad():
-        model.lm_head.weight[:2] = 0.0  # special tokens stay rare, so that only the tests' own stops end a turn
+        model.lm_head.weight[:2] = 0.0  # special tokens stay rare: at these a chat with the server ends
     return model if DEVICE == "cpu" else model.to(torch.bfloat16).to(DEVICE)
 
 

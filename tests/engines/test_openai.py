@@ -78,6 +78,12 @@ def test_a_judge_of_a_recipe_starts_a_server_of_its_own(model_folder: Path, tmp_
     """Named by its model's folder: the server answers, its log lies in the run folder, and it ends with the judge."""
     from agentrl import judges
 
+    def servers() -> set[bytes]:
+        find = ["pgrep", "-f", f"launch_server.*{model_folder}"]
+        return set(subprocess.run(find, capture_output=True, check=False).stdout.split())
+
+    others = servers()  # those that tests share
+
     async def main() -> str:
         engine = {"type": "sglang", "model": model_folder, "device": DEVICE, "flags": list(FLAGS[DEVICE])}
         judge = judges.make(JudgeSection.model_validate({"engine": engine}), folder=tmp_path)
@@ -86,11 +92,6 @@ def test_a_judge_of_a_recipe_starts_a_server_of_its_own(model_folder: Path, tmp_
             assert len(servers() - others) == 1
             return await judge.ask(HELLO, seed=1, max_tokens=8)
 
-    def servers() -> set[bytes]:
-        find = ["pgrep", "-f", f"launch_server.*{model_folder}"]
-        return set(subprocess.run(find, capture_output=True, check=False).stdout.split())
-
-    others = servers()  # those that tests share
     assert asyncio.run(main()) != ""
     assert [path.name for path in (tmp_path / "engine").iterdir()] == ["judge.log"]
     assert servers() == others
