@@ -219,9 +219,9 @@ def test_a_token_that_is_not_the_models_fails_alone(run: Run) -> None:
 def test_tokens_are_told_on_the_way_and_change_nothing(run: Run) -> None:
     """What is told only grows, is the beginning of what is returned, and comes long before it."""
 
-    async def test(engine: Engine) -> None:
+    async def first_told(engine: Engine, limit: int) -> int:
         told: list[tuple[int, ...]] = []
-        sampling = Sampling(max_tokens=40, temperature=0.0)
+        sampling = Sampling(max_tokens=limit, temperature=0.0)
         plain = await engine.generate(PROMPT, sampling)
         completion = await engine.generate(
             PROMPT, replace(sampling, on_tokens=lambda tokens: told.append(tuple(tokens)))
@@ -230,7 +230,14 @@ def test_tokens_are_told_on_the_way_and_change_nothing(run: Run) -> None:
             assert (completion.token_ids, completion.finish) == (plain.token_ids, plain.finish)
             assert completion.versions == plain.versions and close(completion.logprobs, plain.logprobs)
         assert told == [completion.token_ids[: len(tokens)] for tokens in told]
-        assert sorted(told, key=len) == told and len(told[0]) < 40
+        assert sorted(told, key=len) == told
+        return len(told[0])
+
+    async def test(engine: Engine) -> None:
+        limit = 40
+        while await first_told(engine, limit) == limit:  # a busy machine may hear of a short turn when it is over
+            limit *= 4
+            assert limit < 4000
 
     run(test)
 
