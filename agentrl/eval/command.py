@@ -130,18 +130,10 @@ def run_all(
     base = base or (live or list(targets))[0].recipe
     changed = {"tasks": tasks, "levels": list(levels) if levels else None, "temperature": temperature}
     section = (base.eval or EvalSection()).model_copy(update={k: v for k, v in changed.items() if v is not None})
+    if not live:
+        return _read_again(targets, base, how, judge, ks, pairs, curve)
     results: list[Evaluation] = []
     chosen: list[Chosen] = []
-    if not live:
-        stored = [_stored(target) for target in targets]
-        _same(targets[0].name, stored[0][1], [(t.name, rules) for t, (_, rules) in zip(targets, stored, strict=True)])
-        how, results = _as_played(how, stored[0][1], [results for results, _ in stored])
-        ks = strategies.ks_of(how, ks)
-        chooser = _chooser(how, judge, base, None) if how is not None and how.name == "judge" else None
-        key = bytes.fromhex(eval_folder.read(targets[0].stored.parent)[0]["key"]) if targets[0].stored else b""
-        opened = [(result, Asked(chooser, key) if chooser is not None else None) for result in results]
-        chosen = [event_loop.run(_choose(how, result, asked)) for result, asked in opened] if how else []
-        return _report(targets, results, stored[0][1], ks, pairs, curve, how, chosen)
     ks = strategies.ks_of(how, ks)
     _refuse_agents(how, base)
     prepare(base)
@@ -190,6 +182,27 @@ def run_all(
                         policy["notes"].append("the strategy asks the verifier's judge: its choice knows the grader")
             folder.write(report, markdown(report, ks))
     return report
+
+
+def _read_again(
+    targets: Sequence[Target],
+    base: Recipe,
+    how: Strategy | None,
+    judge: str | None,
+    ks: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    curve: Path | None,
+) -> dict[str, Any]:
+    """Report on earlier evaluations alone: nothing is played."""
+    stored = [_stored(target) for target in targets]
+    rules = stored[0][1]
+    _same(targets[0].name, rules, [(t.name, theirs) for t, (_, theirs) in zip(targets, stored, strict=True)])
+    how, results = _as_played(how, rules, [results for results, _ in stored])
+    chooser = _chooser(how, judge, base, None) if how is not None and how.name == "judge" else None
+    key = bytes.fromhex(eval_folder.read(targets[0].stored.parent)[0]["key"]) if targets[0].stored else b""
+    opened = [(result, Asked(chooser, key) if chooser is not None else None) for result in results]
+    chosen = [event_loop.run(_choose(how, result, asked)) for result, asked in opened] if how else []
+    return _report(targets, results, rules, strategies.ks_of(how, ks), pairs, curve, how, chosen)
 
 
 def _refuse_agents(how: Strategy | None, recipe: Recipe) -> None:
