@@ -21,6 +21,7 @@ from tests.cluster.rollouts import (
     FREEZING,
     MARKED,
     PATIENT,
+    WAITING,
     Loop,
     digest,
     environment,
@@ -46,7 +47,8 @@ def loop() -> Iterator[Loop]:
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Environments of the tests' own, which every process finds by AGENTRL_PATH."""
     folder = tmp_path_factory.mktemp("members")
-    for name, source in {"marked": MARKED, "deadly": DEADLY, "freezing": FREEZING, "acted": ACTED}.items():
+    sources = {"marked": MARKED, "deadly": DEADLY, "freezing": FREEZING, "waiting": WAITING, "acted": ACTED}
+    for name, source in sources.items():
         (folder / "envs" / name).mkdir(parents=True)
         (folder / "envs" / name / "__init__.py").write_text(source)
     with environment(AGENTRL_PATH=str(folder)):

@@ -24,6 +24,7 @@ RECIPE: dict[str, Any] = {
     "run": {"name": "cluster", "seed": 3, "steps": 2, "threads": 1},
     "model": {"type": "scratch", "layers": 1, "width": 32, "heads": 2, "vocabulary": 300, "context": 320},
     "envs": [{"name": "files", "levels": [1]}, {"name": "marked"}, {"name": "deadly"}, {"name": "freezing"}]
+    + [{"name": "waiting", "levels": [1]}]
     + [{"name": "acted", "levels": [1], "agent": {"command": ["python3", "{files}/agent.py"], "files": AGENT}}],
     "rollout": {"group_size": 2, "max_turns": 3, "max_tokens": 48, "concurrency": 24},
     "eval": None,
@@ -87,6 +88,25 @@ FREEZING = (
     .replace("deadly/", "freezing/")
 )
 """It stops the event loop of its player, which lives on and says nothing more."""
+WAITING = """
+import asyncio
+
+from agentrl.envs.files import Files
+from agentrl.verifiers.base import Verifier
+
+
+class Waits(Verifier):
+    async def verify(self, submission, context):
+        await asyncio.sleep(100_000)
+
+
+class Waiting(Files):
+    verifier = Waits()
+
+
+EXPORT = Waiting
+"""
+"""Its episodes hold their sandboxes and are never graded."""
 ACTED = "from agentrl.envs.files import Files\n\n\nclass Acted(Files): ...\n\n\nEXPORT = Acted\n"
 """Played by an agent program."""
 PATIENT = {
