@@ -156,7 +156,7 @@ def test_root_of_a_sandbox_is_not_the_machines(namespace: Backend) -> None:
         box.python("import os, resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (1, 1)); os.kill(1, 9)")
         assert box.read("a/b.txt") == b"hello"
         shell = box.shell()
-        shell.run("sleep 77 & echo")
+        shell.run("sleep 77 & until grep -q sleep /proc/$!/comm; do :; done")
         found = subprocess.run(["pgrep", "-f", "^sleep 77$"], capture_output=True, text=True).stdout.split()
         assert found and {os.stat(f"/proc/{pid}").st_uid >= 1_000_000_000 for pid in found} == {os.geteuid() == 0}
         shell.close()
