@@ -387,16 +387,16 @@ class Backend(ABC):
         return None
 
 
-_threads: ThreadPoolExecutor | None = None
+@functools.cache
+def threads() -> ThreadPoolExecutor:
+    """Return the package's own threads for blocking calls, so that hundreds can wait at once."""
+    return ThreadPoolExecutor(max_workers=512, thread_name_prefix="agentrl-box")
 
 
 async def off_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in a thread of the package's own pool, so that hundreds can wait at once."""
-    global _threads
-    if _threads is None:
-        _threads = ThreadPoolExecutor(max_workers=512, thread_name_prefix="agentrl-box")
+    """Run a blocking call in one of those threads."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads, lambda: function(*args, **kwargs))
+    return await loop.run_in_executor(threads(), lambda: function(*args, **kwargs))
 
 
 def _awaitable(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 
 from agentrl.errors import AgentRLError, SandboxError, UserError
-from agentrl.sandboxes.base import Backend, Kind, Sandbox, SandboxSpec, closed_on_error, off_loop
+from agentrl.sandboxes.base import Backend, Kind, Sandbox, SandboxSpec, closed_on_error, off_loop, threads
 
 KINDS = 8
 """How many kinds of sandbox are kept prepared; the kind unused for longest is dropped first."""
@@ -89,11 +89,11 @@ class Pool:
         except BaseException:
             self._leave(place, spec)
             raise
-        making = asyncio.ensure_future(off_loop(make, spec))
+        making = threads().submit(make, spec)
         try:
-            box = await asyncio.shield(making)
+            box = await asyncio.wrap_future(making)
         except asyncio.CancelledError:
-            making.add_done_callback(lambda _: self._abandon(spec, making))
+            making.add_done_callback(lambda _: threads().submit(self._abandon, spec, making))
             raise
         except BaseException:
             self._give_back(spec, None)
@@ -103,7 +103,7 @@ class Pool:
         finally:
             await asyncio.shield(off_loop(self._give_back, spec, box))
 
-    def _abandon(self, spec: SandboxSpec, making: asyncio.Future[Sandbox]) -> None:
+    def _abandon(self, spec: SandboxSpec, making: Future[Sandbox]) -> None:
         """Give back a sandbox whose taker was cancelled while it was being made."""
         self._give_back(spec, None if making.cancelled() or making.exception() else making.result())
 

@@ -22,6 +22,7 @@ class Borrowed:
     def __init__(self, backend: Backend) -> None:
         self.backend, self.made, self.live, self.peak = backend, 0, 0, 0
         self.lock = threading.Lock()
+        self.closers: set[threading.Thread] = set()
 
     def _count(self, box: Any) -> Any:
         close = box.close
@@ -30,6 +31,7 @@ class Borrowed:
         def counted() -> None:
             with self.lock:
                 if not done:
+                    self.closers.add(threading.current_thread())
                     done.append(True)
                     self.live -= 1
             close()
@@ -152,6 +154,44 @@ def test_cancelled_takers_leave_no_box_behind(borrowed: Any) -> None:
         asyncio.run(main(pool))
         assert pool._places == 0
     assert borrowed.live == 0
+
+
+@pytest.mark.parametrize("ends", ["takers", "loop"])
+def test_a_sandbox_that_is_being_made_for_nobody_is_closed_off_the_loop(borrowed: Any, ends: str) -> None:
+    """Its taker is cancelled, or the whole event loop ends: every place is free soon, and no loop is held up."""
+    create, begun = borrowed.create, list[SandboxSpec]()
+
+    def slowly(spec: SandboxSpec) -> Sandbox:
+        begun.append(spec)
+        time.sleep(0.1)
+        return create(spec)  # type: ignore[no-any-return]
+
+    borrowed.create = slowly
+
+    async def main(pool: Pool) -> None:
+        async def one() -> None:
+            async with pool.box(SPEC):
+                await asyncio.sleep(10)
+
+        before = len(begun)
+        tasks = [asyncio.create_task(one()) for _ in range(3)]
+        while len(begun) < before + len(tasks):
+            await asyncio.sleep(0.001)
+        if ends == "takers":
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            while pool.held:
+                await asyncio.sleep(0.01)
+
+    with Pool(borrowed, limit=3, ahead=0) as pool:
+        for _ in range(2):
+            asyncio.run(asyncio.wait_for(main(pool), 20))
+        deadline = time.monotonic() + 10
+        while pool.held and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (pool.held, borrowed.live, borrowed.made) == (0, 0, 6)
+        assert threading.current_thread() not in borrowed.closers
 
 
 def test_bounds(borrowed: Any) -> None:
