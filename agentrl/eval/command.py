@@ -128,10 +128,10 @@ def run_all(
     how = strategies.parse(strategy, tries, feedback, judge)
     live = [target for target in targets if target.stored is None]
     base = base or (live or list(targets))[0].recipe
-    changed = {"tasks": tasks, "levels": list(levels) if levels else None, "temperature": temperature}
-    section = (base.eval or EvalSection()).model_copy(update={k: v for k, v in changed.items() if v is not None})
     if not live:
         return _read_again(targets, base, how, judge, ks, pairs, curve)
+    changed = {"tasks": tasks, "levels": list(levels) if levels else None, "temperature": temperature}
+    section = (base.eval or EvalSection()).model_copy(update={k: v for k, v in changed.items() if v is not None})
     results: list[Evaluation] = []
     chosen: list[Chosen] = []
     ks = strategies.ks_of(how, ks)
