@@ -33,10 +33,11 @@ function App() {
     if (EMBEDDED) return
     if (!name) { const timer = setInterval(() => setBeat(n => n + 1), 5000); return () => clearInterval(timer) }
     const source = new EventSource(`api/run/${encodeURIComponent(name)}/events`)
-    let first = true, timer = null
+    let timer = null
     source.onopen = () => setLive('on')
     source.onerror = () => setLive('lost')
-    source.onmessage = () => { if (first) { first = false; return } if (!timer) timer = setTimeout(() => { timer = null; setBeat(n => n + 1) }, 300) }
+    // The first message counts too: the run may have gone on between what the page asked for and this line's opening.
+    source.onmessage = () => { if (!timer) timer = setTimeout(() => { timer = null; setBeat(n => n + 1) }, 300) }
     return () => { source.close(); clearTimeout(timer); setLive('') }
   }, [name])
   useEffect(() => {
