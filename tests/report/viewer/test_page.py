@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from agentrl import records
 from agentrl.codec import Note
@@ -267,17 +267,23 @@ def test_a_running_run_updates_by_itself(page: Page, address: str, folder: Path)
     try:
         beside(asyncio.run, writer.round(1, 1, 2))
         expect(page.locator("tbody tr")).to_have_count(4)
+        held: list[Route] = []
+        page.route("**/events", lambda route: held.append(route))
         page.goto(f"{address}#/run/live")
         expect(page.locator(".tile b").first).to_have_text("1")
-        expect(page.locator(".live")).to_have_class("live on")
-        beside(asyncio.run, writer.round(2, 1, 2))
+        beside(asyncio.run, writer.round(2, 1, 2))  # before the server hears that somebody listens
+        held[0].continue_()
+        page.unroute("**/events")
         expect(page.locator(".tile b").first).to_have_text("2")
-        writer.metrics.log("alarm", 2, {"name": "signal", "text": "nothing was learnt"})
+        expect(page.locator(".live")).to_have_class("live on")
+        beside(asyncio.run, writer.round(3, 1, 2))
+        expect(page.locator(".tile b").first).to_have_text("3")
+        writer.metrics.log("alarm", 3, {"name": "signal", "text": "nothing was learnt"})
         expect(page.locator(".alarm")).to_contain_text("nothing was learnt")
         page.goto(f"{address}#/run/live/rows")
-        expect(page.locator(".title small")).to_contain_text("4 match")
-        beside(asyncio.run, writer.round(3, 1, 2))
         expect(page.locator(".title small")).to_contain_text("6 match")
+        beside(asyncio.run, writer.round(4, 1, 2))
+        expect(page.locator(".title small")).to_contain_text("8 match")
     finally:
         beside(asyncio.run, writer.close())
         shutil.rmtree(folder / "live")
