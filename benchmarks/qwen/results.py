@@ -9,6 +9,7 @@ import argparse
 import json
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from agentrl import metrics, statistics
 from benchmarks.qwen.abilities import paired, report_of
@@ -19,8 +20,19 @@ RUNS = {
     "qwen-tools": "RL alone",
     "qwen-tools-1": "RL alone, second seed",
     "qwen-repair": "twelve steps on demonstrations, then RL",
+    "qwen-repair-1": "the same, second seed",
 }
-"""What each run was, by its folder."""
+"""What each run on some environments was, by its folder."""
+ALL = "qwen-all"
+"""The run on all environments at once."""
+APART = {
+    "files": "after-tools-1",
+    "sql": "after-tools-1",
+    "service": "after-tools-1",
+    "repair": "after-repair",
+    "repair, second seed": "after-repair-1",
+}
+"""Eight tries per task after the runs on some environments: files of figures, by row."""
 REPOSITORIES = {
     "five packages never trained on": ("untrained", "demonstrations", "after"),
     "functions held out in three trained ones": ("untrained-own", "demonstrations-own", "after-own"),
@@ -31,9 +43,15 @@ TIMES = (
     "rollout/verifier_seconds", "rollout/tokens",
 )  # fmt: skip
 """Of every step: its seconds, and where they went."""
+COLOURS = ("tab:grey", "tab:orange", "tab:blue")
+"""Of bars: untrained, after demonstrations, after RL."""
 WINDOW = 3
 """Steps of TRL whose episodes are taken together: 48 tasks, eight tries each."""
-OURS = {"`steady`, k = 4": "agentrl-steady", "`oldest`, k = 1": "agentrl"}
+OURS = {
+    "`steady`, k = 4, two servers": "agentrl-two-servers",
+    "`steady`, k = 4": "agentrl-steady",
+    "`oldest`, k = 1": "agentrl",
+}
 """Our runs beside TRL, by their schedule: files of their metrics."""
 Point = tuple[int, str, dict[str, float]]
 """Step, stage, and held-out pass@1 with its interval."""
@@ -50,8 +68,18 @@ def curves(evidence: Path) -> dict[tuple[str, str], list[Point]]:
     return dict(sorted(found.items(), key=lambda pair: _order(pair[0][0])))
 
 
+def stages(evidence: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Return held-out pass@1 of the run on all environments, by stage and environment."""
+    rows = list(metrics.read(evidence / ALL / "metrics.jsonl", "eval"))
+    chosen = {"untrained": rows[0], "after demonstrations": rows[1], f"after {rows[-1]['step']} steps of RL": rows[-1]}
+    return {
+        label: {env: figures["pass@1"] for env, figures in metrics.by_environment(row).items()}
+        for label, row in chosen.items()
+    }
+
+
 def _order(env: str) -> int:
-    return ("files", "sql", "service", "repair").index(env)
+    return ("files", "sql", "service", "repair").index(env)  # also the colour of its curve
 
 
 def solved(evidence: Path, name: str) -> tuple[int, int]:
@@ -77,32 +105,50 @@ def table(evidence: Path) -> str:
 
 
 def tries(evidence: Path) -> str:
-    """What one try and eight tries solve, before and after RL, as Markdown."""
-    before, after = (_environments(evidence / name) for name in ("untrained-today.json", "after-tools-1.json"))
+    """What one try and eight tries solve, before RL, after it, and after RL on all environments at once."""
+    apart = {row: _environments(evidence / f"{name}.json") for row, name in APART.items()}
+    head = "held-out | untrained: pass@1 | pass@8 | trained apart: pass@1 | pass@8 | all at once: pass@1 | pass@8"
+    lines = [f"| {head} | change of pass@1, paired |", "|---" * 8 + "|"]
+    before, after = (_environments(evidence / f"{name}.json") for name in ("untrained-today", "after-all"))
     before |= _environments(evidence / "untrained-repair.json")  # more tasks
-    lines = ["| held-out | untrained: pass@1 | pass@8 | after RL: pass@1 | pass@8 |", "|---|---|---|---|---|"]
     for env, row in before.items():
-        rows = [row, *([after[env]] if env in after else [])]
-        cells = [_rate(each[key]) for each in rows for key in ("pass@1", "pass@8")]
-        lines.append(f"| {env} | {' | '.join([*cells, '', ''][:4])} |")
+        ours = [apart[env][env]] if env in apart else []
+        rows = [row, *ours, *([{}] if not ours else []), after[env]]
+        cells = [_rate(each[key]) if each else "" for each in rows for key in ("pass@1", "pass@8")]
+        lines.append(f"| {env} | {' | '.join(cells)} | {_change(row, after[env])} |")
+    for name in [row for row in apart if row not in before]:
+        cells = [_rate(apart[name][name.split(",")[0]][key]) for key in ("pass@1", "pass@8")]
+        lines.append(f"| {name} |  |  | {' | '.join(cells)} |  |  |  |")
     return "\n".join(lines)
 
 
-def _environments(path: Path) -> dict[str, dict[str, dict[str, float]]]:
-    found: dict[str, dict[str, dict[str, float]]] = json.loads(path.read_text(encoding="utf-8"))["environments"]
+def _change(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """How much more often tasks that were tried before and after are solved."""
+    tasks = [task for task in before["passes"] if task in after["passes"]]
+    found = statistics.paired_rate(*([row["passes"][task] for task in tasks] for row in (before, after)))
+    return f"{_points(found)} ({len(tasks)} tasks)"
+
+
+def _points(change: statistics.Interval) -> str:
+    return f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+
+
+def _environments(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["environments"]
     return found
 
 
 def abilities(evidence: Path) -> str:
     """What is left of the model's other abilities, as Markdown."""
-    before, after = (report_of(evidence / f"abilities-{when}.json") for when in ("before", "after"))
-    lines = ["| | tasks | before | after | difference, paired |", "|---|---|---|---|---|"]
-    for name, (a, b) in paired(before, after).items():
-        change = statistics.paired_rate(a, b)
-        points = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
-        lines.append(
-            f"| {name} | {len(a)} | {statistics.rate(a).value:.3f} | {statistics.rate(b).value:.3f} | {points} |"
-        )
+    before, *after = (report_of(evidence / f"abilities-{when}.json") for when in ("before", "after", "all"))
+    head = "| | tasks | before | after `qwen-tools` | difference, paired | after `qwen-all` | difference, paired |"
+    lines = [head, "|---" * 7 + "|"]
+    for name, (start, _) in paired(before, after[0]).items():
+        cells = [f"{statistics.rate(start).value:.3f}"]
+        for report in after:
+            a, b = paired(before, report)[name]
+            cells += [f"{statistics.rate(b).value:.3f}", _points(statistics.paired_rate(a, b))]
+        lines.append(f"| {name} | {len(start)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -152,7 +198,7 @@ def times(evidence: Path) -> str:
     head = "run | seconds of training | learner works | weights are sent | learner waits for episodes "
     head += "| of an episode: engine, tools, verdict | sampled tokens per second"
     lines = [f"| {head} |", "|---" * 7 + "|"]
-    paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, "repositories-rl")}
+    paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, ALL, "repositories-rl")}
     paths |= {f"files alone, {mode}": evidence / "peer" / f"{name}.jsonl" for mode, name in OURS.items()}
     paths["files alone, in turns"] = evidence / "peer" / "agentrl-sync.jsonl"
     for run, path in paths.items():
@@ -170,13 +216,13 @@ def _rate(score: dict[str, float]) -> str:
 
 
 def draw_figure(evidence: Path, path: Path) -> None:
-    """Held-out success against steps for each environment, and what packages never trained on gained."""
+    """Held-out success against steps, what one policy for all environments gained, and what packages gained."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.4, 3.8), width_ratios=(3, 2))
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13.6, 3.8), width_ratios=(4, 5, 3))
     for (env, run), points in curves(evidence).items():
         colour, second = f"C{_order(env)}", run.endswith("-1")
         shown = [(step, score) for step, stage, score in points if stage != "start" or env != "repair"]
@@ -189,21 +235,33 @@ def draw_figure(evidence: Path, path: Path) -> None:
     left.set_ylabel("held-out pass@1")
     left.set_ylim(0.0, 1.02)
     left.legend(loc="lower right", frameon=False)
-    left.set_title("environments")
+    left.set_title("some environments at a time")
+    bars = stages(evidence)
+    for shift, (label, found) in enumerate(bars.items()):
+        rates = list(found.values())
+        rest = [
+            [max(0.0, rate["value"] - rate["low"]) for rate in rates],
+            [max(0.0, rate["high"] - rate["value"]) for rate in rates],
+        ]
+        places = [place + 0.27 * (shift - 1) for place in range(len(rates))]
+        heights, colour = [rate["value"] for rate in rates], COLOURS[shift]
+        middle.bar(places, heights, 0.25, color=colour, label=label, yerr=rest, ecolor="0.45", error_kw={"lw": 0.8})
+    middle.set_xticks(range(len(rates)), list(found), fontsize=9)
+    middle.set_ylabel("held-out pass@1")
+    middle.set_ylim(0.0, 1.02)
+    middle.legend(loc="upper right", frameon=False)
+    middle.set_title("one policy, seven environments at once")
     for place, files in enumerate(REPOSITORIES.values()):
         for shift, name in enumerate(files):
             k, n = solved(evidence, name)
-            label = ("untrained", "after demonstrations", "after RL")[shift] if not place else None
-            colour = ("tab:grey", "tab:orange", "tab:blue")[shift]
-            (bar,) = right.bar(place + 0.27 * (shift - 1), k / n, 0.25, color=colour, label=label)
+            (bar,) = right.bar(place + 0.27 * (shift - 1), k / n, 0.25, color=COLOURS[shift])
             right.annotate(f"{k}/{n}", (bar.get_x() + 0.125, k / n), ha="center", va="bottom", fontsize=8)
     right.set_xticks(
         range(len(REPOSITORIES)), [what.replace(" ", "\n", 2).replace("\n", " ", 1) for what in REPOSITORIES]
     )
     right.set_ylabel("share of tasks solved")
-    right.legend(loc="upper left", frameon=False)
     right.set_title("repositories")
-    for axis in (left, right):
+    for axis in (left, middle, right):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
@@ -225,7 +283,7 @@ def draw_peer(evidence: Path, path: Path) -> None:
     curves["TRL with vLLM, held out"] = (trl_heldout(evidence), "-o")
     curves[f"TRL with vLLM, its own episodes of {WINDOW} steps"] = (trl_curve(evidence), ":")
     for (name, (points, style)), colour in zip(
-        curves.items(), ("tab:blue", "tab:cyan", "tab:orange", "tab:orange"), strict=True
+        curves.items(), ("navy", "tab:blue", "tab:cyan", "tab:orange", "tab:orange"), strict=True
     ):
         seconds, success = [when for _, when, _ in points], [rate for _, _, rate in points]
         axis.plot(seconds, success, style, color=colour, lw=2.2, ms=4, label=name)
