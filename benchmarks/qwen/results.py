@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -246,19 +247,17 @@ def draw_figure(evidence: Path, path: Path) -> None:
         places = [place + 0.27 * (shift - 1) for place in range(len(rates))]
         heights, colour = [rate["value"] for rate in rates], COLOURS[shift]
         middle.bar(places, heights, 0.25, color=colour, label=label, yerr=rest, ecolor="0.45", error_kw={"lw": 0.8})
-    middle.set_xticks(range(len(rates)), list(found), fontsize=9)
+    middle.set_xticks(range(len(rates)), list(found), fontsize=8.5)
     middle.set_ylabel("held-out pass@1")
-    middle.set_ylim(0.0, 1.02)
-    middle.legend(loc="upper right", frameon=False)
+    middle.set_ylim(0.0, 1.16)
+    middle.legend(loc="upper center", ncols=3, frameon=False, fontsize=8, columnspacing=1.2, handlelength=1.2)
     middle.set_title("one policy, seven environments at once")
     for place, files in enumerate(REPOSITORIES.values()):
         for shift, name in enumerate(files):
             k, n = solved(evidence, name)
             (bar,) = right.bar(place + 0.27 * (shift - 1), k / n, 0.25, color=COLOURS[shift])
             right.annotate(f"{k}/{n}", (bar.get_x() + 0.125, k / n), ha="center", va="bottom", fontsize=8)
-    right.set_xticks(
-        range(len(REPOSITORIES)), [what.replace(" ", "\n", 2).replace("\n", " ", 1) for what in REPOSITORIES]
-    )
+    right.set_xticks(range(len(REPOSITORIES)), [textwrap.fill(what, 18) for what in REPOSITORIES], fontsize=9)
     right.set_ylabel("share of tasks solved")
     right.set_title("repositories")
     for axis in (left, middle, right):
