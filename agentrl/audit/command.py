@@ -1,4 +1,4 @@
-"""`agentrl audit`: lists a run's most suspicious episodes with the reasons, from its files alone."""
+"""`agentrl audit`: lists the most suspicious episodes of a run or an evaluation, with reasons, from its files alone."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ JUMP = 0.3
 """Rise of the mean score between two neighbouring windows that counts as a jump."""
 
 
+EVALUATION = "evaluation.json"
+"""The file that an evaluation's own folder holds (eval/folder.py)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a stored episode lies, with its index columns."""
 
     part: Path
     columns: Mapping[str, Any]
+    policy: str = ""
+    """In an evaluation's own folder, whose episode it is."""
 
     @property
     def key(self) -> str:
@@ -44,12 +50,11 @@ class Place:
 
 
 def audit(run: Path, *, episodes: int = 2000, limit: int = 10, env: str = "") -> dict[str, Any]:
-    """Look at a run's stored episodes; return what stands out, ready for JSON."""
-    if not run.is_dir() or not is_run(run):
-        raise UserError(f"{run}: no run there; name a run's folder, e.g. runs/quickstart")
+    """Look at the stored episodes of a run, or of an evaluation's folder; return what stands out, ready for JSON."""
+    stores = _stores(run)
     rounds = records.Rounds(run / "trajectories" / records.ROUNDS)
     rounds.grow()
-    places = [place for place in _places(run, rounds) if not env or place.columns["env"] == env]
+    places = [place for place in _places(stores, rounds) if not env or place.columns["env"] == env]
     names = sorted({place.columns["env"] for place in places})
     if not names:
         raise UserError(f"{run}: it stored no episodes" + (f" of {env}" if env else ""))
@@ -98,31 +103,57 @@ def text(report: Mapping[str, Any]) -> str:
     lines.append("verdict: " + ("read these episodes; the reward may be hacked" if report["suspicious"] else
                                 "nothing says that the reward is hacked"))  # fmt: skip
     if report["worst"]:
-        lines.append(f"most suspicious (with `agentrl view {report['run']}` open, the links show them):")
+        linked = any(row["link"] for row in report["worst"])
+        lines.append(
+            f"most suspicious (with `agentrl view {report['run']}` open, the links show them):"
+            if linked
+            else "most suspicious:"
+        )
     for number, row in enumerate(report["worst"], 1):
         score = "ungraded" if row["score"] is None else f"score {row['score']:.2g}"
         lines.append(f"{number:>3}. {row['suspicion']:.2f}  {row['task']}, {row['at']}, {score}")
         lines += [f"       {reason['name']}: {reason['text']}" for reason in row["reasons"][:4]]
-        lines.append(f"       {row['link']}")
+        lines += [f"       {row['link']}"] if row["link"] else []
     return "\n".join(lines)
 
 
-def _places(run: Path, rounds: records.Rounds) -> list[Place]:
+def _stores(run: Path) -> dict[Path, str]:
+    """Return the folders of episodes: a run's, or one for each policy of an evaluation, with the policy's name."""
+    if run.is_dir() and is_run(run):
+        return {run / "trajectories": ""}
+    if not (run / EVALUATION).is_file():
+        raise UserError(f"{run}: no run there; name a run's folder, e.g. runs/quickstart, or an evaluation's")
+    policies = _record(run)["policies"]
+    return {run / str(number): str(policy["name"]) for number, policy in enumerate(policies, 1)}
+
+
+def _record(evaluation: Path) -> dict[str, Any]:
+    """Return what an evaluation wrote down when it began."""
+    try:
+        record: dict[str, Any] = json.loads((evaluation / EVALUATION).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{evaluation / EVALUATION}: cannot be read: {error}") from error
+    return record
+
+
+def _places(stores: Mapping[Path, str], rounds: records.Rounds) -> list[Place]:
     """Return every stored episode that counts; one that a resumed run played again, once."""
-    newest: dict[str, Place] = {}
-    for part in records.parts(run / "trajectories"):
-        for batch, _, _ in records.entries(part):
-            for columns in batch:
-                if rounds.counts(columns):
-                    place = Place(part, columns)
-                    newest[place.key] = place
+    newest: dict[tuple[Path, str], Place] = {}
+    for folder, policy in stores.items():
+        for part in records.parts(folder):
+            for batch, _, _ in records.entries(part):
+                for columns in batch:
+                    if rounds.counts(columns):
+                        place = Place(part, columns, policy)
+                        newest[folder, place.key] = place
     return list(newest.values())
 
 
 def _references(run: Path, names: Sequence[str]) -> tuple[dict[str, Reference], list[str]]:
     """Return what experts do: as the run kept it, else from the environments that are installed."""
     known, notes = reference.load(run), []
-    sections = {section.get("name"): section for section in RunView(run, run.name).recipe().get("envs") or []}
+    recipe = RunView(run, run.name).recipe() if is_run(run) else _record(run).get("recipe") or {}
+    sections = {section.get("name"): section for section in recipe.get("envs") or []}
     for name in names:
         if name in known:
             continue
@@ -149,7 +180,7 @@ def _choose(places: Sequence[Place], count: int) -> list[Place]:
 
 
 def _identity(place: Place) -> tuple[str, int, int]:
-    return (place.part.name, place.columns["offset"], place.columns["line"])
+    return (str(place.part), place.columns["offset"], place.columns["line"])
 
 
 def _read(places: Iterable[Place]) -> Iterable[tuple[Place, codec.Stored]]:
@@ -158,7 +189,7 @@ def _read(places: Iterable[Place]) -> Iterable[tuple[Place, codec.Stored]]:
     last: tuple[str, int] | None = None
     lines: list[bytes] = []
     for place in ordered:
-        block = (place.part.name, place.columns["offset"])
+        block = (str(place.part), place.columns["offset"])
         if block != last:
             lines, last = records.member_at(place.part, place.columns["offset"], place.columns["length"]), block
         yield place, codec.from_row(records.parse(lines[place.columns["line"]]))
@@ -176,14 +207,15 @@ def _row(
 ) -> dict[str, Any]:
     columns, step = place.columns, _step(place, rounds)
     where = f"evaluation after step {step}" if columns["kind"] == "eval" else f"step {step}"
+    viewer = f"http://127.0.0.1:{PORT}/#/run/{run.resolve().name}/one/{place.key}"
     return {
         "key": place.key,
-        "link": f"http://127.0.0.1:{PORT}/#/run/{run.resolve().name}/one/{place.key}",
+        "link": "" if place.policy else viewer,  # the viewer shows runs
         "env": columns["env"],
         "task": columns["task"],
         "kind": columns["kind"],
         "step": step,
-        "at": "not trained on" if step is None else where,
+        "at": place.policy or ("not trained on" if step is None else where),
         "score": columns["score"],
         "audit_score": trajectory.audit.score if trajectory.audit else None,
         "suspicion": round(suspicion(reasons), 4),

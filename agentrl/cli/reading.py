@@ -45,13 +45,14 @@ def report(
 
 @app.command()
 def audit(
-    run: Annotated[Path, typer.Argument(help="The run's folder; a copy will do.")],
+    run: Annotated[Path, typer.Argument(help="The run's folder, or an evaluation's; a copy will do.")],
     limit: Annotated[int, typer.Option(min=0, help="How many episodes to list.")] = 10,
     episodes: Annotated[int, typer.Option(min=2, help="Episodes to look at: rewarded ones, and others drawn.")] = 2000,
     env: Annotated[str, typer.Option(help="Only this environment.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List a run's most suspicious episodes, with reasons and links into the viewer. Reads files only.
+    """List the most suspicious episodes of a run or an evaluation, with reasons and, for a run, links into the viewer.
+    Reads files only.
 
     Exits with 1 when the newest rewarded episodes of an environment look like reward hacking.
     """

@@ -129,6 +129,7 @@ def run_all(
     live = [target for target in targets if target.stored is None]
     base = base or (live or list(targets))[0].recipe
     if not live:
+        _refuse_changes({"--tasks": tasks, "--levels": levels, "--temperature": temperature})
         return _read_again(targets, base, how, judge, ks, pairs, curve)
     changed = {"tasks": tasks, "levels": list(levels) if levels else None, "temperature": temperature}
     section = (base.eval or EvalSection()).model_copy(update={k: v for k, v in changed.items() if v is not None})
@@ -203,6 +204,13 @@ def _read_again(
     opened = [(result, Asked(chooser, key) if chooser is not None else None) for result in results]
     chosen = [event_loop.run(_choose(how, result, asked)) for result, asked in opened] if how else []
     return _report(targets, results, rules, strategies.ks_of(how, ks), pairs, curve, how, chosen)
+
+
+def _refuse_changes(asked: Mapping[str, object]) -> None:
+    """Refuse options that say how to play, where nothing is played."""
+    if given := [name for name, value in asked.items() if value is not None]:
+        raise UserError(f"{', '.join(given)}: earlier evaluations are read again as they were played; name a policy to "
+                        "measure it in another way")  # fmt: skip
 
 
 def _refuse_agents(how: Strategy | None, recipe: Recipe) -> None:
