@@ -26,14 +26,10 @@ RUNS = {
 """What each run on some environments was, by its folder."""
 ALL = "qwen-all"
 """The run on all environments at once."""
-APART = {
-    "files": "after-tools-1",
-    "sql": "after-tools-1",
-    "service": "after-tools-1",
-    "repair": "after-repair",
-    "repair, second seed": "after-repair-1",
-}
-"""Eight tries per task after the runs on some environments: files of figures, by row."""
+APART = ("after-tools-1", "after-repair")
+"""Eight tries per task after the runs on some environments: files of figures."""
+AGAIN = {"repair, second seed": ("after-repair-1", "repair")}
+"""Further rows of eight tries: file and environment."""
 REPOSITORIES = {
     "five packages never trained on": ("untrained", "demonstrations", "after"),
     "functions held out in three trained ones": ("untrained-own", "demonstrations-own", "after-own"),
@@ -71,11 +67,11 @@ def curves(evidence: Path) -> dict[tuple[str, str], list[Point]]:
 
 def stages(evidence: Path) -> dict[str, dict[str, dict[str, float]]]:
     """Return held-out pass@1 of the run on all environments, by stage and environment."""
-    rows = list(metrics.read(evidence / ALL / "metrics.jsonl", "eval"))
-    chosen = {"untrained": rows[0], "after demonstrations": rows[1], f"after {rows[-1]['step']} steps of RL": rows[-1]}
+    last = {str(row["stage"]): row for row in metrics.read(evidence / ALL / "metrics.jsonl", "eval")}
+    labels = {"start": "untrained", "sft": "after demonstrations", "rl": f"after {last['rl']['step']} steps of RL"}
     return {
-        label: {env: figures["pass@1"] for env, figures in metrics.by_environment(row).items()}
-        for label, row in chosen.items()
+        label: {env: figures["pass@1"] for env, figures in metrics.by_environment(last[stage]).items()}
+        for stage, label in labels.items()
     }
 
 
@@ -107,35 +103,42 @@ def table(evidence: Path) -> str:
 
 def tries(evidence: Path) -> str:
     """What one try and eight tries solve, before RL, after it, and after RL on all environments at once."""
-    apart = {row: _environments(evidence / f"{name}.json") for row, name in APART.items()}
     head = "held-out | untrained: pass@1 | pass@8 | trained apart: pass@1 | pass@8 | all at once: pass@1 | pass@8"
-    lines = [f"| {head} | change of pass@1, paired |", "|---" * 8 + "|"]
-    before, after = (_environments(evidence / f"{name}.json") for name in ("untrained-today", "after-all"))
-    before |= _environments(evidence / "untrained-repair.json")  # more tasks
+    lines = [f"| {head} | pass@1, untrained to all at once |", "|---" * 8 + "|"]
+    same = _environments(evidence, "untrained-today")  # with the limits of the run on all
+    before = same | _environments(evidence, "untrained-repair")  # with those of the run on it, and more tasks
+    apart, after = _environments(evidence, *APART), _environments(evidence, "after-all")
     for env, row in before.items():
-        ours = [apart[env][env]] if env in apart else []
-        rows = [row, *ours, *([{}] if not ours else []), after[env]]
-        cells = [_rate(each[key]) if each else "" for each in rows for key in ("pass@1", "pass@8")]
-        lines.append(f"| {env} | {' | '.join(cells)} | {_change(row, after[env])} |")
-    for name in [row for row in apart if row not in before]:
-        cells = [_rate(apart[name][name.split(",")[0]][key]) for key in ("pass@1", "pass@8")]
-        lines.append(f"| {name} |  |  | {' | '.join(cells)} |  |  |  |")
+        cells = [_both(row), _both(apart.get(env)), _both(after[env]), _change(same[env], after[env])]
+        lines.append(f"| {env} | {' | '.join(cells)} |")
+    for what, (name, env) in AGAIN.items():
+        cells = [_both(None), _both(_environments(evidence, name)[env]), _both(None), ""]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _both(row: dict[str, Any] | None) -> str:
+    """Two cells of a table: success in one try and in eight."""
+    return " | ".join(_rate(row[key]) if row else "" for key in ("pass@1", "pass@8"))
+
+
 def _change(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """How much more often tasks that were tried before and after are solved."""
+    """How much more often tasks that were tried before and after are solved; those of one family count together."""
     tasks = [task for task in before["passes"] if task in after["passes"]]
-    found = statistics.paired_rate(*([row["passes"][task] for task in tasks] for row in (before, after)))
-    return f"{_points(found)} ({len(tasks)} tasks)"
+    families = [before.get("family", {}).get(task, task) for task in tasks]
+    sides = ([row["passes"][task] for task in tasks] for row in (before, after))
+    return f"{_points(statistics.paired_rate(*sides, families=families))} ({len(tasks)} tasks)"
 
 
 def _points(change: statistics.Interval) -> str:
     return f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
 
 
-def _environments(path: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["environments"]
+def _environments(evidence: Path, *names: str) -> dict[str, dict[str, Any]]:
+    """The figures of evaluations by environment; where several have one, the last counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        found |= json.loads((evidence / f"{name}.json").read_text(encoding="utf-8"))["environments"]
     return found
 
 
@@ -196,19 +199,23 @@ def trl_curve(evidence: Path) -> list[tuple[int, float, float]]:
 
 def times(evidence: Path) -> str:
     """Where the seconds of each run went, as Markdown."""
-    head = "run | seconds of training | learner works | weights are sent | learner waits for episodes "
-    head += "| of an episode: engine, tools, verdict | sampled tokens per second"
-    lines = [f"| {head} |", "|---" * 7 + "|"]
+    head = "run | steps | seconds of training, by the clock | learner works | weights are sent "
+    head += (
+        "| learner waits, by the clock | of an episode: engine, tools, verdict | sampled tokens per second by the clock"
+    )
+    lines = [f"| {head} |", "|---" * 8 + "|"]
     paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, ALL, "repositories-rl")}
     paths |= {f"files alone, {mode}": evidence / "peer" / f"{name}.jsonl" for mode, name in OURS.items()}
     paths["files alone, in turns"] = evidence / "peer" / "agentrl-sync.jsonl"
     for run, path in paths.items():
         steps = list(metrics.read(path, "step"))
+        clock = steps[-1]["time"] - steps[0]["time"] + steps[0]["seconds"]
         wall, learner, sent, engine, tools, verdict, tokens = (sum(row[key] for row in steps) for key in TIMES)
-        parts = [learner / wall, sent / wall, 1.0 - (learner + sent) / wall]
+        waits, by_clock = (1.0 - (learner + sent) / all_of_it for all_of_it in (wall, clock))
         inside = ", ".join(f"{part / (engine + tools + verdict):.0%}" for part in (engine, tools, verdict))
-        shares = " | ".join(f"{part:.0%}" for part in parts)
-        lines.append(f"| {run} | {wall:.0f} | {shares} | {inside} | {tokens / wall:,.0f} |")
+        cells = [str(len(steps)), f"{wall:.0f}, {clock:.0f}", f"{learner / wall:.0%}", f"{sent / wall:.0%}"]
+        cells += [f"{waits:.0%}, {by_clock:.0%}", inside, f"{tokens / clock:,.0f}"]
+        lines.append(f"| {run} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -238,16 +245,17 @@ def draw_figure(evidence: Path, path: Path) -> None:
     left.legend(loc="lower right", frameon=False)
     left.set_title("some environments at a time")
     bars = stages(evidence)
+    names = list(bars["untrained"])
     for shift, (label, found) in enumerate(bars.items()):
-        rates = list(found.values())
+        rates = [found[env] for env in names]
         rest = [
             [max(0.0, rate["value"] - rate["low"]) for rate in rates],
             [max(0.0, rate["high"] - rate["value"]) for rate in rates],
         ]
-        places = [place + 0.27 * (shift - 1) for place in range(len(rates))]
+        places = [place + 0.27 * (shift - 1) for place in range(len(names))]
         heights, colour = [rate["value"] for rate in rates], COLOURS[shift]
         middle.bar(places, heights, 0.25, color=colour, label=label, yerr=rest, ecolor="0.45", error_kw={"lw": 0.8})
-    middle.set_xticks(range(len(rates)), list(found), fontsize=8.5)
+    middle.set_xticks(range(len(names)), names, fontsize=8.5)
     middle.set_ylabel("held-out pass@1")
     middle.set_ylim(0.0, 1.16)
     middle.legend(loc="upper center", ncols=3, frameon=False, fontsize=8, columnspacing=1.2, handlelength=1.2)
