@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agentrl import codec, metrics, seeds, statistics
+from agentrl.envs import Environment
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
 from agentrl.hashing import task_hash, words_hash
 from agentrl.metrics import Metrics, Row
-from agentrl.recipe import EvalSection, Recipe
+from agentrl.recipe import EnvSection, EvalSection, Recipe
 from agentrl.report import episode
 from agentrl.rollout.player import Player
 from agentrl.rollout.request import EnvRuntime, RolloutId
 from agentrl.statistics import Interval
-from agentrl.types import Task, Trajectory
+from agentrl.types import Split, Task, Trajectory
 
 EVAL_GROUP = 1 << 40
 """Groups of evaluations are counted from here, so that their secrets and seeds never meet those of training."""
@@ -137,10 +138,17 @@ def problems_of(
     chosen: list[Problem] = []
     total = section.tasks if count is None else count
     for number, env in enumerate(recipe.envs):
-        levels = section.levels or env.levels or list(runtimes[env.name].make().levels)
+        environment = runtimes[env.name].make()
+        levels = section.levels or env.levels or list(environment.levels)
         share = max(1, total // len(recipe.envs) + (number < total % len(recipe.envs)))
-        chosen += problems(runtimes[env.name], section.split, levels, share)
+        chosen += problems(runtimes[env.name], split_of(environment, env, section), levels, share)
     return chosen
+
+
+def split_of(environment: Environment, env: EnvSection, section: EvalSection) -> Split:
+    """Return the split that an environment is evaluated on: the section's. One that is never trained on and has no such
+    tasks gives those it has: public test sets have `test` alone."""
+    return environment.splits[-1] if not env.weight and section.split not in environment.splits else section.split
 
 
 def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int) -> list[Problem]:

@@ -15,6 +15,7 @@ from agentrl.envs.episode import Episode
 from agentrl.envs.fork import Unforkable, border, check_forkable, processes
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
+from agentrl.evaluation import split_of
 from agentrl.recipe import EnvSection, OpenaiEngine, Recipe, SglangEngine, SglangJudge
 from agentrl.report import episode, tracking
 from agentrl.rollout import examples
@@ -170,7 +171,7 @@ def _memory(recipe: Recipe) -> str:
 
 def _first_task(recipe: Recipe, section: EnvSection, environment: Environment) -> Task:
     """Return the first task of the split that the environment is used for."""
-    split = recipe.eval.split if recipe.eval and not section.weight else section.split
+    split = split_of(environment, section, recipe.eval) if recipe.eval and not section.weight else section.split
     return task_of(environment, split, (section.levels or list(environment.levels))[0], 0)
 
 

@@ -55,13 +55,17 @@ def test_an_environment_of_weight_0_is_evaluated_and_never_trained_on(
 ) -> None:
     path = write(run={"steps": 1}, eval={"every": 0, "tasks": 4})
     data = yaml.safe_load(path.read_text())
-    data["envs"].append({"name": "countdown", "levels": [1], "weight": 0})
+    sums = [{"question": f"{n} + {n}?", "answer": f"{2 * n}"} for n in range(4)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    options = {"path": str(tmp_path / "sums.jsonl"), "prompt": "question", "answer": "answer", "verifier": "exact"}
+    public = {"name": "dataset", "options": {**options, "evaluation_only": True}, "weight": 0}
+    data["envs"] += [{"name": "countdown", "levels": [1], "weight": 0}, public]
     path.write_text(yaml.safe_dump(data))
     assert train(str(path)) == 0
     run = tmp_path / "runs" / "tiny"
     rows = [row for row in metrics.read(run / "metrics.jsonl") if row["kind"] == "eval"]
     counts = [{env: part["tasks"] for env, part in metrics.by_environment(row).items()} for row in rows]
-    assert counts == [{"files": 2, "countdown": 2}] * 3
+    assert counts == [{"files": 2, "countdown": 1, "dataset": 1}] * 3, "also one that has the split `test` alone"
     trained = {stored.env for stored in store.read(run / "trajectories") if stored.note.kind == "train"}
     assert trained == {"files"}
     said = "".join(capfd.readouterr())

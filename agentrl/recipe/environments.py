@@ -22,7 +22,7 @@ class EnvSection(Section):
     weight: NonNegative = 1.0
     """Share of the groups that are trained on, relative to the other environments. One whose groups are dropped more
     often is drawn more often, up to four times; one that brings next to nothing, less. 0: never trained on, only
-    evaluated."""
+    evaluated, on `eval.split` or, as public test sets have `test` alone, on what it has."""
     sandbox: str = "namespace"
     """Sandbox backend: `namespace`, `docker` or `process`. `agentrl doctor` says which work on this machine."""
     unsafe: bool = False
