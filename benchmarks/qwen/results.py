@@ -103,8 +103,8 @@ def table(evidence: Path) -> str:
 
 def tries(evidence: Path) -> str:
     """What one try and eight tries solve, before RL, after it, and after RL on all environments at once."""
-    head = "held-out | untrained: pass@1 | pass@8 | trained apart: pass@1 | pass@8 | all at once: pass@1 | pass@8"
-    lines = [f"| {head} | pass@1, untrained to all at once |", "|---" * 8 + "|"]
+    head = "one try<br>and eight | untrained | trained apart | all at once | one try, untrained to all at once, points"
+    lines = [f"| {head} |", "|---" * 5 + "|"]
     same = _environments(evidence, "untrained-today")  # with the limits of the run on all
     before = same | _environments(evidence, "untrained-repair")  # with those of the run on it, and more tasks
     apart, after = _environments(evidence, *APART), _environments(evidence, "after-all")
@@ -118,8 +118,8 @@ def tries(evidence: Path) -> str:
 
 
 def _both(row: dict[str, Any] | None) -> str:
-    """Two cells of a table: success in one try and in eight."""
-    return " | ".join(_rate(row[key]) if row else "" for key in ("pass@1", "pass@8"))
+    """A cell of a table: success in one try and in eight."""
+    return "<br>".join(_rate(row[key]) for key in ("pass@1", "pass@8")) if row else ""
 
 
 def _change(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -131,7 +131,7 @@ def _change(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def _points(change: statistics.Interval) -> str:
-    return f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    return f"{100 * change.value:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
 
 
 def _environments(evidence: Path, *names: str) -> dict[str, dict[str, Any]]:
@@ -145,7 +145,7 @@ def _environments(evidence: Path, *names: str) -> dict[str, dict[str, Any]]:
 def abilities(evidence: Path) -> str:
     """What is left of the model's other abilities, as Markdown."""
     before, *after = (report_of(evidence / f"abilities-{when}.json") for when in ("before", "after", "all"))
-    head = "| | tasks | before | after `qwen-tools` | difference, paired | after `qwen-all` | difference, paired |"
+    head = "| | tasks | before | after `qwen-tools` | points, paired | after `qwen-all` | points, paired |"
     lines = [head, "|---" * 7 + "|"]
     for name, (start, _) in paired(before, after[0]).items():
         cells = [f"{statistics.rate(start).value:.3f}"]
@@ -199,11 +199,9 @@ def trl_curve(evidence: Path) -> list[tuple[int, float, float]]:
 
 def times(evidence: Path) -> str:
     """Where the seconds of each run went, as Markdown."""
-    head = "run | steps | seconds of training, by the clock | learner works | weights are sent "
-    head += (
-        "| learner waits, by the clock | of an episode: engine, tools, verdict | sampled tokens per second by the clock"
-    )
-    lines = [f"| {head} |", "|---" * 8 + "|"]
+    head = "run | steps | seconds of training (by the clock) | learner works, sends weights, waits (by the clock) "
+    head += "| of an episode: engine, tools, verdict | sampled tokens per second (by the clock)"
+    lines = [f"| {head} |", "|---" * 6 + "|"]
     paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, ALL, "repositories-rl")}
     paths |= {f"files alone, {mode}": evidence / "peer" / f"{name}.jsonl" for mode, name in OURS.items()}
     paths["files alone, in turns"] = evidence / "peer" / "agentrl-sync.jsonl"
@@ -213,8 +211,9 @@ def times(evidence: Path) -> str:
         wall, learner, sent, engine, tools, verdict, tokens = (sum(row[key] for row in steps) for key in TIMES)
         waits, by_clock = (1.0 - (learner + sent) / all_of_it for all_of_it in (wall, clock))
         inside = ", ".join(f"{part / (engine + tools + verdict):.0%}" for part in (engine, tools, verdict))
-        cells = [str(len(steps)), f"{wall:.0f}, {clock:.0f}", f"{learner / wall:.0%}", f"{sent / wall:.0%}"]
-        cells += [f"{waits:.0%}, {by_clock:.0%}", inside, f"{tokens / clock:,.0f}"]
+        shares = f"{learner / wall:.0%}, {sent / wall:.0%}, {waits:.0%} ({by_clock:.0%})"
+        cells = [str(len(steps)), f"{wall:.0f} ({clock:.0f})", shares, inside]
+        cells.append(f"{tokens / wall:,.0f} ({tokens / clock:,.0f})")
         lines.append(f"| {run} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
