@@ -141,14 +141,19 @@ def problems_of(
         environment = runtimes[env.name].make()
         levels = section.levels or env.levels or list(environment.levels)
         share = max(1, total // len(recipe.envs) + (number < total % len(recipe.envs)))
-        chosen += problems(runtimes[env.name], split_of(environment, env, section), levels, share)
+        chosen += problems(runtimes[env.name], evaluated_split(environment, env, section), levels, share)
     return chosen
 
 
-def split_of(environment: Environment, env: EnvSection, section: EvalSection) -> Split:
+def evaluated_split(environment: Environment, env: EnvSection, section: EvalSection) -> Split:
     """Return the split that an environment is evaluated on: the section's. One that is never trained on and has no such
     tasks gives those it has: public test sets have `test` alone."""
     return environment.splits[-1] if not env.weight and section.split not in environment.splits else section.split
+
+
+def splits_of(tasks: Sequence[Problem]) -> str:
+    """Name the splits that tasks come from: more than one where a public test set is evaluated beside the rest."""
+    return " or ".join(dict.fromkeys(problem.task.split for problem in tasks))
 
 
 def problems(runtime: EnvRuntime, split: Any, levels: Iterable[int], count: int) -> list[Problem]:
@@ -259,6 +264,7 @@ class Evaluator:
         done, and how much of it is."""
         self.section = recipe.eval or EvalSection()
         self.tasks = problems_of(recipe, self.section, runtimes)
+        self._split = splits_of(self.tasks)
         self.results: dict[str, Evaluation] = {}
         """The newest evaluation of each stage that this process made."""
         self._player = player.at(self.section.temperature)
@@ -275,7 +281,7 @@ class Evaluator:
         return [
             row
             for row in self._metrics.of("eval")
-            if row["split"] == self.section.split
+            if row["split"] == self._split
             and {env: summary["tasks"] for env, summary in metrics.by_environment(row).items()} == count
             and metrics.passes(row).keys() <= keys
         ]
@@ -315,7 +321,7 @@ class Evaluator:
             progress=lambda done, total: self._progress(doing, done, total),
         )
         summaries = {env: part.summary(ks) for env, part in evaluation.by_environment().items()}
-        row = metrics.eval_row(stage, self.section.split, time.monotonic() - began, summaries)
+        row = metrics.eval_row(stage, self._split, time.monotonic() - began, summaries)
         return self._metrics.log("eval", step, row)
 
     def conclusion(self, trained: set[str]) -> list[str]:

@@ -15,7 +15,7 @@ from agentrl.envs.episode import Episode
 from agentrl.envs.fork import Unforkable, border, check_forkable, processes
 from agentrl.envs.task_check import task_of
 from agentrl.errors import AgentRLError
-from agentrl.evaluation import split_of
+from agentrl.evaluation import evaluated_split
 from agentrl.recipe import EnvSection, OpenaiEngine, Recipe, SglangEngine, SglangJudge
 from agentrl.report import episode, tracking
 from agentrl.rollout import examples
@@ -171,7 +171,8 @@ def _memory(recipe: Recipe) -> str:
 
 def _first_task(recipe: Recipe, section: EnvSection, environment: Environment) -> Task:
     """Return the first task of the split that the environment is used for."""
-    split = split_of(environment, section, recipe.eval) if recipe.eval and not section.weight else section.split
+    played = recipe.eval if not section.weight else None
+    split = evaluated_split(environment, section, played) if played else section.split
     return task_of(environment, split, (section.levels or list(environment.levels))[0], 0)
 
 

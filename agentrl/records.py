@@ -23,6 +23,8 @@ from agentrl.codec import Decision, Stored
 
 PATTERN = "trajectories-*.jsonl.gz"
 ROUNDS = "rounds.index"
+EVALUATION = "evaluation.json"
+"""In the folder of an evaluation of its own (eval/folder.py)."""
 CHUNK = 1 << 20
 COLUMNS = (
     "offset", "length", "line", "attempt", "time", "kind", "stage", "step", "env", "task", "split", "level", "grp",

@@ -66,6 +66,7 @@ def test_an_environment_of_weight_0_is_evaluated_and_never_trained_on(
     rows = [row for row in metrics.read(run / "metrics.jsonl") if row["kind"] == "eval"]
     counts = [{env: part["tasks"] for env, part in metrics.by_environment(row).items()} for row in rows]
     assert counts == [{"files": 2, "countdown": 1, "dataset": 1}] * 3, "also one that has the split `test` alone"
+    assert {row["split"] for row in rows} == {"heldout or test"}
     trained = {stored.env for stored in store.read(run / "trajectories") if stored.note.kind == "train"}
     assert trained == {"files"}
     said = "".join(capfd.readouterr())

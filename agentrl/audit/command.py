@@ -27,10 +27,6 @@ JUMP = 0.3
 """Rise of the mean score between two neighbouring windows that counts as a jump."""
 
 
-EVALUATION = "evaluation.json"
-"""The file that an evaluation's own folder holds (eval/folder.py)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a stored episode lies, with its index columns."""
@@ -51,19 +47,19 @@ class Place:
 
 def audit(run: Path, *, episodes: int = 2000, limit: int = 10, env: str = "") -> dict[str, Any]:
     """Look at the stored episodes of a run, or of an evaluation's folder; return what stands out, ready for JSON."""
-    stores = _stores(run)
+    stores, recipe = _opened(run)
     rounds = records.Rounds(run / "trajectories" / records.ROUNDS)
     rounds.grow()
     places = [place for place in _places(stores, rounds) if not env or place.columns["env"] == env]
     names = sorted({place.columns["env"] for place in places})
     if not names:
         raise UserError(f"{run}: it stored no episodes" + (f" of {env}" if env else ""))
-    references, notes = _references(run, names)
+    references, notes = _references(run, recipe, names)
     jumps = [jump for name in names if (jump := _jump(name, places, rounds))]
     chosen = _choose(places, episodes)
     stored = list(_read(chosen))
     judged = judge([(one.env, one.trajectory) for _, one in stored], references)
-    fresh = _new_tools(places, references)
+    fresh = _new_tools(places, references) if is_run(run) else {}
     rows = []
     for (place, _), ((name, trajectory), reasons) in zip(stored, judged, strict=True):
         more = [*reasons, *_beside(place, trajectory, rounds, fresh.get(name, frozenset()), jumps)]
@@ -103,12 +99,10 @@ def text(report: Mapping[str, Any]) -> str:
     lines.append("verdict: " + ("read these episodes; the reward may be hacked" if report["suspicious"] else
                                 "nothing says that the reward is hacked"))  # fmt: skip
     if report["worst"]:
-        linked = any(row["link"] for row in report["worst"])
-        lines.append(
-            f"most suspicious (with `agentrl view {report['run']}` open, the links show them):"
-            if linked
-            else "most suspicious:"
+        shown = (
+            f" (with `agentrl view {report['run']}` open, the links show them)" if report["worst"][0]["link"] else ""
         )
+        lines.append(f"most suspicious{shown}:")
     for number, row in enumerate(report["worst"], 1):
         score = "ungraded" if row["score"] is None else f"score {row['score']:.2g}"
         lines.append(f"{number:>3}. {row['suspicion']:.2f}  {row['task']}, {row['at']}, {score}")
@@ -117,23 +111,19 @@ def text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _stores(run: Path) -> dict[Path, str]:
-    """Return the folders of episodes: a run's, or one for each policy of an evaluation, with the policy's name."""
+def _opened(run: Path) -> tuple[dict[Path, str], Mapping[str, Any]]:
+    """Return the folders of episodes and the recipe of a run, or of an evaluation: one folder for each policy, with its
+    name."""
     if run.is_dir() and is_run(run):
-        return {run / "trajectories": ""}
-    if not (run / EVALUATION).is_file():
+        return {run / "trajectories": ""}, RunView(run, run.name).recipe()
+    path = run / records.EVALUATION
+    if not path.is_file():
         raise UserError(f"{run}: no run there; name a run's folder, e.g. runs/quickstart, or an evaluation's")
-    policies = _record(run)["policies"]
-    return {run / str(number): str(policy["name"]) for number, policy in enumerate(policies, 1)}
-
-
-def _record(evaluation: Path) -> dict[str, Any]:
-    """Return what an evaluation wrote down when it began."""
     try:
-        record: dict[str, Any] = json.loads((evaluation / EVALUATION).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{evaluation / EVALUATION}: cannot be read: {error}") from error
-    return record
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return {run / str(n): str(one["name"]) for n, one in enumerate(record["policies"], 1)}, record["recipe"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _places(stores: Mapping[Path, str], rounds: records.Rounds) -> list[Place]:
@@ -149,10 +139,9 @@ def _places(stores: Mapping[Path, str], rounds: records.Rounds) -> list[Place]:
     return list(newest.values())
 
 
-def _references(run: Path, names: Sequence[str]) -> tuple[dict[str, Reference], list[str]]:
+def _references(run: Path, recipe: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, Reference], list[str]]:
     """Return what experts do: as the run kept it, else from the environments that are installed."""
     known, notes = reference.load(run), []
-    recipe = RunView(run, run.name).recipe() if is_run(run) else _record(run).get("recipe") or {}
     sections = {section.get("name"): section for section in recipe.get("envs") or []}
     for name in names:
         if name in known:
@@ -213,7 +202,7 @@ def _row(
         "link": "" if place.policy else viewer,  # the viewer shows runs
         "env": columns["env"],
         "task": columns["task"],
-        "kind": columns["kind"],
+        "kind": "eval" if place.policy else columns["kind"],
         "step": step,
         "at": place.policy or ("not trained on" if step is None else where),
         "score": columns["score"],

@@ -22,16 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl import records
 from agentrl.codec import Stored
 from agentrl.engines.spending import Spending
 from agentrl.errors import StorageError, UserError
-from agentrl.evaluation import Problem
+from agentrl.evaluation import Problem, splits_of
 from agentrl.hashing import digest, task_hash
 from agentrl.recipe import EvalSection, Recipe, RolloutSection
 from agentrl.rollout import store
 
 FORMAT = 1
-RECORD, REPORT = "evaluation.json", "report.json"
+REPORT = "report.json"
 BUDGET = (
     *("max_turns", "max_tokens", "max_turn_tokens", "max_context"),
     *("episode_seconds", "tool_seconds", "verify_seconds", "retries"),
@@ -53,7 +54,7 @@ def protocol(
     `judge` names the model that judges, where an environment asks one; `strategy` what later tries are told.
     """
     parts: Protocol = {
-        "split": section.split,
+        "split": splits_of(problems),
         "tasks": digest([[p.key, p.env, p.task.level, task_hash(p.task, secret=True)] for p in problems]),
         "task_count": len(problems),
         "budget": {name: getattr(rollout, name) for name in BUDGET},
@@ -127,7 +128,7 @@ def rows(folder: Path) -> dict[tuple[int, int], Stored]:
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the record and the report of a finished evaluation."""
     try:
-        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((path / records.EVALUATION).read_text(encoding="utf-8"))
         report = json.loads((path / REPORT).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path}: this evaluation is not finished; run its command again to resume it") from error
@@ -152,7 +153,7 @@ def open_folder(
 
     `out` names the folder itself. `policies` tell their `name`, and an `identity` that changes with the weights.
     """
-    if fresh and out is not None and (out / RECORD).exists():
+    if fresh and out is not None and (out / records.EVALUATION).exists():
         raise UserError(f"{out} holds an evaluation already; --fresh needs another --out")
     wanted = {"format": FORMAT, "protocol": rules, "policies": [dict(p) for p in policies]}
     try:
@@ -167,7 +168,7 @@ def open_folder(
 
 
 def _unfinished(parent: Path, wanted: Mapping[str, Any]) -> Path | None:
-    for record in sorted(parent.glob(f"*/{RECORD}"), key=lambda p: p.stat().st_mtime, reverse=True):
+    for record in sorted(parent.glob(f"*/{records.EVALUATION}"), key=lambda p: p.stat().st_mtime, reverse=True):
         if not (record.parent / REPORT).exists() and _matches(record, wanted):
             return record.parent
     return None
@@ -192,7 +193,7 @@ def _new(parent: Path, hashed: str, policies: Sequence[Mapping[str, str]]) -> Pa
 
 def _record(path: Path, wanted: Mapping[str, Any], recipe: Recipe) -> tuple[dict[str, Any], bool]:
     """Read the folder's record, or write it with a fresh key."""
-    file = path / RECORD
+    file = path / records.EVALUATION
     if file.exists():
         if not _matches(file, wanted):
             raise UserError(

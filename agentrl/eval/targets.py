@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl import recipe as recipes
+from agentrl import records
 from agentrl.errors import UserError
 from agentrl.eval import folder as eval_folder
 from agentrl.hashing import folder_identity, short
@@ -74,9 +75,9 @@ def find(
         return _run(path, overrides=overrides)
     if (path / "COMPLETE").is_file() and (path.parent.parent / "recipe.yaml").is_file():
         return _run(path.parent.parent, path, overrides)
-    if (path / eval_folder.RECORD).is_file():
+    if (path / records.EVALUATION).is_file():
         return _stored(path, 1)
-    if (path.parent / eval_folder.RECORD).is_file() and path.name.isdigit():
+    if (path.parent / records.EVALUATION).is_file() and path.name.isdigit():
         return _stored(path.parent, int(path.name))
     if (path / "config.json").is_file():
         return Target(text, _weights(_needed(text, recipe)), path)

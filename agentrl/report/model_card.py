@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from agentrl import metrics
+from agentrl import metrics, records
 from agentrl.report.viewer.runs import difference
 
 STAGES = {"start": "before training", "sft": "after the warm start", "rl": "during RL", "end": "after RL"}
@@ -119,7 +119,7 @@ def _evaluations(run: Path, identity: str) -> list[str]:
     """Return a table for each finished `agentrl eval` of this very policy, oldest first."""
     tables = []
     for path in sorted((run / "evaluations").glob("*/report.json"), key=lambda file: file.stat().st_mtime):
-        record, report = _json(path.with_name("evaluation.json")), _json(path)
+        record, report = _json(path.with_name(records.EVALUATION)), _json(path)
         named = [policy.get("identity") for policy in record.get("policies") or []]
         if identity not in named:
             continue

@@ -230,49 +230,55 @@ def draw_figure(evidence: Path, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13.6, 3.8), width_ratios=(4, 5, 3))
-    for (env, run), points in curves(evidence).items():
-        colour, second = f"C{_order(env)}", run.endswith("-1")
-        shown = [(step, score) for step, stage, score in points if stage != "start" or env != "repair"]
-        steps = [step for step, _ in shown]
-        line = {"ls": "--", "label": None} if second else {"ls": "-", "label": env}
-        left.plot(steps, [score["value"] for _, score in shown], color=colour, lw=2.2, marker="o", ms=4, **line)
-        low, high = ([score[side] for _, score in shown] for side in ("low", "high"))
-        left.fill_between(steps, low, high, color=colour, alpha=0.12, lw=0)
-    left.set_xlabel("steps of RL")
-    left.set_ylabel("held-out pass@1")
-    left.set_ylim(0.0, 1.02)
-    left.legend(loc="lower right", frameon=False)
-    left.set_title("some environments at a time")
-    bars = stages(evidence)
-    names = list(bars["untrained"])
-    for shift, (label, found) in enumerate(bars.items()):
-        rates = [found[env] for env in names]
-        rest = [
-            [max(0.0, rate["value"] - rate["low"]) for rate in rates],
-            [max(0.0, rate["high"] - rate["value"]) for rate in rates],
-        ]
-        places = [place + 0.27 * (shift - 1) for place in range(len(names))]
-        heights, colour = [rate["value"] for rate in rates], COLOURS[shift]
-        middle.bar(places, heights, 0.25, color=colour, label=label, yerr=rest, ecolor="0.45", error_kw={"lw": 0.8})
-    middle.set_xticks(range(len(names)), names, fontsize=8.5)
-    middle.set_ylabel("held-out pass@1")
-    middle.set_ylim(0.0, 1.16)
-    middle.legend(loc="upper center", ncols=3, frameon=False, fontsize=8, columnspacing=1.2, handlelength=1.2)
-    middle.set_title("one policy, seven environments at once")
-    for place, files in enumerate(REPOSITORIES.values()):
-        for shift, name in enumerate(files):
-            k, n = solved(evidence, name)
-            (bar,) = right.bar(place + 0.27 * (shift - 1), k / n, 0.25, color=COLOURS[shift])
-            right.annotate(f"{k}/{n}", (bar.get_x() + 0.125, k / n), ha="center", va="bottom", fontsize=8)
-    right.set_xticks(range(len(REPOSITORIES)), [textwrap.fill(what, 18) for what in REPOSITORIES], fontsize=9)
-    right.set_ylabel("share of tasks solved")
-    right.set_title("repositories")
+    _draw_curves(left, evidence)
+    _draw_stages(middle, evidence)
+    _draw_repositories(right, evidence)
     for axis in (left, middle, right):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _draw_curves(axis: Any, evidence: Path) -> None:
+    """Success against steps, of the runs on some environments; `repair` from its demonstrations on."""
+    for (env, run), points in curves(evidence).items():
+        colour, second = f"C{_order(env)}", run.endswith("-1")
+        shown = [(step, score) for step, stage, score in points if stage != "start" or env != "repair"]
+        steps = [step for step, _ in shown]
+        line = {"ls": "--", "label": None} if second else {"ls": "-", "label": env}
+        axis.plot(steps, [score["value"] for _, score in shown], color=colour, lw=2.2, marker="o", ms=4, **line)
+        low, high = ([score[side] for _, score in shown] for side in ("low", "high"))
+        axis.fill_between(steps, low, high, color=colour, alpha=0.12, lw=0)
+    axis.set(xlabel="steps of RL", ylabel="held-out pass@1", ylim=(0.0, 1.02), title="some environments at a time")
+    axis.legend(loc="lower right", frameon=False)
+
+
+def _draw_stages(axis: Any, evidence: Path) -> None:
+    """Success at three stages of the run on all environments."""
+    bars = stages(evidence)
+    names = list(bars["untrained"])
+    for shift, (label, found) in enumerate(bars.items()):
+        rates = [found[env] for env in names]
+        down, up = ([abs(rate[side] - rate["value"]) for rate in rates] for side in ("low", "high"))
+        places = [place + 0.27 * (shift - 1) for place in range(len(names))]
+        heights, look = [rate["value"] for rate in rates], {"ecolor": "0.45", "error_kw": {"lw": 0.8}}
+        axis.bar(places, heights, 0.25, color=COLOURS[shift], label=label, yerr=[down, up], **look)
+    axis.set_xticks(range(len(names)), names, fontsize=8.5)
+    axis.set(ylabel="held-out pass@1", ylim=(0.0, 1.16), title="one policy, seven environments at once")
+    axis.legend(loc="upper center", ncols=3, frameon=False, fontsize=8, columnspacing=1.2, handlelength=1.2)
+
+
+def _draw_repositories(axis: Any, evidence: Path) -> None:
+    """Tasks of packages that were solved."""
+    for place, files in enumerate(REPOSITORIES.values()):
+        for shift, name in enumerate(files):
+            k, n = solved(evidence, name)
+            (bar,) = axis.bar(place + 0.27 * (shift - 1), k / n, 0.25, color=COLOURS[shift])
+            axis.annotate(f"{k}/{n}", (bar.get_x() + 0.125, k / n), ha="center", va="bottom", fontsize=8)
+    axis.set_xticks(range(len(REPOSITORIES)), [textwrap.fill(what, 18) for what in REPOSITORIES], fontsize=9)
+    axis.set(ylabel="share of tasks solved", title="repositories")
 
 
 def draw_peer(evidence: Path, path: Path) -> None:

@@ -210,7 +210,7 @@ def test_the_episodes_of_an_evaluation_are_audited_by_policy(recipe: Path, good:
     assert (found["episodes"], found["looked_at"]) == (2 * TASKS, 2 * TASKS), "both, though their episodes' keys agree"
     figures = found["environments"]["countdown"]
     assert (figures["rewarded"], figures["suspicious"], found["suspicious"]) == (TASKS, 0, False)
-    assert [(row["at"], row["link"]) for row in found["worst"]] == [(liar, "")] * TASKS
+    assert [(row["at"], row["kind"], row["link"]) for row in found["worst"]] == [(liar, "eval", "")] * TASKS
     assert "speaks to the grader" in text(found) and "agentrl view" not in text(found)
     with pytest.raises(UserError, match="no run there"):
         audit(folder / "1")

@@ -271,6 +271,8 @@ def test_a_running_run_updates_by_itself(page: Page, address: str, folder: Path)
         page.route("**/events", lambda route: held.append(route))
         page.goto(f"{address}#/run/live")
         expect(page.locator(".tile b").first).to_have_text("1")
+        while not held:
+            page.wait_for_timeout(10)
         beside(asyncio.run, writer.round(2, 1, 2))  # before the server hears that somebody listens
         held[0].continue_()
         page.unroute("**/events")
