@@ -40,10 +40,22 @@ ARMS: dict[str, list[str]] = {
     + ["eval.every=5"],
     "levels": ["curriculum={type: levels}", "eval.every=10"],
     "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=12"],
+    "two": ["curriculum={type: learnability}", "learner.groups_per_step=2", "eval.every=24"],
+    "sixteen": ["curriculum={type: learnability}", "rollout.group_size=16", "learner.groups_per_step=3"]
+    + ["eval.every=12"],
 }
 """By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of each holds about 6 groups
 with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between evaluations.
-`small` is uniform with three times the steps, of 6 groups each: about 2 with a signal."""
+`small` is uniform with three times the steps, of 6 groups each: about 2 with a signal; `two` is learnability with 2 of
+them in a step. `sixteen` has groups twice as large, half as many in a step."""
+LABELS = {
+    "dynamic": "uniform, dynamic sampling",
+    "uniform": "uniform, 18 groups per step",
+    "small": "uniform, 6 groups per step",
+    "two": "learnability, small steps",
+    "sixteen": "learnability, groups of 16",
+}
+"""What an arm is called in the figure, where its name says too little."""
 OURS = "learnability"
 TURNS = {"countdown": 8, "search": 16}
 DEMONSTRATIONS = {"countdown": 384, "search": 256}
@@ -205,7 +217,7 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
-    colours = dict(zip(ARMS, ("tab:blue", "tab:orange", "tab:grey", "tab:green", "tab:red"), strict=True))
+    colours = {arm: f"C{number}" for number, arm in enumerate(ARMS)}
     for axis, report in zip(axes[0], reports, strict=True):
         grid = np.linspace(0.0, report["tokens"], 101)
         for arm, row in report["arms"].items():
@@ -213,7 +225,7 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
             for points in runs:
                 axis.plot(*zip(*points, strict=True), color=colours[arm], alpha=0.25, lw=1)
             mean = [float(np.mean([at(points, x) for points in runs])) for x in grid]
-            axis.plot(grid, mean, color=colours[arm], lw=2.5, label=f"{arm} ({len(runs)} seeds)")
+            axis.plot(grid, mean, color=colours[arm], lw=2.5, label=f"{LABELS.get(arm, arm)} ({len(runs)} seeds)")
         axis.set_xlim(0.0, report["tokens"])
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
         axis.set_title(report["env"])
