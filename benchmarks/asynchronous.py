@@ -225,6 +225,9 @@ class TaskDraws:
         self._handed[number] = task
         return Drawn(env="work", task=task, group=number, task_index=0)
 
+    def learn(self, group: Group) -> None:
+        """Do nothing: what is drawn depends on no result."""
+
     def redraw(self, number: int) -> None:
         """Hand a draw's task out again, under a new number."""
         self._lost.append(self._handed[number])

@@ -73,6 +73,7 @@ class Method:
         self.round = 3 * ROUND if name == "uniform" else ROUND
         self.group_filter = GroupFilter(GroupFilterSection(dynamic_sampling=self.dynamic), max_tokens=1024)
         self._choices: list[Choice] = []
+        self._seen: list[GroupStats] = []
 
     def draw(self, number: int, taken: Sequence[int]) -> Ints:
         """That many tasks."""
@@ -98,7 +99,8 @@ class Method:
         return Rollouts(groups.tasks, score, groups.gradient, count)
 
     def observe(self, groups: Rollouts, version: int) -> None:
-        """What came of the last draw."""
+        """What came of the last draw; the sampler learns from it at once in the first step, later with the whole step
+        (`settle`)."""
         if self._chooser is None:
             return
         columns = (groups.tasks.tolist(), groups.score.tolist(), groups.count.tolist())
@@ -116,7 +118,16 @@ class Method:
                 version=version,
                 predicted=None,
             )
+            self._seen.append(seen)
+        if version == 0:
+            self.settle()
+
+    def settle(self) -> None:
+        """Learn from what was observed."""
+        for seen in self._seen:
+            assert self._chooser is not None
             self._chooser.learn(seen)
+        self._seen.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +167,7 @@ def run(world: World, method: str, seed: int) -> Run:
             keep = groups.informative | (not chooser.dynamic)
             kept.append((groups.tasks[keep], groups.gradient[keep]))
             number += int(keep.sum())
+        chooser.settle()
         learner.step(*map(np.concatenate, zip(*kept, strict=True)))
         shares.append((informative, drawn))
     late = shares[len(shares) // 5 :]

@@ -1,6 +1,6 @@
 """A real policy over all levels of an environment under several curricula, at equal sampled tokens.
 
-    python -m benchmarks.curriculum_levels --model FOLDER --envs countdown,search --servers 10 [--seeds 6]
+    python -m benchmarks.curriculum_levels --model FOLDER --arms learnability,dynamic --servers 10 [--seeds 6]
     python -m benchmarks.curriculum_levels --summarise --out FOLDER [--figure FILE] [--json]
                                          # no training: FOLDER/*/metrics.jsonl is read
 
@@ -8,9 +8,9 @@
     runs        ── environment × seed × arm, each from there, each until it has sampled --tokens tokens
 
 Needs one GPU, on which it starts as many SGLang servers as runs are to go on at once, best under NVIDIA's MPS. An arm
-is a curriculum and a group filter; all else is equal, the seed too. Success is the mean over the levels of held-out
-tasks, read against the tokens that training has sampled, dropped groups included. Runs that are finished are read, not
-repeated.
+is a curriculum, a group filter and the size of a step; all else is equal, the seed too. Success is the mean over the
+levels of held-out tasks, read against the tokens that training has sampled, dropped groups included. Runs that are
+finished are read, not repeated.
 """
 
 from __future__ import annotations
@@ -40,19 +40,22 @@ ARMS: dict[str, list[str]] = {
     + ["eval.every=5"],
     "levels": ["curriculum={type: levels}", "eval.every=10"],
     "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=12"],
-    "two": ["curriculum={type: learnability}", "learner.groups_per_step=2", "eval.every=24"],
+    "two": ["curriculum={type: learnability}", "learner.groups_per_step=2", "eval.every=15"],
+    "dynamic two": ["curriculum={type: uniform}", "learner.groups_per_step=2", "eval.every=6"],
     "sixteen": ["curriculum={type: learnability}", "rollout.group_size=16", "learner.groups_per_step=3"]
     + ["eval.every=12"],
 }
-"""By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of each holds about 6 groups
-with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between evaluations.
-`small` is uniform with three times the steps, of 6 groups each: about 2 with a signal; `two` is learnability with 2 of
-them in a step. `sixteen` has groups twice as large, half as many in a step."""
+"""By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of the first four holds about
+6 groups with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between
+evaluations. `small`, `two` and `dynamic two` are uniform, learnability and dynamic sampling with about 2 groups with a
+signal per step. `sixteen` has groups twice as large, half as many in a step."""
 LABELS = {
-    "dynamic": "uniform, dynamic sampling",
+    "learnability": "learnability, 6 groups with a signal",
+    "dynamic": "dynamic sampling, 6 groups with a signal",
     "uniform": "uniform, 18 groups per step",
     "small": "uniform, 6 groups per step",
-    "two": "learnability, small steps",
+    "two": "learnability, 2 groups with a signal",
+    "dynamic two": "dynamic sampling, 2 groups with a signal",
     "sixteen": "learnability, groups of 16",
 }
 """What an arm is called in the figure, where its name says too little."""
@@ -71,7 +74,7 @@ DRAWS = 2000
 
 
 def name_of(env: str, arm: str, seed: int) -> str:
-    return f"{env}-{arm}-{seed}"
+    return f"{env}-{arm.replace(' ', '-')}-{seed}"
 
 
 def settings(env: str, arm: str, seed: int, model: Path, tokens: int) -> list[str]:
@@ -124,16 +127,18 @@ def gather(out: Path, env: str, seeds: int, tokens: float = 0.0) -> dict[str, di
 
 def ratio_of_tokens(ours: Sequence[Curve], theirs: Sequence[Curve], tokens: float) -> dict[str, float]:
     """How many times our tokens the others need for the same success: the lower of what the two mean curves end with,
-    where each first reaches it. Seeds are resampled in pairs. Above 1, ours needs fewer."""
+    where each first reaches it. Before its first evaluation ours has reached nothing, so that no advantage is read off
+    a stretch that was not measured. Seeds are resampled in pairs. Above 1, ours needs fewer."""
     grid = np.linspace(0.0, tokens, 401)
     mine, other = (np.array([[at(points, x) for x in grid] for points in runs]) for runs in (ours, theirs))
+    measured = np.array([points[1][0] for points in ours])
     rng = np.random.default_rng(0)
 
     def ratio(chosen: Any) -> float:
         a, b = mine[chosen].mean(0), other[chosen].mean(0)
         level = min(a[-1], b[-1])
         first_a, first_b = (max(grid[np.flatnonzero(curve >= level)[0]], grid[1]) for curve in (a, b))
-        return float(first_b / first_a)
+        return float(first_b / max(first_a, min(measured[chosen].mean(), tokens)))
 
     everyone = np.arange(len(mine))
     draws = [ratio(rng.choice(everyone, len(everyone))) for _ in range(DRAWS)]
@@ -149,9 +154,10 @@ def last_levels(out: Path, env: str, arm: str, seeds: Sequence[int]) -> dict[str
 
 
 def informative(out: Path, env: str, arm: str, seeds: Sequence[int]) -> float:
-    """Return the mean share of groups that carried a signal, over steps and seeds."""
+    """Return the share of groups that carried a signal, over all steps and seeds."""
     rows = [row for seed in seeds for row in metrics.read(log_of(out, name_of(env, arm, seed)), "step")]
-    return round(float(np.mean([row["rollout/informative"] for row in rows])), 3)
+    groups = [row["rollout/groups_kept"] + row["rollout/groups_dropped"] for row in rows]
+    return round(float(np.average([row["rollout/informative"] for row in rows], weights=groups)), 3)
 
 
 def summarise(out: Path, env: str, seeds: int, tokens: float | None = None) -> dict[str, Any] | None:
@@ -223,19 +229,20 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
         for arm, row in report["arms"].items():
             runs = [[(x, y) for x, y in points] for points in row["curves"].values()]
             for points in runs:
-                axis.plot(*zip(*points, strict=True), color=colours[arm], alpha=0.25, lw=1)
+                axis.plot(*zip(*points, strict=True), color=colours[arm], alpha=0.25, lw=1, marker=".")
             mean = [float(np.mean([at(points, x) for points in runs])) for x in grid]
             axis.plot(grid, mean, color=colours[arm], lw=2.5, label=f"{LABELS.get(arm, arm)} ({len(runs)} seeds)")
         axis.set_xlim(0.0, report["tokens"])
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
         axis.set_title(report["env"])
         axis.set_xlabel("sampled tokens, dropped groups included")
-        axis.legend(loc="upper left", frameon=False)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("held-out success, mean over levels")
+    labels = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(labels.values(), labels, loc="upper center", ncols=2, frameon=False, bbox_to_anchor=(0.5, 0.0))
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ from agentrl.recipe import GroupFilterSection
 from agentrl.rollout.inflight import Draw
 from agentrl.rollout.scheduler import PendingRound, Plan, Sampler, Scheduler
 from agentrl.rollout.tails import make_scheduler
-from agentrl.types import Outcome, Round, Segment, Source, Task, Trajectory
+from agentrl.types import Group, Outcome, Round, Segment, Source, Task, Trajectory
 from benchmarks.asynchronous import Overtaking, on_virtual_time
 
 TOKENS_PER_SECOND = 5.0
@@ -97,6 +97,9 @@ class Tasks:
         number = len(self.handed) - 1
         public = Task(id=f"tail/{task}", split="train", level=1, prompt="Think.")
         return Drawn(env="tail", task=public, group=number, task_index=task)
+
+    def learn(self, group: Group) -> None:
+        """Do nothing: what is drawn depends on no result."""
 
     def redraw(self, number: int) -> None:
         """Hand a draw's task out again."""

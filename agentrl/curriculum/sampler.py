@@ -2,7 +2,8 @@
 
     Sampler(recipe.curriculum, sources, seed)
         next()     ── the source that lags its share most ── its chooser ── Draw
-        observe()  ── every group once, dropped ones too  ── the chooser that drew it
+        learn()    ── groups of the first round, each as it comes back ─┬─ the chooser that drew it
+        observe()  ── every group once, dropped ones too, with its round ┘
 
 `envs[].weight` fixes each environment's share of what is trained on (shares.py), for every kind of curriculum; each
 environment has its own chooser. Every draw has its own random generator, derived from the run's seed and the group's
@@ -108,6 +109,10 @@ class Sampler:
         """Sources and choices of draws whose groups got lost; they are drawn again before anything else."""
         self._replaced: set[int] = set()
         """Pending numbers whose draw is in `_lost`, or pending again under another number: a state leaves them out."""
+        self._experienced = False
+        """Whether a round was observed."""
+        self._learnt: set[int] = set()
+        """Pending numbers whose groups were learnt from; those of a restored state are played again for training."""
         self._tally = Tally()
 
     def next(self) -> Draw:
@@ -133,24 +138,45 @@ class Sampler:
         self._lost.append(self._pending[number])
         self._replaced.add(number)
 
+    def learn(self, group: Group) -> None:
+        """Learn at once from a group of the first round: as long as nothing is known, what fills that round up would be
+        drawn blindly.
+
+        Later groups are learnt from with their round. What is drawn in between may as well be spread over what was
+        known before: in simulation, learning from every group at once took 5 % more rollouts.
+        """
+        if not self._experienced:
+            self._learn(group)
+
     def observe(self, groups: Sequence[Group], kept: Collection[int] | None = None) -> None:
-        """Learn from groups that came back, dropped ones included: each exactly once.
+        """Learn from a round of groups that came back, dropped ones included: from each exactly once.
 
         `kept` holds the numbers of those that are trained on; by default all of them are.
         """
         self._tally.begin()
+        self._experienced = True
         for group in groups:
             if group.number not in self._pending:
                 raise ValueError(f"group {group.number} ({group.task.id}) was not drawn here, or was observed before")
-            source, choice = self._pending.pop(group.number)
+            self._learn(group)
+            self._tally.add(self._stats(group))
+            source, _ = self._pending.pop(group.number)
+            self._learnt.discard(group.number)
             if group.number in self._replaced:
                 self._replaced.discard(group.number)
                 self._shares.forget(group.number)
             else:
                 self._shares.settle(group.number, source, kept is None or group.number in kept)
-            stats = group_stats(group, choice.level, choice.index, expected_rate(choice.belief), self._counted)
-            self._tally.add(stats)
-            self._choosers[source].learn(stats)
+
+    def _learn(self, group: Group) -> None:
+        if group.number not in self._learnt:
+            source, _ = self._pending[group.number]
+            self._choosers[source].learn(self._stats(group))
+            self._learnt.add(group.number)
+
+    def _stats(self, group: Group) -> GroupStats:
+        _, choice = self._pending[group.number]
+        return group_stats(group, choice.level, choice.index, expected_rate(choice.belief), self._counted)
 
     def metrics(self) -> dict[str, float | list[float]]:
         """Return the last round's figures, and the current beliefs about each environment."""
@@ -169,6 +195,8 @@ class Sampler:
                 for number, (source, c) in self._pending.items()
                 if number not in self._replaced
             ],
+            "experienced": self._experienced,
+            "learnt": sorted(self._learnt - self._replaced),
             "lost": [[source, c.level, c.index, c.belief] for source, c in self._lost],
             "tally": self._tally.state(),
             "choosers": [chooser.state() for chooser in self._choosers],
@@ -189,6 +217,8 @@ class Sampler:
         self._pending = {int(number): _drawn(*draw) for number, *draw in state["pending"]}
         self._lost = [_drawn(*draw) for draw in state.get("lost", ())]
         self._redraws, self._replaced = sorted(self._pending), set()
+        self._experienced = bool(state.get("experienced", True))
+        self._learnt = {int(number) for number in state.get("learnt", ())}
         self._tally.restore(state["tally"])
         for chooser, chooser_state in zip(self._choosers, state["choosers"], strict=True):
             chooser.restore(chooser_state)

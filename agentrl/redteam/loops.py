@@ -331,6 +331,9 @@ class _Draws:
         self.number += 1
         return Draw(env=self.stand.runtime.name, task=self.stand.task, group=self.number, task_index=0)
 
+    def learn(self, group: Group) -> None:
+        """Do nothing: what is drawn depends on no result."""
+
     def redraw(self, number: int) -> None:
         """Do nothing: every draw is of the same task."""
 

@@ -9,9 +9,12 @@
     A semaphore lets `concurrency` rollouts run, first come, first served. Engine calls await a server or a thread;
     tools, sandboxes and grading run in threads (off_loop); the loop itself only passes data on.
 
-Synchronous: the learner waits while a round's groups are drawn, finished and judged; they come in dispatch order. What
-is drawn does not depend on what finishes first: each draw is the sampler's next one, and a round is full at the first
-number of draws that holds enough groups to keep.
+The sampler is told of each group as soon as it is judged, so that what fills up a round can be drawn with what the
+round has shown so far.
+
+Synchronous: the learner waits while a round's groups are drawn, finished and judged, in dispatch order. What is drawn
+does not depend on what finishes first: each draw knows of the groups up to the one that made room for it, and a round
+is full at the first number of draws that holds enough groups to keep.
 
 Asynchronous: groups run on while the learner works, and a round is the W oldest groups that are kept, in the order of
 their draws: the learner waits for the oldest instead of filling the round with younger ones that overtook it. So slow
@@ -50,6 +53,7 @@ class Sampler(Protocol):
     """Where tasks come from; agentrl/curriculum/sampler.py is one."""
 
     def next(self) -> Draw: ...
+    def learn(self, group: Group) -> None: ...
     def redraw(self, number: int) -> None: ...
 
 
@@ -194,26 +198,30 @@ class Scheduler:
     async def _synchronous(self, sampler: Sampler) -> AsyncGenerator[PendingRound, None]:
         while True:
             pending = PendingRound(self.group_filter)
-            wanted, drawn = self._wanted, 0
-            order: dict[int, int] = {}
+            wanted, judged = self._wanted, 0
+            drawn: list[int] = []
+            finished: dict[int, Group] = {}
             while True:
-                while drawn < wanted or (
-                    drawn < wanted + len(pending.dropped) and self.group_filter.may_refill(wanted, drawn)
+                while len(drawn) < wanted or (
+                    len(drawn) < wanted + len(pending.dropped) and self.group_filter.may_refill(wanted, len(drawn))
                 ):
-                    order[self._groups.start(sampler.next()).draw.group] = drawn
-                    drawn += 1
-                if not len(self._groups):
+                    drawn.append(self._groups.start(sampler.next()).draw.group)
+                if judged == len(drawn):
                     break
-                done, _ = await asyncio.wait(self._groups.tasks, return_when=asyncio.FIRST_COMPLETED)
-                for group in self._groups.collect(done):
-                    pending.put(group)
-                if not len(self._groups):
+                while drawn[judged] not in finished:
+                    done, _ = await asyncio.wait(self._groups.tasks, return_when=asyncio.FIRST_COMPLETED)
+                    finished |= {group.number: group for group in self._groups.collect(done)}
+                self._judge(finished.pop(drawn[judged]), pending, sampler)
+                judged += 1
+                if judged == len(drawn):
                     wanted = self._target(pending, wanted)
             if self.plan.tokens:
                 self._wanted = max(1, len(pending.kept))
-            pending.kept.sort(key=lambda group: order[group.number])
-            pending.dropped.sort(key=lambda group: order[group.number])
             yield pending
+
+    def _judge(self, group: Group, pending: PendingRound, sampler: Sampler) -> None:
+        pending.put(group)
+        sampler.learn(group)
 
     def _target(self, pending: PendingRound, wanted: int) -> int:
         """How many groups the round needs, by the size of those it has; just `wanted` where tokens do not count."""
@@ -260,7 +268,7 @@ class Scheduler:
             wake.clear()
             groups = self._groups.collect(tasks & done)
             for group in groups:
-                self._pending.put(group)
+                self._judge(group, self._pending, sampler)
             if groups:
                 news.set()
 

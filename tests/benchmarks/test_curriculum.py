@@ -17,7 +17,8 @@ def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: flo
     last = 0
     for step, stage, share in evals:
         rows += [
-            {"kind": "step", "step": n, "rollout/tokens": tokens, "rollout/informative": 0.5}
+            {"kind": "step", "step": n, "rollout/tokens": tokens, "rollout/informative": 1.0 / n}
+            | {"rollout/groups_kept": 1, "rollout/groups_dropped": n - 1}
             for n in range(last + 1, step + 1)
         ]
         last = max(last, step)
@@ -68,11 +69,14 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     assert dynamic["success_less_than_ours"]["value"] == pytest.approx(0.2)
     assert dynamic["times_our_tokens"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
     assert dynamic["area_less_than_ours"]["value"] == pytest.approx(0.1)
+    assert dynamic["informative"] == pytest.approx(10 / 55, abs=1e-3)  # of all groups, not of steps
     assert curriculum_levels.table(report).count("\n") == 3
     ours = list(curriculum_levels.gather(tmp_path, "files", 2)["learnability"].values())
     theirs = list(curriculum_levels.gather(tmp_path, "files", 2)["dynamic"].values())
     assert curriculum_levels.ratio_of_tokens(ours, ours, 1000.0)["value"] == 1.0
     assert curriculum_levels.ratio_of_tokens(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
+    steep = [[(0.0, 0.2), (800.0, 0.9), (1000.0, 0.9)]]  # above the others from 230 tokens on, known to be at 800
+    assert curriculum_levels.ratio_of_tokens(steep, theirs[:1], 1000.0)["value"] == pytest.approx(1.25)
     assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
     assert curriculum_levels.summarise(tmp_path, "files", 3, tokens=2000.0) is None  # nothing was evaluated that late
 

@@ -131,6 +131,35 @@ def test_a_lost_draw_is_drawn_again_once_also_after_a_resume(ladder: Environment
     assert [draw.env for draw in [draws[0], *draws[2:], *later]].count("ladder") == 12 // 4
 
 
+def test_groups_of_the_first_round_are_learnt_from_at_once_and_once(ladder: Environment, group_of: MakeGroup) -> None:
+    """And not again with the round, nor when they are played again after a resume."""
+
+    def new() -> Sampler:
+        return Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
+
+    early, late = new(), new()
+    groups = [group_of(early.next(), [0, 0, 0, 1]) for _ in range(6)]
+    assert [late.next().group for _ in groups] == [group.number for group in groups]
+    before = early.metrics()["curriculum/ladder/level_p"]
+    for group in groups[:4]:
+        early.learn(group)
+    assert early.metrics()["curriculum/ladder/level_p"] != before
+    resumed = new()
+    resumed.restore(early.state())
+    assert [resumed.next().group for _ in groups] == [group.number for group in groups]
+    for group in groups:
+        resumed.learn(group)
+    for sampler in (early, late, resumed):
+        sampler.observe(groups)
+        assert not sampler.state()["learnt"]
+    assert early.metrics() == late.metrics() == resumed.metrics()
+    (draw, *others) = early.next(), late.next(), resumed.next()
+    assert all(other == draw for other in others)
+    after = early.metrics()
+    early.learn(group_of(draw, [0, 0, 0, 1]))
+    assert early.metrics() == after  # later groups wait for their round
+
+
 def test_a_group_is_observed_once(ladder: Environment, group_of: MakeGroup) -> None:
     sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder)], 0)
     group = group_of(sampler.next(), [0, 1])

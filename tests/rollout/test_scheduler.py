@@ -21,7 +21,7 @@ from agentrl.rollout.player import LocalPlayer, RequestGate
 from agentrl.rollout.render import Renderer
 from agentrl.rollout.request import Budget, EnvRuntime, RolloutId
 from agentrl.rollout.scheduler import Plan, Scheduler
-from agentrl.types import Message, Round
+from agentrl.types import Group, Message, Round
 
 BUDGET = Budget(context=4000, tokens=200, retries=0)
 
@@ -127,6 +127,34 @@ def test_rounds_come_in_dispatch_order_whatever_finishes_first(setting: Setting)
     assert run(1, 64) == first and run(2, 3) == first
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_fills_up_a_round_knows_of_the_groups_before_it(setting: Setting, seed: int) -> None:
+    """Groups 0, 3 and 6 have no signal: each makes room for one more, which knows of all groups up to it, and of no
+    other, whatever finishes first."""
+
+    class Noting:
+        def __init__(self) -> None:
+            self.inner = setting.sampler()
+            self.observe = self.inner.observe
+            self.learnt: list[int] = []
+            self.known: dict[int, list[int]] = {}
+
+        def next(self) -> Any:
+            draw = self.inner.next()
+            self.known[draw.group] = list(self.learnt)
+            return draw
+
+        def learn(self, group: Group) -> None:
+            self.learnt.append(group.number)
+            self.inner.learn(group)
+
+    sampler = Noting()
+    scheduler = setting.scheduler(setting.engine(mixed, uneven(seed)), Plan(group_size=4, groups=5))
+    asyncio.run(take(scheduler, sampler, 1))
+    expected: dict[int, list[int]] = dict.fromkeys(range(5), []) | {5: [0], 6: [0, 1, 2, 3], 7: [0, 1, 2, 3, 4, 5, 6]}
+    assert sampler.known == expected and sampler.learnt == list(range(8))
+
+
 def test_dropped_groups_say_why_and_groups_are_whole(setting: Setting) -> None:
     scheduler = setting.scheduler(setting.engine(mixed), Plan(group_size=4, groups=4))
     (only,) = asyncio.run(take(scheduler, setting.sampler(), 1))
@@ -190,7 +218,7 @@ def test_what_half_a_group_settles_the_other_half_never_begins(setting: Setting,
     class Doubtful:
         def __init__(self) -> None:
             self.inner = setting.sampler()
-            self.observe = self.inner.observe
+            self.observe, self.learn = self.inner.observe, self.inner.learn
 
         def next(self) -> Any:
             draw = self.inner.next()
