@@ -34,12 +34,12 @@ from benchmarks.curriculum_real import Curve, at, curve
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-countdown.yaml"
 ARMS: dict[str, list[str]] = {
-    "learnability": ["curriculum={type: learnability}", "eval.every=10"],
+    "learnability": ["curriculum={type: learnability}", "eval.every=6"],
     "dynamic": ["curriculum={type: uniform}", "eval.every=4"],
     "uniform": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "learner.groups_per_step=18"]
     + ["eval.every=5"],
     "levels": ["curriculum={type: levels}", "eval.every=10"],
-    "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=12"],
+    "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=7"],
     "two": ["curriculum={type: learnability}", "learner.groups_per_step=2", "eval.every=15"],
     "dynamic two": ["curriculum={type: uniform}", "learner.groups_per_step=2", "eval.every=6"],
     "sixteen": ["curriculum={type: learnability}", "rollout.group_size=16", "learner.groups_per_step=3"]
