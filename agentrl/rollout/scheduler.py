@@ -9,12 +9,13 @@
     A semaphore lets `concurrency` rollouts run, first come, first served. Engine calls await a server or a thread;
     tools, sandboxes and grading run in threads (off_loop); the loop itself only passes data on.
 
-The sampler is told of each group as soon as it is judged, so that what fills up a round can be drawn with what the
-round has shown so far.
+Synchronous: the learner waits while a round's groups are drawn, finished and judged; they come in dispatch order. What
+is drawn does not depend on what finishes first: each draw is the sampler's next one, and a round is full at the first
+number of draws that holds enough groups to keep.
 
-Synchronous: the learner waits while a round's groups are drawn, finished and judged, in dispatch order. What is drawn
-does not depend on what finishes first: each draw knows of the groups up to the one that made room for it, and a round
-is full at the first number of draws that holds enough groups to keep.
+The first round is different, since the sampler knows nothing yet and would fill it up blindly: it learns from each
+group as soon as it is judged. Synchronous, they are judged in dispatch order then, so that each draw knows of the
+groups up to the one that made room for it, whatever finishes first.
 
 Asynchronous: groups run on while the learner works, and a round is the W oldest groups that are kept, in the order of
 their draws: the learner waits for the oldest instead of filling the round with younger ones that overtook it. So slow
@@ -198,30 +199,43 @@ class Scheduler:
     async def _synchronous(self, sampler: Sampler) -> AsyncGenerator[PendingRound, None]:
         while True:
             pending = PendingRound(self.group_filter)
-            wanted, judged = self._wanted, 0
-            drawn: list[int] = []
-            finished: dict[int, Group] = {}
+            wanted, drawn = self._wanted, 0
+            order: dict[int, int] = {}
+            waiting: dict[int, Group | None] = {}
+            """In dispatch order, the groups that were not judged yet; those that have finished are there."""
             while True:
-                while len(drawn) < wanted or (
-                    len(drawn) < wanted + len(pending.dropped) and self.group_filter.may_refill(wanted, len(drawn))
+                while drawn < wanted or (
+                    drawn < wanted + len(pending.dropped) and self.group_filter.may_refill(wanted, drawn)
                 ):
-                    drawn.append(self._groups.start(sampler.next()).draw.group)
-                if judged == len(drawn):
+                    number = self._groups.start(sampler.next()).draw.group
+                    order[number], waiting[number] = drawn, None
+                    drawn += 1
+                if not waiting:
                     break
-                while drawn[judged] not in finished:
+                ready = next(iter(waiting.values())) if self._first else next(filter(None, waiting.values()), None)
+                if ready is None:
                     done, _ = await asyncio.wait(self._groups.tasks, return_when=asyncio.FIRST_COMPLETED)
-                    finished |= {group.number: group for group in self._groups.collect(done)}
-                self._judge(finished.pop(drawn[judged]), pending, sampler)
-                judged += 1
-                if judged == len(drawn):
+                    waiting.update({group.number: group for group in self._groups.collect(done)})
+                    continue
+                del waiting[ready.number]
+                self._judge(ready, pending, sampler)
+                if not waiting:
                     wanted = self._target(pending, wanted)
             if self.plan.tokens:
                 self._wanted = max(1, len(pending.kept))
+            pending.kept.sort(key=lambda group: order[group.number])
+            pending.dropped.sort(key=lambda group: order[group.number])
             yield pending
+
+    @property
+    def _first(self) -> bool:
+        """Whether no round was handed out yet."""
+        return self._number == 0
 
     def _judge(self, group: Group, pending: PendingRound, sampler: Sampler) -> None:
         pending.put(group)
-        sampler.learn(group)
+        if self._first:
+            sampler.learn(group)
 
     def _target(self, pending: PendingRound, wanted: int) -> int:
         """How many groups the round needs, by the size of those it has; just `wanted` where tokens do not count."""

@@ -105,6 +105,15 @@ def test_however_slow_a_task_is_it_is_trained_on(times: float) -> None:
     assert 0.45 <= figures["slow_share"] <= 0.55
 
 
+def test_after_the_first_round_a_slow_group_holds_no_refill_up() -> None:
+    """Rounds of two groups, in turns with the learner. Group 2 takes 10 s, 3 is dropped after 1 s, and 4, which takes
+    its place at once, takes 8 s."""
+    plan = Plan(group_size=2, groups=2)
+    seconds = lambda group, index: {2: 10.0, 4: 8.0}.get(group, 1.0)  # noqa: E731
+    run = Run(plan, seconds, lambda group, index: 1 if group == 3 else index, count=2, learner_s=0.0)
+    assert run.numbers == [([0, 1], []), ([2, 4], [3])] and run.seconds == pytest.approx(11.0)
+
+
 def test_tokens_are_counted_by_length_and_by_what_became_of_them() -> None:
     """Group 1 hangs in its second rollout; every third group passes in all of its rollouts."""
     run = Run(
