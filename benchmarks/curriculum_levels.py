@@ -103,8 +103,8 @@ def warm_started(env: str, *, out: Path, model: Path, recipe: Path) -> Path:
     return folder
 
 
-def gather(out: Path, env: str, seeds: int, tokens: float = 0.0) -> dict[str, dict[int, Curve]]:
-    """Curves by arm and seed, of runs that were evaluated after that many tokens or more, and of seeds that ours has.
+def gather(out: Path, env: str, seeds: int, tokens: float = 0.0, ours: str = OURS) -> dict[str, dict[int, Curve]]:
+    """Curves by arm and seed, of runs that were evaluated after that many tokens or more, and of seeds that `ours` has.
 
     All runs start from one policy, so their first evaluations are one figure: their mean.
     """
@@ -117,9 +117,8 @@ def gather(out: Path, env: str, seeds: int, tokens: float = 0.0) -> dict[str, di
         for arm in ARMS
     }  # fmt: skip
     begin = float(np.mean([points[0][1] for runs in curves.values() for points in runs.values()] or [0.0]))
-    ours = curves[OURS]
     found = {
-        arm: {seed: [(points[0][0], begin), *points[1:]] for seed, points in runs.items() if seed in ours}
+        arm: {seed: [(points[0][0], begin), *points[1:]] for seed, points in runs.items() if seed in curves[ours]}
         for arm, runs in curves.items()
     }
     return {arm: runs for arm, runs in found.items() if runs}
@@ -160,20 +159,20 @@ def informative(out: Path, env: str, arm: str, seeds: Sequence[int]) -> float:
     return round(float(np.average([row["rollout/informative"] for row in rows], weights=groups)), 3)
 
 
-def summarise(out: Path, env: str, seeds: int, tokens: float | None = None) -> dict[str, Any] | None:
-    """Success at equal tokens and on the way there, by arm, and what sets ours apart from each of the others.
+def summarise(out: Path, env: str, seeds: int, tokens: float | None = None, ours: str = OURS) -> dict[str, Any] | None:
+    """Success at equal tokens and on the way there, by arm, and what sets `ours` apart from each of the others.
 
-    Without `tokens` they are compared at the most that every run has an evaluation for. An arm is paired with ours
+    Without `tokens` they are compared at the most that every run has an evaluation for. An arm is paired with `ours`
     over the seeds that both have.
     """
-    curves = gather(out, env, seeds, tokens or 0.0)
+    curves = gather(out, env, seeds, tokens or 0.0, ours)
     if len(curves) < 2:
         return None
     tokens = tokens or min(points[-1][0] for runs in curves.values() for points in runs.values())
     grid = np.linspace(0.0, tokens, 201)
-    ours = curves[OURS]
+    mine = curves[ours]
     area = {arm: {n: float(np.mean([at(p, x) for x in grid])) for n, p in runs.items()} for arm, runs in curves.items()}
-    report: dict[str, Any] = {"env": env, "tokens": tokens, "arms": {}}
+    report: dict[str, Any] = {"env": env, "tokens": tokens, "ours": ours, "arms": {}}
     for arm, runs in curves.items():
         row = report["arms"][arm] = {
             "seeds": list(runs),
@@ -183,11 +182,11 @@ def summarise(out: Path, env: str, seeds: int, tokens: float | None = None) -> d
             "informative": informative(out, env, arm, list(runs)),
             "curves": {str(seed): [[round(x), round(y, 4)] for x, y in points] for seed, points in runs.items()},
         }
-        if arm != OURS:
-            last = [at(ours[seed], tokens) - at(points, tokens) for seed, points in runs.items()]
+        if arm != ours:
+            last = [at(mine[seed], tokens) - at(points, tokens) for seed, points in runs.items()]
             row["success_less_than_ours"] = bootstrap(last).as_dict()
-            row["area_less_than_ours"] = bootstrap([area[OURS][seed] - area[arm][seed] for seed in runs]).as_dict()
-            row["times_our_tokens"] = ratio_of_tokens([ours[seed] for seed in runs], list(runs.values()), tokens)
+            row["area_less_than_ours"] = bootstrap([area[ours][seed] - area[arm][seed] for seed in runs]).as_dict()
+            row["times_our_tokens"] = ratio_of_tokens([mine[seed] for seed in runs], list(runs.values()), tokens)
     return report
 
 
@@ -201,8 +200,8 @@ def table(report: dict[str, Any]) -> str:
 
     lines = [
         f"| {report['env']} | seeds | success after {report['tokens'] / 1000:.0f}k tokens | mean on the way "
-        f"| {OURS} less this one, at the end | on the way | times {OURS}'s tokens | groups with a signal "
-        "| by level at the end |",
+        f"| {report['ours']} less this one, at the end | on the way | times the tokens of {report['ours']} "
+        "| groups with a signal | by level at the end |",
         "|---" * 9 + "|",
     ]
     for arm, row in report["arms"].items():
@@ -254,6 +253,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=1, help="SGLang servers to start, one for each run at once")
     parser.add_argument("--urls", default="", help="running ones to use instead")
     parser.add_argument("--tokens", type=int, help="what each run may sample (800,000), or where they are compared")
+    parser.add_argument("--ours", default=OURS, choices=list(ARMS), help="the arm that the others are compared with")
     parser.add_argument("--figure", type=Path, help="write the curves to this file")
     chosen = parser.parse_args()
     envs, arms, urls = chosen.envs.split(","), chosen.arms.split(","), [u for u in chosen.urls.split(",") if u]
@@ -276,7 +276,7 @@ def main() -> None:
         if missing:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
     compared = chosen.tokens if chosen.summarise else None
-    reports = [report for env in envs if (report := summarise(chosen.out, env, chosen.seeds, compared))]
+    reports = [report for env in envs if (report := summarise(chosen.out, env, chosen.seeds, compared, chosen.ours))]
     if not reports:
         raise SystemExit(f"{chosen.out}: no seed has two evaluations under every arm yet")
     if chosen.figure:
