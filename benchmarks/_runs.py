@@ -13,13 +13,15 @@ import argparse
 import asyncio
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,12 +99,15 @@ def play(
     at_once: int,
     minutes: float | None,
     urls: Sequence[str] = (),
+    then: Callable[[str], Mapping[str, Sequence[str]]] = lambda name: {},
+    keep: bool = True,
 ) -> dict[str, float]:
     """Train what is not finished, given as settings by name; how long each run took that was made here in one go.
 
     With `urls` the runs use the accelerator, and each has one of these SGLang servers to itself: as many at once.
     A run that fails is reported and leaves the others alone; so does one that the minutes did not suffice for, and
-    both go on from their checkpoint the next time.
+    both go on from their checkpoint the next time. `then` is told of every finished run and names those that begin with
+    what it left; they come next. Without `keep` the checkpoints of a finished run are removed after that.
     """
     out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + minutes * 60.0 if minutes else None
@@ -113,13 +118,27 @@ def play(
         free.put(url)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way the runs are told, and can go on later
 
-    def one(name: str) -> None:
-        if finished(out, name) or stop.is_set() or (ends and time.monotonic() >= ends):
-            return
+    def one(name: str, settings: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        if not finished(out, name):
+            if stop.is_set() or (ends and time.monotonic() >= ends):
+                return {}
+            train(name, settings)
+        if not finished(out, name):
+            return {}
+        try:
+            more = then(name)
+        except (OSError, subprocess.CalledProcessError) as error:
+            _say(f"{name}: nothing can begin with it: {error}")
+            return {}
+        if not keep:
+            shutil.rmtree(out / name / "checkpoints", ignore_errors=True)
+        return more
+
+    def train(name: str, chosen: Sequence[str]) -> None:
         resume = (out / name / "recipe.yaml").is_file()
         url = free.get() if urls else ""
         server = [f"rollout.engine.urls=[{url}]"] if urls else []
-        settings = [f"run.name={name}", f"run.out={out}", "run.threads=1", *server, *runs[name]]
+        settings = [f"run.name={name}", f"run.out={out}", "run.threads=1", *server, *chosen]
         flags = [part for setting in settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "agentrl", "train", str(recipe), *flags, *(["--resume"] if resume else [])]
         began = time.monotonic()
@@ -131,9 +150,15 @@ def play(
             seconds[name] = round(took, 1)
         _say(f"{name}: {'done' if code == 0 else f'stopped (exit {code}, see {out / name}.log)'} after {took:.0f} s")
 
-    with ThreadPoolExecutor(len(urls) or at_once) as pool:
+    workers = len(urls) or at_once
+    waiting, going = deque(runs.items()), set[Future[Mapping[str, Sequence[str]]]]()
+    with ThreadPoolExecutor(workers) as pool:
         try:
-            list(pool.map(one, runs))
+            while waiting or going:
+                while waiting and len(going) < workers:
+                    going.add(pool.submit(one, *waiting.popleft()))
+                done, going = wait(going, return_when=FIRST_COMPLETED)
+                waiting.extendleft(pair for each in done for pair in reversed(list(each.result().items())))
         except KeyboardInterrupt:
             stop.set()
             _say("stopping; what there is by then is reported")

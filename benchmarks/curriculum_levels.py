@@ -271,7 +271,7 @@ def main() -> None:
             for arm in arms
         }
         with nullcontext(urls) if urls else served(chosen.model, chosen.servers, chosen.out) as given:
-            play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes, urls=given)
+            play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes, urls=given, keep=False)
         missing = [name for name in runs if not finished(chosen.out, name)]
         if missing:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.catalogue import CHECKOUT
-from benchmarks import _runs, ablations, curriculum_levels, curriculum_real, quickstart
+from benchmarks import _runs, ablations, curriculum_levels, curriculum_real, frontier, quickstart
 
 
 def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: float = 100.0) -> None:
@@ -79,6 +82,51 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     assert curriculum_levels.ratio_of_tokens(steep, theirs[:1], 1000.0)["value"] == pytest.approx(1.25)
     assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
     assert curriculum_levels.summarise(tmp_path, "files", 3, tokens=2000.0) is None  # nothing was evaluated that late
+
+
+def test_what_begins_with_a_run_follows_it_and_only_then_do_its_checkpoints_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def train(command: Sequence[str], log: Path, *rest: Any, **more: Any) -> int:
+        name = log.stem
+        order.append(name)
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        if name == "stopped":
+            return 3
+        _runs.log_of(tmp_path, name).write_text('{"kind": "eval", "step": 1, "stage": "end"}\n')
+        return 0
+
+    def then(name: str) -> dict[str, list[str]]:
+        assert (tmp_path / name / "checkpoints").is_dir()
+        if name == "b":
+            raise subprocess.CalledProcessError(1, "export")
+        return {"a, on": [], "a, again": []} if name == "a" else {}
+
+    monkeypatch.setattr(_runs, "_run", train)
+    runs: dict[str, list[str]] = {"a": [], "stopped": [], "b": []}
+    _runs.play(Path("recipe.yaml"), runs, tmp_path, at_once=1, minutes=None, then=then, keep=False)
+    assert order == ["a", "a, on", "a, again", "stopped", "b"]
+    left = {name for name in order if (tmp_path / name / "checkpoints").is_dir()}
+    assert left == {"stopped", "b"}  # to go on with, and what could not be handed on
+
+
+def test_demonstrations_are_compared_with_the_run_that_had_none(tmp_path: Path) -> None:
+    for seed, gain in enumerate((0.1, 0.3)):
+        write(tmp_path, f"files-learnability-{seed}", [(0, "start", 0.2), (10, "end", 0.4)])
+        write(tmp_path, f"files-on-{seed}", [(0, "start", 0.4), (10, "end", 0.4)])
+        write(tmp_path, f"files-again-{seed}", [(0, "start", 0.4), (0, "sft", 0.2), (20, "end", 0.6 + 2 * gain)])
+    report = frontier.summarise(tmp_path, 3)
+    assert report is not None
+    assert (report["tokens"], list(report["arms"])) == (1000.0, ["learnability", "on", "again"])
+    again = report["arms"]["again"]
+    assert again["begins"] == {"1": 0.2}  # after the demonstrations
+    assert again["each"] == {"0": 0.5, "1": 0.7}
+    assert (again["more_than"], again["more"]["value"]) == ("on", pytest.approx(0.2))
+    assert frontier.table(report).count("\n") == 4
+    assert frontier.summarise(tmp_path, 3, tokens=5000.0) is None
+    assert frontier.second("files-extra-0", tmp_path, 10) == {}
 
 
 def test_variants_of_a_recipe_are_compared_with_it_over_the_seeds_that_both_have(tmp_path: Path) -> None:
