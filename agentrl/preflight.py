@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -46,11 +45,9 @@ def _steps(recipe: Recipe, stack: ExitStack) -> Iterator[tuple[str, str]]:
 
     folder = recipe.run.out / recipe.run.name
     there = (folder / "recipe.yaml").exists()
-    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(parent).free / 2**30
-    yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}; {free:.0f} GiB of disk left"
+    yield "run folder", f"{folder} {'exists: needs --resume' if there else 'is free'}"
     check_trainable(recipe)
-    yield "memory", _memory(recipe)
+    yield from _room(recipe)
     runtimes = stack.enter_context(serving.runtimes(recipe, rewarded=True))
     yield "environments", ", ".join(f"{s.name} in {s.sandbox} sandboxes" for s in recipe.envs)
     yield "engine", _engine(recipe)
@@ -158,15 +155,19 @@ def _judge(recipe: Recipe, runtimes: Mapping[str, EnvRuntime]) -> str:
     return "; ".join(lines)
 
 
-def _memory(recipe: Recipe) -> str:
-    """Compare what the learner will need with what its device has, from shapes alone."""
+def _room(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Compare what the learner and its checkpoints will need with what device and disk have, from shapes alone."""
     from agentrl.learn import memory
     from agentrl.learn.other_models import other_models
 
     result = memory.fit(recipe, other_models(recipe))
     if result.need > result.have:
         raise AgentRLError(result.advice)
-    return result.text
+    yield "memory", result.text
+    text, warning = memory.disk(recipe, result)
+    if warning:
+        raise AgentRLError(warning)
+    yield "disk", text
 
 
 def _first_task(recipe: Recipe, section: EnvSection, environment: Environment) -> Task:

@@ -1,4 +1,5 @@
-"""Estimates the memory of a learner by part, from shapes and recipe alone, before anything is loaded.
+"""Estimates the memory of a learner by part, and the disk of its checkpoints, from shapes and recipe alone, before
+anything is loaded.
 
 The parts that persist (weights, masters, gradients, moments, reference) are exact. Activations count what a layer keeps
 for its backward pass; they, and what kernels use in passing, are estimates.
@@ -7,14 +8,15 @@ for its backward pass; they, and what kernels use in passing, are estimates.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from agentrl.errors import RecipeError
+from agentrl.errors import RecipeError, StorageError
 from agentrl.learn.algorithms import resolve
 from agentrl.learn.attention import choose, repeats_keys
 from agentrl.learn.compile import can_compile
@@ -32,13 +34,15 @@ GATHERED_SHARE = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a recipe's learner needs of a device's memory."""
+    """What a recipe's learner needs of a device's memory, and of a disk."""
 
     need: float
     """GiB."""
     have: float
     """GiB."""
     text: str
+    checkpoint: float
+    """GiB that one checkpoint takes on disk."""
 
     @property
     def advice(self) -> str:
@@ -83,15 +87,45 @@ def fit(recipe: Recipe, others: Mapping[str, int] | None = None) -> Fit:
     if host > available_memory():
         need, have = host, available_memory()
         text = f"learner.offload needs about {host:.1f} GiB of the host's {have:.1f} GiB"
-    return Fit(need, have, text)
+    return Fit(need, have, text, _checkpoint(parameters, recipe) / 2**30)
 
 
 def refuse_what_cannot_fit(recipe: Recipe, others: Mapping[str, int] | None = None) -> str | None:
-    """Raise RecipeError for a recipe that is far too large for the device; return a warning for one that may be."""
+    """Raise an error for a recipe that is far too large for the device, or whose disk has no room for a checkpoint;
+    return a warning for one that may be."""
     result = fit(recipe, others)
     if result.need > MARGIN * result.have:
         raise RecipeError(result.advice)
-    return f"this may not fit. {result.advice}" if result.need > result.have else None
+    told = [f"this may not fit. {result.advice}" if result.need > result.have else None, disk(recipe, result)[1]]
+    return "\n".join(filter(None, told)) or None
+
+
+def disk(recipe: Recipe, result: Fit) -> tuple[str, str | None]:
+    """Return what the run's checkpoints take of its disk, and a warning where it may become full; raise StorageError
+    where not even one has room."""
+    folder, keep = recipe.run.out / recipe.run.name, recipe.checkpoint.keep
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    held = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file()) / 2**30
+    most = (keep + 1) * result.checkpoint
+    text = f"{_size(free)} are free, {_size(most)} needed: {keep} checkpoints of {_size(result.checkpoint)}"
+    text += " and one that is being written" + (f", {_size(held)} of it there already" if held else "")
+    if result.checkpoint > free + held:
+        raise StorageError(f"{there}: {text}; choose another disk with run.out")
+    return text, f"the disk may become full. {there}: {text}" if most > free + held else None
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.0f} MiB"
+
+
+def _checkpoint(parameters: Sequence[torch.nn.Parameter], recipe: Recipe) -> int:
+    """Return the bytes of one checkpoint: the model or its adapter, float32 masters, moments, reference."""
+    trained = [p for p in parameters if p.requires_grad]
+    count, model = (sum(p.numel() for p in trained), sum(p.numel() * p.element_size() for p in trained))
+    moments = 2 if recipe.learner.optimizer == "adamw8bit" else 8
+    reference = model if resolve(recipe.algorithm).needs_reference else 0
+    return model + count * (4 + moments) + reference
 
 
 def shapes(recipe: Recipe, device: torch.device) -> Any:

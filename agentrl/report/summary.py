@@ -41,8 +41,21 @@ def _next(name: str, steps: int, rows: Sequence[Row]) -> list[tuple[str, str]]:
     if last <= first + 0.02 and last < 0.95:
         return [(view[0], "it did not get better: look at what the policy does"), longer, evaluate]
     if last < 0.9:
-        return [view, evaluate, chat, longer, export]
+        hard = _beyond(evals[-1])
+        show = (export[0], f"{hard}: go on from DIR after demonstrations of them (warm_start.levels)")
+        return [view, evaluate, chat, longer, show if hard else export]
     return [view, evaluate, chat, export]
+
+
+def _beyond(row: Row) -> str:
+    """Name the levels that are hardly ever solved, where others mostly are; "" where there are none."""
+    names = []
+    for env, figures in by_environment(row).items():
+        levels = figures.get("levels") or {}
+        hard = [level for level, success in levels.items() if success < 0.1]
+        if hard and max(levels.values()) > 0.5:
+            names.append(f"level{'s' * (len(hard) > 1)} {', '.join(hard)} of {env}")
+    return f"it hardly ever solves {' and '.join(names)}" if names else ""
 
 
 def _success(row: Row) -> float:

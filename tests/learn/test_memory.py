@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.errors import RecipeError
-from agentrl.learn import memory
+from agentrl.errors import RecipeError, StorageError
+from agentrl.learn import checkpoint, memory
 from agentrl.learn.learner import Learner
 from agentrl.learn.model import load_model, save_model
 from agentrl.learn.other_models import other_models
@@ -125,6 +126,46 @@ def test_a_recipe_that_cannot_fit_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(memory, "available_memory", lambda: 0.9 * need)
     warning = memory.refuse_what_cannot_fit(lora)
     assert warning is not None and warning.startswith("this may not fit. memory: about")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_checkpoint_takes_what_was_estimated(
+    make_recipe: MakeRecipe, make_samples: Callable[..., list[TrainingSample]], tmp_path: Path, dtype: str, lora: bool
+) -> None:
+    recipe = make_recipe(algorithm=KL, model={"dtype": dtype, "width": 128, "layers": 4})
+    if lora:
+        save_model(*load_model(recipe.model, device="cpu"), tmp_path / "base")
+        section = {"path": str(tmp_path / "base"), "dtype": dtype, "lora": {"rank": 32}}
+        recipe = Recipe.model_validate(recipe.model_dump(by_alias=True) | {"model": section})
+    learner = Learner(*load_model(recipe.model, device="cpu"), recipe)
+    learner.step(learner.pack(make_samples(4)))
+    written = checkpoint.save(tmp_path / "checkpoints", learner)
+    files = [file for file in written.rglob("*") if file.suffix == ".safetensors" or file.name == "learner.pt"]
+    assert memory.fit(recipe).checkpoint * 2**30 == pytest.approx(sum(f.stat().st_size for f in files), rel=0.1)
+
+
+def test_a_disk_that_checkpoints_would_fill_is_named_before_training(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_recipe().model_dump(by_alias=True)
+    run = {"name": "new", "out": str(tmp_path)}
+    recipe = Recipe.model_validate(base | {"run": run, "checkpoint": {"keep": 3}})
+    one = round(memory.fit(recipe).checkpoint * 2**30)
+
+    def told(free: float) -> str | None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        return memory.refuse_what_cannot_fit(recipe)
+
+    assert told(4 * one) is None
+    warning = told(3.9 * one)
+    assert warning is not None and warning.startswith(f"the disk may become full. {tmp_path}: ")
+    with pytest.raises(StorageError, match="3 checkpoints of .* choose another disk with run.out"):
+        told(0.9 * one)
+    held = tmp_path / "new" / "checkpoints" / "step-000001" / "learner.pt"
+    held.parent.mkdir(parents=True)
+    held.write_bytes(bytes(one))  # of a run that is resumed, and rotated away as others are written
+    assert told(3 * one) is None
 
 
 def test_a_scratch_model_is_estimated_as_it_will_be_built(make_recipe: MakeRecipe) -> None:

@@ -25,6 +25,17 @@ def test_what_to_do_next_follows_from_what_came_out() -> None:
     assert commands(evaluation(0.1, 0), evaluation(0.97, 40)) == [view, ev, chat, export]
 
 
+def test_levels_beyond_the_frontier_are_named() -> None:
+    levels = {"1": 0.9, "2": 0.6, "3": 0.05, "4": 0.0}
+    last = {**evaluation(0.4, 40), "eval/files/levels": levels, "eval/sql/pass@1": {"value": 0.9}}
+    (line,) = [line for line in closing(Path("r"), 40, [evaluation(0.1, 0), last]) if "export" in line]
+    assert line.endswith(
+        "it hardly ever solves levels 3, 4 of files: go on from DIR after demonstrations of them (warm_start.levels)"
+    )
+    last["eval/files/levels"] = dict.fromkeys("1234", 0.05)  # a policy that can do nothing yet has no frontier
+    assert not any("hardly" in line for line in closing(Path("r"), 40, [evaluation(0.1, 0), last]))
+
+
 def test_alarms_come_first() -> None:
     alarms = [{"kind": "alarm", "step": step, "name": name} for step, name in ((3, "signal"), (9, "entropy"))]
     assert closing(Path("r"), 4, alarms)[0] == (
