@@ -116,13 +116,21 @@ def play(
     free = queue.SimpleQueue[str]()
     for url in urls:
         free.put(url)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way the runs are told, and can go on later
+    # Either way the runs are told, and can go on later.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def one(name: str, settings: Sequence[str]) -> Mapping[str, Sequence[str]]:
         if not finished(out, name):
             if stop.is_set() or (ends and time.monotonic() >= ends):
                 return {}
-            train(name, settings)
+            url = free.get() if urls else None
+            try:
+                train(name, settings, url)
+            except OSError as error:
+                _say(f"{name}: {error}")
+            finally:
+                if url:
+                    free.put(url)
         if not finished(out, name):
             return {}
         try:
@@ -134,17 +142,14 @@ def play(
             shutil.rmtree(out / name / "checkpoints", ignore_errors=True)
         return more
 
-    def train(name: str, chosen: Sequence[str]) -> None:
+    def train(name: str, chosen: Sequence[str], url: str | None) -> None:
         resume = (out / name / "recipe.yaml").is_file()
-        url = free.get() if urls else ""
-        server = [f"rollout.engine.urls=[{url}]"] if urls else []
+        server = [f"rollout.engine.urls=[{url}]"] if url else []
         settings = [f"run.name={name}", f"run.out={out}", "run.threads=1", *server, *chosen]
         flags = [part for setting in settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "agentrl", "train", str(recipe), *flags, *(["--resume"] if resume else [])]
         began = time.monotonic()
-        code = _run(command, out / f"{name}.log", ends, stop, accelerator=bool(urls))
-        if urls:
-            free.put(url)
+        code = _run(command, out / f"{name}.log", ends, stop, accelerator=bool(url))
         took = time.monotonic() - began
         if code == 0 and not resume:
             seconds[name] = round(took, 1)
@@ -162,6 +167,7 @@ def play(
         except KeyboardInterrupt:
             stop.set()
             _say("stopping; what there is by then is reported")
+    signal.signal(signal.SIGTERM, before)
     return seconds
 
 

@@ -10,7 +10,7 @@
 Needs one GPU, on which it starts as many SGLang servers as runs are to go on at once, best under NVIDIA's MPS. An arm
 is a curriculum, a group filter and the size of a step; all else is equal, the seed too. Success is the mean over the
 levels of held-out tasks, read against the tokens that training has sampled, dropped groups included. Runs that are
-finished are read, not repeated.
+finished are read, not repeated, and their checkpoints are removed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@
                  └── extra       the demonstrations of the hard levels first, then as learnability
 
 Needs one GPU, as `benchmarks.curriculum_levels`, whose settings it uses. Each run samples --tokens tokens; what the
-expert plays costs none. Success is the mean over the levels of held-out tasks. Runs that are finished are not repeated.
+expert plays costs none. Success is the mean over the levels of held-out tasks. Runs that are finished are not repeated,
+and their checkpoints are removed.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def first(start: Path, seeds: int, tokens: int) -> dict[str, list[str]]:
 
 def second(name: str, out: Path, tokens: int) -> dict[str, list[str]]:
     """The runs that begin where this one ended, whose policy is exported for them."""
-    arm, _, seed = name.removeprefix(f"{ENV}-").rpartition("-")
-    if arm != "learnability" or not name.startswith(ENV):
+    before, _, seed = name.rpartition("-")
+    if before != f"{ENV}-learnability":
         return {}
     folder = out / f"{ENV}-end-{seed}"
     if not (folder / "config.json").is_file():
@@ -109,14 +110,18 @@ def summarise(out: Path, seeds: int, tokens: float | None = None) -> dict[str, A
             "seeds": list(runs),
             "begins": _by_level([points[0][1] for points in runs.values()]),
             "levels": _by_level(list(ends[arm].values())),
-            "success": mean_of(list(means[arm].values())),
+            "success": _mean(list(means[arm].values())),
             "each": {str(seed): round(value, 3) for seed, value in means[arm].items()},
         }
         beside = means.get(BESIDE.get(arm, ""), {})
         if both := [seed for seed in runs if seed in beside]:
             row["more_than"] = BESIDE[arm]
-            row["more"] = mean_of([means[arm][seed] - beside[seed] for seed in both])
+            row["more"] = _mean([means[arm][seed] - beside[seed] for seed in both])
     return report
+
+
+def _mean(values: Sequence[float]) -> dict[str, float]:
+    return mean_of(values) if len(values) > 1 else {"value": values[0]}
 
 
 def _by_level(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -133,7 +138,9 @@ def table(report: dict[str, Any]) -> str:
     for arm, row in report["arms"].items():
         begins, ends = (", ".join(f"{x:.2f}" for x in row[key].values()) for key in ("begins", "levels"))
         gain = row.get("more")
-        more = f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" if gain else ""
+        more = f"{gain['value']:+.3f}" if gain else ""
+        if gain and "high" in gain:
+            more += f" [{gain['low']:+.3f}, {gain['high']:+.3f}]"
         lines.append(f"| {arm} | {len(row['seeds'])} | {begins} | {ends} | {row['success']['value']:.3f} | {more} |")
     return "\n".join(lines)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +66,17 @@ def test_an_environment_that_cannot_be_forked_is_found(member: Callable[[str, st
     assert code == 0 and "ok       forks of forked: an episode can be forked (0 KiB)" in said
     code, said = tried(tmp_path, bad, **branching)
     assert code == 1 and "algorithm.credit: branch forks episodes, but Plain.kept (lock) cannot be copied" in said[-1]
+
+
+def test_a_disk_that_checkpoints_would_fill_fails(
+    member: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = member("spacious", PLAIN.replace("KEPT", "[1]"))
+    code, said = tried(tmp_path, name)
+    assert code == 0 and any(line.startswith("ok       disk: ") for line in said)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    code, said = tried(tmp_path, name)
+    assert code == 1 and "0 MiB are free, checkpoints take" in said[-1]
 
 
 def test_an_environment_that_only_a_path_finds_is_tried(

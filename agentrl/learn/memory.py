@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,17 +104,31 @@ def refuse_what_cannot_fit(recipe: Recipe, others: Mapping[str, int] | None = No
 
 def disk(recipe: Recipe, result: Fit) -> tuple[str, str | None]:
     """Return what the run's checkpoints take of its disk, and a warning where it may become full; raise StorageError
-    where not even one has room."""
-    folder, keep = recipe.run.out / recipe.run.name, recipe.checkpoint.keep
+    where the next one has no room. Trajectories, which `run.disk_gb` bounds, are not counted."""
+    section, one = recipe.checkpoint, result.checkpoint
+    folder = recipe.run.out / recipe.run.name / "checkpoints"
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free / 2**30
-    held = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file()) / 2**30
-    most = (keep + 1) * result.checkpoint
-    text = f"{_size(free)} are free, {_size(most)} needed: {keep} checkpoints of {_size(result.checkpoint)}"
-    text += " and one that is being written" + (f", {_size(held)} of it there already" if held else "")
-    if result.checkpoint > free + held:
-        raise StorageError(f"{there}: {text}; choose another disk with run.out")
-    return text, f"the disk may become full. {there}: {text}" if most > free + held else None
+    free = (shutil.disk_usage(there).free + _bytes(folder.glob(".writing-*"))) / 2**30  # what a kill left will go
+    written = 1 + (recipe.warm_start is not None) + (recipe.run.steps // section.every if section.every else 0)
+    most = min(section.keep + 1, written)  # an old one goes when the new one is complete
+    held = min(_bytes(folder.glob("step-*")) / 2**30, section.keep * one)
+    text = f"{_size(free)} are free, checkpoints take {_size(most * one)}: up to {most} of {_size(one)} at a time"
+    text += f", {_size(held)} of it there already" if held else ""
+    advice = f"{there}: {text}; free some space, lower checkpoint.keep, or choose another disk with run.out"
+    if one > free:
+        raise StorageError(advice)
+    return text, f"the disk may become full. {advice}" if most * one - held > free else None
+
+
+def _bytes(folders: Iterable[Path]) -> int:
+    """Return what lies there; files may vanish meanwhile."""
+    total = 0
+    for folder in folders:
+        for where, _, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    total += os.stat(os.path.join(where, name)).st_size
+    return total
 
 
 def _size(gib: float) -> str:
@@ -124,7 +140,9 @@ def _checkpoint(parameters: Sequence[torch.nn.Parameter], recipe: Recipe) -> int
     trained = [p for p in parameters if p.requires_grad]
     count, model = (sum(p.numel() for p in trained), sum(p.numel() * p.element_size() for p in trained))
     moments = 2 if recipe.learner.optimizer == "adamw8bit" else 8
-    reference = model if resolve(recipe.algorithm).needs_reference else 0
+    reference = 0
+    if resolve(recipe.algorithm).needs_reference:
+        reference = 4 * count if recipe.learner.ranks > 1 else model
     return model + count * (4 + moments) + reference
 
 

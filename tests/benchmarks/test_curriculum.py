@@ -80,6 +80,11 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     assert curriculum_levels.ratio_of_tokens(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
     steep = [[(0.0, 0.2), (800.0, 0.9), (1000.0, 0.9)]]  # above the others from 230 tokens on, known to be at 800
     assert curriculum_levels.ratio_of_tokens(steep, theirs[:1], 1000.0)["value"] == pytest.approx(1.25)
+    turned = curriculum_levels.summarise(tmp_path, "files", 3, ours="dynamic")
+    assert turned is not None
+    assert turned["arms"]["learnability"]["times_our_tokens"]["value"] == pytest.approx(0.5)
+    assert (turned["ours"], turned["arms"]["learnability"]["seeds"]) == ("dynamic", [0, 1])
+    assert "dynamic less this one" in curriculum_levels.table(turned)
     assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
     assert curriculum_levels.summarise(tmp_path, "files", 3, tokens=2000.0) is None  # nothing was evaluated that late
 
@@ -126,7 +131,29 @@ def test_demonstrations_are_compared_with_the_run_that_had_none(tmp_path: Path) 
     assert (again["more_than"], again["more"]["value"]) == ("on", pytest.approx(0.2))
     assert frontier.table(report).count("\n") == 4
     assert frontier.summarise(tmp_path, 3, tokens=5000.0) is None
-    assert frontier.second("files-extra-0", tmp_path, 10) == {}
+    assert again["more"]["low"] < 0.2 < again["more"]["high"]
+    write(tmp_path / "one", "files-on-0", [(0, "start", 0.4), (10, "end", 0.5)])
+    alone = frontier.summarise(tmp_path / "one", 3)
+    assert alone is not None
+    assert alone["arms"]["on"]["success"] == {"value": 0.5}  # an interval of one seed would be endless
+
+
+def test_what_follows_begins_with_the_policy_that_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: exported.append(command))
+    assert not any(
+        frontier.second(name, tmp_path, 10) for name in ("files-extra-0", "learnability-0", "sql-learnability-0")
+    )
+    runs = frontier.second("files-learnability-1", tmp_path, 10)
+    assert exported[0][-2:] == [str(tmp_path / "files-learnability-1"), str(tmp_path / "files-end-1")]
+    assert list(runs) == ["files-on-1", "files-again-1", "files-all-1"]
+    assert all(f"model.path={tmp_path / 'files-end-1'}" in chosen for chosen in runs.values())
+    warm = [next(s for s in reversed(chosen) if s.startswith("warm_start=")) for chosen in runs.values()]
+    assert warm == ["warm_start=null", frontier.HARD, frontier.ALL]  # the last of equal settings counts
+    (tmp_path / "files-end-1").mkdir()
+    (tmp_path / "files-end-1" / "config.json").touch()
+    assert frontier.second("files-learnability-1", tmp_path, 10) == runs
+    assert len(exported) == 1
 
 
 def test_variants_of_a_recipe_are_compared_with_it_over_the_seeds_that_both_have(tmp_path: Path) -> None:

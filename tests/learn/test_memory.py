@@ -150,7 +150,7 @@ def test_a_disk_that_checkpoints_would_fill_is_named_before_training(
 ) -> None:
     base = make_recipe().model_dump(by_alias=True)
     run = {"name": "new", "out": str(tmp_path)}
-    recipe = Recipe.model_validate(base | {"run": run, "checkpoint": {"keep": 3}})
+    recipe = Recipe.model_validate(base | {"run": run | {"steps": 10}, "checkpoint": {"keep": 3, "every": 1}})
     one = round(memory.fit(recipe).checkpoint * 2**30)
 
     def told(free: float) -> str | None:
@@ -160,12 +160,19 @@ def test_a_disk_that_checkpoints_would_fill_is_named_before_training(
     assert told(4 * one) is None
     warning = told(3.9 * one)
     assert warning is not None and warning.startswith(f"the disk may become full. {tmp_path}: ")
-    with pytest.raises(StorageError, match="3 checkpoints of .* choose another disk with run.out"):
+    with pytest.raises(StorageError, match="up to 4 of .* or choose another disk with run.out"):
         told(0.9 * one)
     held = tmp_path / "new" / "checkpoints" / "step-000001" / "learner.pt"
     held.parent.mkdir(parents=True)
-    held.write_bytes(bytes(one))  # of a run that is resumed, and rotated away as others are written
-    assert told(3 * one) is None
+    held.write_bytes(bytes(5 * one))  # of a run that is resumed: kept until the next one is complete
+    assert told(1.1 * one) is None
+    with pytest.raises(StorageError):
+        told(0.9 * one)
+    held.parent.rename(held.parent.with_name(".writing-000002"))  # a kill left it, and it goes first
+    assert told(0.0) is None
+    monkeypatch.setattr(memory, "_bytes", lambda folders: 0)
+    recipe = Recipe.model_validate(base | {"run": run | {"steps": 10}, "checkpoint": {"keep": 3, "every": 0}})
+    assert told(1.1 * one) is None  # the only one is written at the end
 
 
 def test_a_scratch_model_is_estimated_as_it_will_be_built(make_recipe: MakeRecipe) -> None:
