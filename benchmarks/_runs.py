@@ -24,12 +24,13 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl import metrics
 from agentrl.engines.sglang import install
 from agentrl.engines.sglang.server import Server
 
+T = TypeVar("T")
 GRACE_S = 120.0
 """What a run that was told to stop has for its last checkpoint."""
 
@@ -89,6 +90,25 @@ def heldout(row: metrics.Row) -> dict[str, float]:
     (figures,) = metrics.by_environment(row).values()
     score: dict[str, float] = figures["pass@1"]
     return score
+
+
+def readings(log: Path, of: Callable[[metrics.Row], T]) -> list[tuple[float, T]]:
+    """(Sampled tokens so far, what `of` reads) at every evaluation since the last before RL; one point a step."""
+    spent, points = 0.0, dict[int, tuple[float, T]]()
+    for row in metrics.read(log):
+        if row["kind"] == "step":
+            spent += float(row["rollout/tokens"])
+        elif row["kind"] == "eval":
+            points[int(row["step"])] = (spent, of(row))
+    return list(points.values())
+
+
+def export(run: Path, folder: Path) -> Path:
+    """Write a run's policy to the folder unless it is there, for other runs to begin with."""
+    if not (folder / "config.json").is_file():
+        command = [sys.executable, "-m", "agentrl", "model", "export", str(run), str(folder)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    return folder
 
 
 def play(
@@ -167,7 +187,7 @@ def play(
         except KeyboardInterrupt:
             stop.set()
             _say("stopping; what there is by then is reported")
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     return seconds
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._runs import finished, log_of, options, play, served
+from benchmarks._runs import export, finished, log_of, options, play, served
 from benchmarks.curriculum_real import Curve, at, curve
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-countdown.yaml"
@@ -97,10 +97,8 @@ def warm_started(env: str, *, out: Path, model: Path, recipe: Path) -> Path:
         "eval=null", *COMMON, "rollout.engine={type: transformers}",
     ]  # fmt: skip
     flags = [part for setting in chosen for part in ("--set", setting)]
-    agentrl = [sys.executable, "-m", "agentrl"]
-    subprocess.run([*agentrl, "train", str(recipe), *flags], check=True, stdout=sys.stderr)
-    subprocess.run([*agentrl, "model", "export", str(out / name), str(folder)], check=True, stdout=sys.stderr)
-    return folder
+    subprocess.run([sys.executable, "-m", "agentrl", "train", str(recipe), *flags], check=True, stdout=sys.stderr)
+    return export(out / name, folder)
 
 
 def gather(out: Path, env: str, seeds: int, tokens: float = 0.0, ours: str = OURS) -> dict[str, dict[int, Curve]]:

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._runs import finished, heldout, log_of, options, play
+from benchmarks._runs import finished, heldout, log_of, options, play, readings
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 KINDS = ("learnability", "uniform")
@@ -39,13 +38,7 @@ def name_of(kind: str, seed: int) -> str:
 
 def curve(log: Path) -> Curve:
     """(rollout tokens so far, held-out success) at every evaluation since the last before RL; one point a step."""
-    spent, points = 0.0, dict[int, tuple[float, float]]()
-    for row in metrics.read(log):
-        if row["kind"] == "step":
-            spent += float(row["rollout/tokens"])
-        elif row["kind"] == "eval":
-            points[int(row["step"])] = (spent, heldout(row)["value"])
-    return list(points.values())
+    return readings(log, lambda row: heldout(row)["value"])
 
 
 def gather(out: Path, seeds: int) -> Curves:

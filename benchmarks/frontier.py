@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -28,7 +27,7 @@ import numpy as np
 
 from agentrl import metrics
 from benchmarks import curriculum_levels
-from benchmarks._runs import finished, log_of, options, play, served
+from benchmarks._runs import export, finished, log_of, options, play, readings, served
 from benchmarks.ablations import mean_of
 
 ENV = "files"
@@ -65,22 +64,8 @@ def second(name: str, out: Path, tokens: int) -> dict[str, list[str]]:
     before, _, seed = name.rpartition("-")
     if before != f"{ENV}-learnability":
         return {}
-    folder = out / f"{ENV}-end-{seed}"
-    if not (folder / "config.json").is_file():
-        export = [sys.executable, "-m", "agentrl", "model", "export", str(out / name), str(folder)]
-        subprocess.run(export, check=True, stdout=sys.stderr)
+    folder = export(out / name, out / f"{ENV}-end-{seed}")
     return {name_of(each, int(seed)): settings(int(seed), folder, tokens, more) for each, more in SECOND.items()}
-
-
-def curve(log: Path) -> list[Point]:
-    """(Sampled tokens so far, success by level) at every evaluation; of those at one step, the last."""
-    spent, points = 0.0, dict[int, Point]()
-    for row in metrics.read(log):
-        if row["kind"] == "step":
-            spent += float(row["rollout/tokens"])
-        elif row["kind"] == "eval":
-            points[int(row["step"])] = (spent, row[f"eval/{ENV}/levels"])
-    return list(points.values())
 
 
 def at(points: Sequence[Point], tokens: float) -> dict[str, float]:
@@ -93,7 +78,7 @@ def summarise(out: Path, seeds: int, tokens: float | None = None) -> dict[str, A
     """Success by arm and level after as many tokens as all have, or as are given, and what the demonstrations add over
     the seeds that both arms have."""
     arms = [*FIRST, *SECOND]
-    found = {arm: {seed: curve(log_of(out, name_of(arm, seed))) for seed in range(seeds)} for arm in arms}
+    found = {arm: {seed: readings(log_of(out, name_of(arm, seed)), _levels) for seed in range(seeds)} for arm in arms}
     curves = {
         arm: {seed: points for seed, points in runs.items() if len(points) > 1 and points[-1][0] >= (tokens or 0.0)}
         for arm, runs in found.items()
@@ -118,6 +103,11 @@ def summarise(out: Path, seeds: int, tokens: float | None = None) -> dict[str, A
             row["more_than"] = BESIDE[arm]
             row["more"] = _mean([means[arm][seed] - beside[seed] for seed in both])
     return report
+
+
+def _levels(row: metrics.Row) -> dict[str, float]:
+    levels: dict[str, float] = row[f"eval/{ENV}/levels"]
+    return levels
 
 
 def _mean(values: Sequence[float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agentrl import recipe as recipes
+from agentrl.learn import memory
 from agentrl.preflight import preflight
 from tests.tiny_run import TINY
 
@@ -77,6 +78,8 @@ def test_a_disk_that_checkpoints_would_fill_fails(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     code, said = tried(tmp_path, name)
     assert code == 1 and "0 MiB are free, checkpoints take" in said[-1]
+    monkeypatch.setattr(memory, "disk", lambda recipe, fit: ("little", "the disk may become full"))
+    assert tried(tmp_path, name)[1][-1] == "failed   the disk may become full"
 
 
 def test_an_environment_that_only_a_path_finds_is_tried(

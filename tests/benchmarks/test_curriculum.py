@@ -175,14 +175,15 @@ def test_variants_of_a_recipe_are_compared_with_it_over_the_seeds_that_both_have
     assert list(ablations.summarise({**curves, gspo: {2: [(0.0, 0.0), (100.0, 0.1)]}})) == [ablations.BASE, grpo]
 
 
-@pytest.mark.parametrize("env", ["countdown", "search"])
-def test_the_page_shows_what_the_curricula_did(env: str) -> None:
+def test_the_page_shows_what_the_curricula_and_the_demonstrations_did() -> None:
     assert CHECKOUT is not None
-    report = curriculum_levels.summarise(CHECKOUT / "docs" / "evidence" / "curriculum-levels", env, 6)
-    assert report is not None
-    assert curriculum_levels.table(report) in (CHECKOUT / "docs" / "notes" / "curriculum.md").read_text(
-        encoding="utf-8"
-    )
+    evidence = CHECKOUT / "docs" / "evidence"
+    page = (CHECKOUT / "docs" / "notes" / "curriculum.md").read_text(encoding="utf-8")
+    for env in ("countdown", "search"):
+        report = curriculum_levels.summarise(evidence / "curriculum-levels", env, 6)
+        assert report is not None and curriculum_levels.table(report) in page
+    found = frontier.summarise(evidence / "frontier-demonstrations", 4, 139_000)
+    assert found is not None and frontier.table(found) in page
 
 
 def test_the_page_shows_what_the_ablations_say() -> None:
