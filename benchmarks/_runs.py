@@ -92,12 +92,13 @@ def heldout(row: metrics.Row) -> dict[str, float]:
     return score
 
 
-def readings(log: Path, of: Callable[[metrics.Row], T]) -> list[tuple[float, T]]:
-    """(Sampled tokens so far, what `of` reads) at every evaluation since the last before RL; one point a step."""
+def readings(log: Path, of: Callable[[metrics.Row], T], cost: str = "rollout/tokens") -> list[tuple[float, T]]:
+    """(Sampled tokens so far, what `of` reads) at every evaluation since the last before RL; one point a step. `cost`
+    names what is summed in place of tokens."""
     spent, points = 0.0, dict[int, tuple[float, T]]()
     for row in metrics.read(log):
         if row["kind"] == "step":
-            spent += float(row["rollout/tokens"])
+            spent += float(row[cost])
         elif row["kind"] == "eval":
             points[int(row["step"])] = (spent, of(row))
     return list(points.values())

@@ -1,7 +1,7 @@
 """A real policy over all levels of an environment under several curricula, at equal sampled tokens.
 
     python -m benchmarks.curriculum_levels --model FOLDER --arms learnability,dynamic --servers 10 [--seeds 6]
-    python -m benchmarks.curriculum_levels --summarise --out FOLDER [--figure FILE] [--json]
+    python -m benchmarks.curriculum_levels --summarise --out FOLDER [--by seconds] [--figure FILE] [--json]
                                          # no training: FOLDER/*/metrics.jsonl is read
 
     warm start  ── once per environment ── FOLDER of --model, or --out/ENV-start after demonstrations of all levels
@@ -60,6 +60,11 @@ LABELS = {
 }
 """What an arm is called in the figure, where its name says too little."""
 OURS = "learnability"
+COSTS = {
+    "tokens": ("rollout/tokens", "sampled tokens, dropped groups included"),
+    "seconds": ("seconds", "seconds of training, without evaluations"),
+}
+"""What runs may be compared at equal amounts of: the column of a step that says how much it took, and the axis."""
 TURNS = {"countdown": 8, "search": 16}
 DEMONSTRATIONS = {"countdown": 384, "search": 256}
 """So many that some groups of the lower levels carry a signal, and most of all groups do not."""
@@ -101,7 +106,9 @@ def warm_started(env: str, *, out: Path, model: Path, recipe: Path) -> Path:
     return export(out / name, folder)
 
 
-def gather(out: Path, env: str, seeds: int, tokens: float = 0.0, ours: str = OURS) -> dict[str, dict[int, Curve]]:
+def gather(
+    out: Path, env: str, seeds: int, spent: float = 0.0, ours: str = OURS, by: str = "tokens"
+) -> dict[str, dict[int, Curve]]:
     """Curves by arm and seed, of runs that were evaluated after that many tokens or more, and of seeds that `ours` has.
 
     All runs start from one policy, so their first evaluations are one figure: their mean.
@@ -110,7 +117,7 @@ def gather(out: Path, env: str, seeds: int, tokens: float = 0.0, ours: str = OUR
         arm: {
             seed: points
             for seed in range(seeds)
-            if len(points := curve(log_of(out, name_of(env, arm, seed)))) > 1 and points[-1][0] >= tokens
+            if len(points := curve(log_of(out, name_of(env, arm, seed)), COSTS[by][0])) > 1 and points[-1][0] >= spent
         }
         for arm in ARMS
     }  # fmt: skip
@@ -122,25 +129,25 @@ def gather(out: Path, env: str, seeds: int, tokens: float = 0.0, ours: str = OUR
     return {arm: runs for arm, runs in found.items() if runs}
 
 
-def ratio_of_tokens(ours: Sequence[Curve], theirs: Sequence[Curve], tokens: float) -> dict[str, float]:
-    """How many times our tokens the others need for the same success: the lower of what the two mean curves end with,
-    where each first reaches it. Before its first evaluation ours has reached nothing, so that no advantage is read off
-    a stretch that was not measured. Seeds are resampled in pairs. Above 1, ours needs fewer."""
-    grid = np.linspace(0.0, tokens, 401)
+def ratio(ours: Sequence[Curve], theirs: Sequence[Curve], spent: float) -> dict[str, float]:
+    """How many times our tokens (or seconds) the others need for the same success: the lower of what the two mean
+    curves end with, where each first reaches it. Before its first evaluation ours has reached nothing, so that no
+    advantage is read off a stretch that was not measured. Seeds are resampled in pairs. Above 1, ours needs fewer."""
+    grid = np.linspace(0.0, spent, 401)
     mine, other = (np.array([[at(points, x) for x in grid] for points in runs]) for runs in (ours, theirs))
     measured = np.array([points[1][0] for points in ours])
     rng = np.random.default_rng(0)
 
-    def ratio(chosen: Any) -> float:
+    def once(chosen: Any) -> float:
         a, b = mine[chosen].mean(0), other[chosen].mean(0)
         level = min(a[-1], b[-1])
         first_a, first_b = (max(grid[np.flatnonzero(curve >= level)[0]], grid[1]) for curve in (a, b))
-        return float(first_b / max(first_a, min(measured[chosen].mean(), tokens)))
+        return float(first_b / max(first_a, min(measured[chosen].mean(), spent)))
 
     everyone = np.arange(len(mine))
-    draws = [ratio(rng.choice(everyone, len(everyone))) for _ in range(DRAWS)]
+    draws = [once(rng.choice(everyone, len(everyone))) for _ in range(DRAWS)]
     low, high = np.quantile(draws, [0.025, 0.975])
-    return {"value": ratio(everyone), "low": float(low), "high": float(high)}
+    return {"value": once(everyone), "low": float(low), "high": float(high)}
 
 
 def last_levels(out: Path, env: str, arm: str, seeds: Sequence[int]) -> dict[str, float]:
@@ -157,34 +164,37 @@ def informative(out: Path, env: str, arm: str, seeds: Sequence[int]) -> float:
     return round(float(np.average([row["rollout/informative"] for row in rows], weights=groups)), 3)
 
 
-def summarise(out: Path, env: str, seeds: int, tokens: float | None = None, ours: str = OURS) -> dict[str, Any] | None:
-    """Success at equal tokens and on the way there, by arm, and what sets `ours` apart from each of the others.
+def summarise(
+    out: Path, env: str, seeds: int, spent: float | None = None, ours: str = OURS, by: str = "tokens"
+) -> dict[str, Any] | None:
+    """Success at equal tokens (or seconds) and on the way there, by arm, and what sets `ours` apart from each of the
+    others.
 
-    Without `tokens` they are compared at the most that every run has an evaluation for. An arm is paired with `ours`
+    Without `spent` they are compared at the most that every run has an evaluation for. An arm is paired with `ours`
     over the seeds that both have.
     """
-    curves = gather(out, env, seeds, tokens or 0.0, ours)
+    curves = gather(out, env, seeds, spent or 0.0, ours, by)
     if len(curves) < 2:
         return None
-    tokens = tokens or min(points[-1][0] for runs in curves.values() for points in runs.values())
-    grid = np.linspace(0.0, tokens, 201)
+    spent = spent or min(points[-1][0] for runs in curves.values() for points in runs.values())
+    grid = np.linspace(0.0, spent, 201)
     mine = curves[ours]
     area = {arm: {n: float(np.mean([at(p, x) for x in grid])) for n, p in runs.items()} for arm, runs in curves.items()}
-    report: dict[str, Any] = {"env": env, "tokens": tokens, "ours": ours, "arms": {}}
+    report: dict[str, Any] = {"env": env, "by": by, by: spent, "ours": ours, "arms": {}}
     for arm, runs in curves.items():
         row = report["arms"][arm] = {
             "seeds": list(runs),
-            "success": bootstrap([at(points, tokens) for points in runs.values()]).as_dict(),
+            "success": bootstrap([at(points, spent) for points in runs.values()]).as_dict(),
             "area": bootstrap(list(area[arm].values())).as_dict(),
             "levels_at_its_end": last_levels(out, env, arm, list(runs)),
             "informative": informative(out, env, arm, list(runs)),
             "curves": {str(seed): [[round(x), round(y, 4)] for x, y in points] for seed, points in runs.items()},
         }
         if arm != ours:
-            last = [at(mine[seed], tokens) - at(points, tokens) for seed, points in runs.items()]
+            last = [at(mine[seed], spent) - at(points, spent) for seed, points in runs.items()]
             row["success_less_than_ours"] = bootstrap(last).as_dict()
             row["area_less_than_ours"] = bootstrap([area[ours][seed] - area[arm][seed] for seed in runs]).as_dict()
-            row["times_our_tokens"] = ratio_of_tokens([mine[seed] for seed in runs], list(runs.values()), tokens)
+            row[f"times_our_{by}"] = ratio([mine[seed] for seed in runs], list(runs.values()), spent)
     return report
 
 
@@ -196,9 +206,10 @@ def table(report: dict[str, Any]) -> str:
             return ""
         return f"{value['value']:{sign}.{digits}f} [{value['low']:{sign}.{digits}f}, {value['high']:{sign}.{digits}f}]"
 
+    by = report["by"]
     lines = [
-        f"| {report['env']} | seeds | success after {report['tokens'] / 1000:.0f}k tokens | mean on the way "
-        f"| {report['ours']} less this one, at the end | on the way | times the tokens of {report['ours']} "
+        f"| {report['env']} | seeds | success after {amount(report[by])} {by} | mean on the way "
+        f"| {report['ours']} less this one, at the end | on the way | times the {by} of {report['ours']} "
         "| groups with a signal | by level at the end |",
         "|---" * 9 + "|",
     ]
@@ -207,9 +218,14 @@ def table(report: dict[str, Any]) -> str:
         lines.append(
             f"| {arm} | {len(row['seeds'])} | {cell(row['success'])} | {cell(row['area'])} "
             f"| {cell(row.get('success_less_than_ours'), '+')} | {cell(row.get('area_less_than_ours'), '+')} "
-            f"| {cell(row.get('times_our_tokens'), digits=2)} | {row['informative']:.2f} | {levels} |"
+            f"| {cell(row.get(f'times_our_{by}'), digits=2)} | {row['informative']:.2f} | {levels} |"
         )
     return "\n".join(lines)
+
+
+def amount(spent: float) -> str:
+    """The figure in short: 1200 and 300k."""
+    return f"{spent / 1000:.0f}k" if spent >= 10_000 else f"{spent:.0f}"
 
 
 def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
@@ -222,17 +238,17 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
     colours = {arm: f"C{number}" for number, arm in enumerate(ARMS)}
     for axis, report in zip(axes[0], reports, strict=True):
-        grid = np.linspace(0.0, report["tokens"], 101)
+        grid = np.linspace(0.0, report[report["by"]], 101)
         for arm, row in report["arms"].items():
             runs = [[(x, y) for x, y in points] for points in row["curves"].values()]
             for points in runs:
                 axis.plot(*zip(*points, strict=True), color=colours[arm], alpha=0.25, lw=1, marker=".")
             mean = [float(np.mean([at(points, x) for points in runs])) for x in grid]
             axis.plot(grid, mean, color=colours[arm], lw=2.5, label=f"{LABELS.get(arm, arm)} ({len(runs)} seeds)")
-        axis.set_xlim(0.0, report["tokens"])
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:.0f}k")
+        axis.set_xlim(0.0, report[report["by"]])
+        axis.xaxis.set_major_formatter(lambda value, _: amount(value))
         axis.set_title(report["env"])
-        axis.set_xlabel("sampled tokens, dropped groups included")
+        axis.set_xlabel(COSTS[report["by"]][1])
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("held-out success, mean over levels")
@@ -252,6 +268,7 @@ def main() -> None:
     parser.add_argument("--urls", default="", help="running ones to use instead")
     parser.add_argument("--tokens", type=int, help="what each run may sample (800,000), or where they are compared")
     parser.add_argument("--ours", default=OURS, choices=list(ARMS), help="the arm that the others are compared with")
+    parser.add_argument("--by", default="tokens", choices=list(COSTS), help="compare at equal tokens or seconds")
     parser.add_argument("--figure", type=Path, help="write the curves to this file")
     chosen = parser.parse_args()
     envs, arms, urls = chosen.envs.split(","), chosen.arms.split(","), [u for u in chosen.urls.split(",") if u]
@@ -273,8 +290,9 @@ def main() -> None:
         missing = [name for name in runs if not finished(chosen.out, name)]
         if missing:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
-    compared = chosen.tokens if chosen.summarise else None
-    reports = [report for env in envs if (report := summarise(chosen.out, env, chosen.seeds, compared, chosen.ours))]
+    compared = chosen.tokens if chosen.summarise and chosen.by == "tokens" else None
+    found = [summarise(chosen.out, env, chosen.seeds, compared, chosen.ours, chosen.by) for env in envs]
+    reports = [report for report in found if report]
     if not reports:
         raise SystemExit(f"{chosen.out}: no seed has two evaluations under every arm yet")
     if chosen.figure:

@@ -36,9 +36,10 @@ def name_of(kind: str, seed: int) -> str:
     return f"curriculum-{kind}-{seed}"
 
 
-def curve(log: Path) -> Curve:
-    """(rollout tokens so far, held-out success) at every evaluation since the last before RL; one point a step."""
-    return readings(log, lambda row: heldout(row)["value"])
+def curve(log: Path, cost: str = "rollout/tokens") -> Curve:
+    """(Rollout tokens so far, held-out success) at every evaluation since the last before RL; one point a step. `cost`
+    names what is summed in place of tokens."""
+    return readings(log, lambda row: heldout(row)["value"], cost)
 
 
 def gather(out: Path, seeds: int) -> Curves:

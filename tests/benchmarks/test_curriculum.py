@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from agentrl.catalogue import CHECKOUT
 from benchmarks import _runs, ablations, curriculum_levels, curriculum_real, frontier, quickstart
 
 
-def write(out: Path, name: str, evals: list[tuple[int, str, float]], tokens: float = 100.0) -> None:
+def write(
+    out: Path, name: str, evals: list[tuple[int, str, float]], tokens: float = 100.0, seconds: float = 1.0
+) -> None:
     """A run's metrics: 100 tokens a step, evaluations of ten tasks; the last line is torn."""
     rows = []
     last = 0
     for step, stage, share in evals:
         rows += [
-            {"kind": "step", "step": n, "rollout/tokens": tokens, "rollout/informative": 1.0 / n}
+            {"kind": "step", "step": n, "rollout/tokens": tokens, "rollout/informative": 1.0 / n, "seconds": seconds}
             | {"rollout/groups_kept": 1, "rollout/groups_dropped": n - 1}
             for n in range(last + 1, step + 1)
         ]
@@ -62,7 +65,7 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     """Ours reaches after 500 tokens what the others have after 1000: they need twice the tokens."""
     for seed in range(2):
         write(tmp_path, f"files-learnability-{seed}", [(0, "start", 0.2), (5, "rl", 0.4), (10, "end", 0.6)])
-        write(tmp_path, f"files-dynamic-{seed}", [(0, "start", 0.2), (10, "end", 0.4)])
+        write(tmp_path, f"files-dynamic-{seed}", [(0, "start", 0.2), (10, "end", 0.4)], seconds=0.5)
     write(tmp_path, "files-learnability-2", [(0, "start", 0.2), (10, "end", 0.9)])
     report = curriculum_levels.summarise(tmp_path, "files", 3)
     assert report is not None
@@ -76,17 +79,21 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     assert curriculum_levels.table(report).count("\n") == 3
     ours = list(curriculum_levels.gather(tmp_path, "files", 2)["learnability"].values())
     theirs = list(curriculum_levels.gather(tmp_path, "files", 2)["dynamic"].values())
-    assert curriculum_levels.ratio_of_tokens(ours, ours, 1000.0)["value"] == 1.0
-    assert curriculum_levels.ratio_of_tokens(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
+    assert curriculum_levels.ratio(ours, ours, 1000.0)["value"] == 1.0
+    assert curriculum_levels.ratio(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
     steep = [[(0.0, 0.2), (800.0, 0.9), (1000.0, 0.9)]]  # above the others from 230 tokens on, known to be at 800
-    assert curriculum_levels.ratio_of_tokens(steep, theirs[:1], 1000.0)["value"] == pytest.approx(1.25)
+    assert curriculum_levels.ratio(steep, theirs[:1], 1000.0)["value"] == pytest.approx(1.25)
     turned = curriculum_levels.summarise(tmp_path, "files", 3, ours="dynamic")
     assert turned is not None
     assert turned["arms"]["learnability"]["times_our_tokens"]["value"] == pytest.approx(0.5)
     assert (turned["ours"], turned["arms"]["learnability"]["seeds"]) == ("dynamic", [0, 1])
     assert "dynamic less this one" in curriculum_levels.table(turned)
+    timed = curriculum_levels.summarise(tmp_path, "files", 2, by="seconds")
+    assert timed is not None and timed["seconds"] == 5.0
+    assert timed["arms"]["dynamic"]["times_our_seconds"]["value"] == pytest.approx(1.0)  # theirs take half the time
+    assert "success after 5 seconds" in curriculum_levels.table(timed)
     assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
-    assert curriculum_levels.summarise(tmp_path, "files", 3, tokens=2000.0) is None  # nothing was evaluated that late
+    assert curriculum_levels.summarise(tmp_path, "files", 3, spent=2000.0) is None  # nothing was evaluated that late
 
 
 def test_what_begins_with_a_run_follows_it_and_only_then_do_its_checkpoints_go(
@@ -180,10 +187,16 @@ def test_the_page_shows_what_the_curricula_and_the_demonstrations_did() -> None:
     evidence = CHECKOUT / "docs" / "evidence"
     page = (CHECKOUT / "docs" / "notes" / "curriculum.md").read_text(encoding="utf-8")
     for env in ("countdown", "search"):
-        report = curriculum_levels.summarise(evidence / "curriculum-levels", env, 6)
-        assert report is not None and curriculum_levels.table(report) in page
-    found = frontier.summarise(evidence / "frontier-demonstrations", 4, 139_000)
-    assert found is not None and frontier.table(found) in page
+        small = partial(curriculum_levels.summarise, evidence / "curriculum-levels-small", env, 6, ours="two")
+        for report in (
+            curriculum_levels.summarise(evidence / "curriculum-levels", env, 6),
+            small(),
+            small(by="seconds"),
+        ):
+            assert report is not None and curriculum_levels.table(report) in page
+    for folder, tokens in (("frontier-demonstrations", 200_000), ("frontier-demonstrations-earlier", 139_000)):
+        found = frontier.summarise(evidence / folder, 4, tokens)
+        assert found is not None and frontier.table(found) in page
 
 
 def test_the_page_shows_what_the_ablations_say() -> None:

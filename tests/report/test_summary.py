@@ -29,7 +29,10 @@ def test_levels_beyond_the_frontier_are_named() -> None:
     levels = {"1": 0.9, "2": 0.6, "3": 0.05, "4": 0.0}
     last = {**evaluation(0.4, 40), "eval/files/levels": levels, "eval/sql/pass@1": {"value": 0.9}}
     (line,) = [line for line in closing(Path("r"), 40, [evaluation(0.1, 0), last]) if "export" in line]
-    assert "it hardly ever solves levels 3, 4 of files: go on from DIR after an expert's demonstrations" in line
+    assert (
+        "it hardly ever solves levels 3, 4 of files: go on from DIR after an expert's demonstrations of all levels"
+        in line
+    )
     last["eval/files/levels"] = dict.fromkeys("1234", 0.05)  # a policy that can do nothing yet has no frontier
     assert not any("hardly" in line for line in closing(Path("r"), 40, [evaluation(0.1, 0), last]))
 
