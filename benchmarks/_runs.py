@@ -26,11 +26,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from agentrl import metrics
 from agentrl.engines.sglang import install
 from agentrl.engines.sglang.server import Server
 
 T = TypeVar("T")
+SAMPLED = "rollout/tokens"
+"""The column of a step that says how many tokens it sampled, dropped groups included."""
 GRACE_S = 120.0
 """What a run that was told to stop has for its last checkpoint."""
 
@@ -92,7 +96,7 @@ def heldout(row: metrics.Row) -> dict[str, float]:
     return score
 
 
-def readings(log: Path, of: Callable[[metrics.Row], T], cost: str = "rollout/tokens") -> list[tuple[float, T]]:
+def readings(log: Path, of: Callable[[metrics.Row], T], cost: str = SAMPLED) -> list[tuple[float, T]]:
     """(Sampled tokens so far, what `of` reads) at every evaluation since the last before RL; one point a step. `cost`
     names what is summed in place of tokens."""
     spent, points = 0.0, dict[int, tuple[float, T]]()
@@ -102,6 +106,17 @@ def readings(log: Path, of: Callable[[metrics.Row], T], cost: str = "rollout/tok
         elif row["kind"] == "eval":
             points[int(row["step"])] = (spent, of(row))
     return list(points.values())
+
+
+def by_level(log: Path, env: str, cost: str = SAMPLED) -> list[tuple[float, dict[str, float]]]:
+    """The readings of held-out success by level."""
+    return readings(log, lambda row: dict(row[f"eval/{env}/levels"]), cost)
+
+
+def at(points: Sequence[tuple[float, Mapping[str, float]]], spent: float) -> dict[str, float]:
+    """Success by level when that much was spent, between evaluations by a straight line."""
+    costs = [x for x, _ in points]
+    return {level: float(np.interp(spent, costs, [row[level] for _, row in points])) for level in points[0][1]}
 
 
 def export(run: Path, folder: Path) -> Path:

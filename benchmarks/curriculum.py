@@ -185,7 +185,9 @@ def _job(job: Job) -> tuple[Job, Run]:
     return job, run(WORLDS[world], method, seed)
 
 
-def collect(jobs: Sequence[Job], processes: int, kept: Path | None) -> dict[Job, Run]:
+def collect(
+    jobs: Sequence[Job], processes: int, kept: Path | None, play: Callable[[Job], tuple[Job, Run]] = _job
+) -> dict[Job, Run]:
     """Every run: out of the file where it is there, otherwise made and added to it."""
     found: dict[Job, Run] = {}
     if kept and kept.exists():
@@ -194,7 +196,7 @@ def collect(jobs: Sequence[Job], processes: int, kept: Path | None) -> dict[Job,
             found[job[0], job[1], job[2]] = Run(**fields)
     missing = [job for job in jobs if job not in found]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for job, made in pool.imap_unordered(_job, missing):
+        for job, made in pool.imap_unordered(play, missing):
             found[job] = made
             if kept:
                 with kept.open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A real policy over all levels of an environment under several curricula, at equal sampled tokens.
+"""A real policy over all levels of an environment under several curricula, at equal sampled tokens or seconds.
 
     python -m benchmarks.curriculum_levels --model FOLDER --arms learnability,dynamic --servers 10 [--seeds 6]
     python -m benchmarks.curriculum_levels --summarise --out FOLDER [--by seconds] [--figure FILE] [--json]
@@ -29,7 +29,8 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._runs import export, finished, log_of, options, play, served
+from benchmarks._runs import SAMPLED, by_level, export, finished, log_of, options, play, served
+from benchmarks._runs import at as levels_at
 from benchmarks.curriculum_real import Curve, at, curve
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-countdown.yaml"
@@ -61,7 +62,7 @@ LABELS = {
 """What an arm is called in the figure, where its name says too little."""
 OURS = "learnability"
 COSTS = {
-    "tokens": ("rollout/tokens", "sampled tokens, dropped groups included"),
+    "tokens": (SAMPLED, "sampled tokens, dropped groups included"),
     "seconds": ("seconds", "seconds of training, without evaluations"),
 }
 """What runs may be compared at equal amounts of: the column of a step that says how much it took, and the axis."""
@@ -109,9 +110,11 @@ def warm_started(env: str, *, out: Path, model: Path, recipe: Path) -> Path:
 def gather(
     out: Path, env: str, seeds: int, spent: float = 0.0, ours: str = OURS, by: str = "tokens"
 ) -> dict[str, dict[int, Curve]]:
-    """Curves by arm and seed, of runs that were evaluated after that many tokens or more, and of seeds that `ours` has.
+    """Curves by arm and seed, of runs that were evaluated after that many tokens (or seconds) or more, and of seeds
+    that `ours` has.
 
-    All runs start from one policy, so their first evaluations are one figure: their mean.
+    All runs start from one policy, so their first evaluations are one figure: their mean. (So are those of two warm
+    starts by one recipe, where seeds were run in two sessions.)
     """
     curves = {
         arm: {
@@ -129,7 +132,7 @@ def gather(
     return {arm: runs for arm, runs in found.items() if runs}
 
 
-def ratio(ours: Sequence[Curve], theirs: Sequence[Curve], spent: float) -> dict[str, float]:
+def times_needed(ours: Sequence[Curve], theirs: Sequence[Curve], spent: float) -> dict[str, float]:
     """How many times our tokens (or seconds) the others need for the same success: the lower of what the two mean
     curves end with, where each first reaches it. Before its first evaluation ours has reached nothing, so that no
     advantage is read off a stretch that was not measured. Seeds are resampled in pairs. Above 1, ours needs fewer."""
@@ -148,13 +151,6 @@ def ratio(ours: Sequence[Curve], theirs: Sequence[Curve], spent: float) -> dict[
     draws = [once(rng.choice(everyone, len(everyone))) for _ in range(DRAWS)]
     low, high = np.quantile(draws, [0.025, 0.975])
     return {"value": once(everyone), "low": float(low), "high": float(high)}
-
-
-def last_levels(out: Path, env: str, arm: str, seeds: Sequence[int]) -> dict[str, float]:
-    """Mean success of each level at the last evaluation, over the seeds."""
-    rows = [list(metrics.read(log_of(out, name_of(env, arm, seed)), "eval"))[-1] for seed in seeds]
-    levels = [row[f"eval/{env}/levels"] for row in rows]
-    return {level: round(float(np.mean([each[level] for each in levels])), 4) for level in levels[0]}
 
 
 def informative(out: Path, env: str, arm: str, seeds: Sequence[int]) -> float:
@@ -180,13 +176,14 @@ def summarise(
     grid = np.linspace(0.0, spent, 201)
     mine = curves[ours]
     area = {arm: {n: float(np.mean([at(p, x) for x in grid])) for n, p in runs.items()} for arm, runs in curves.items()}
-    report: dict[str, Any] = {"env": env, "by": by, by: spent, "ours": ours, "arms": {}}
+    report: dict[str, Any] = {"env": env, "by": by, "spent": spent, "ours": ours, "arms": {}}
     for arm, runs in curves.items():
+        levels = [levels_at(by_level(log_of(out, name_of(env, arm, seed)), env, COSTS[by][0]), spent) for seed in runs]
         row = report["arms"][arm] = {
             "seeds": list(runs),
             "success": bootstrap([at(points, spent) for points in runs.values()]).as_dict(),
             "area": bootstrap(list(area[arm].values())).as_dict(),
-            "levels_at_its_end": last_levels(out, env, arm, list(runs)),
+            "levels": {level: round(float(np.mean([each[level] for each in levels])), 4) for level in levels[0]},
             "informative": informative(out, env, arm, list(runs)),
             "curves": {str(seed): [[round(x), round(y, 4)] for x, y in points] for seed, points in runs.items()},
         }
@@ -194,7 +191,7 @@ def summarise(
             last = [at(mine[seed], spent) - at(points, spent) for seed, points in runs.items()]
             row["success_less_than_ours"] = bootstrap(last).as_dict()
             row["area_less_than_ours"] = bootstrap([area[ours][seed] - area[arm][seed] for seed in runs]).as_dict()
-            row[f"times_our_{by}"] = ratio([mine[seed] for seed in runs], list(runs.values()), spent)
+            row["times_ours"] = times_needed([mine[seed] for seed in runs], list(runs.values()), spent)
     return report
 
 
@@ -208,23 +205,23 @@ def table(report: dict[str, Any]) -> str:
 
     by = report["by"]
     lines = [
-        f"| {report['env']} | seeds | success after {amount(report[by])} {by} | mean on the way "
+        f"| {report['env']} | seeds | success after {amount(report['spent'])} {by} | mean on the way "
         f"| {report['ours']} less this one, at the end | on the way | times the {by} of {report['ours']} "
         "| groups with a signal | by level at the end |",
         "|---" * 9 + "|",
     ]
     for arm, row in report["arms"].items():
-        levels = ", ".join(f"{value:.2f}" for value in row["levels_at_its_end"].values())
+        levels = ", ".join(f"{value:.2f}" for value in row["levels"].values())
         lines.append(
             f"| {arm} | {len(row['seeds'])} | {cell(row['success'])} | {cell(row['area'])} "
             f"| {cell(row.get('success_less_than_ours'), '+')} | {cell(row.get('area_less_than_ours'), '+')} "
-            f"| {cell(row.get(f'times_our_{by}'), digits=2)} | {row['informative']:.2f} | {levels} |"
+            f"| {cell(row.get('times_ours'), digits=2)} | {row['informative']:.2f} | {levels} |"
         )
     return "\n".join(lines)
 
 
 def amount(spent: float) -> str:
-    """The figure in short: 1200 and 300k."""
+    """From 10,000 on in thousands: 1200, 300k."""
     return f"{spent / 1000:.0f}k" if spent >= 10_000 else f"{spent:.0f}"
 
 
@@ -238,14 +235,14 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
     colours = {arm: f"C{number}" for number, arm in enumerate(ARMS)}
     for axis, report in zip(axes[0], reports, strict=True):
-        grid = np.linspace(0.0, report[report["by"]], 101)
+        grid = np.linspace(0.0, report["spent"], 101)
         for arm, row in report["arms"].items():
             runs = [[(x, y) for x, y in points] for points in row["curves"].values()]
             for points in runs:
                 axis.plot(*zip(*points, strict=True), color=colours[arm], alpha=0.25, lw=1, marker=".")
             mean = [float(np.mean([at(points, x) for points in runs])) for x in grid]
             axis.plot(grid, mean, color=colours[arm], lw=2.5, label=f"{LABELS.get(arm, arm)} ({len(runs)} seeds)")
-        axis.set_xlim(0.0, report[report["by"]])
+        axis.set_xlim(0.0, report["spent"])
         axis.xaxis.set_major_formatter(lambda value, _: amount(value))
         axis.set_title(report["env"])
         axis.set_xlabel(COSTS[report["by"]][1])
@@ -266,12 +263,18 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--servers", type=int, default=1, help="SGLang servers to start, one for each run at once")
     parser.add_argument("--urls", default="", help="running ones to use instead")
-    parser.add_argument("--tokens", type=int, help="what each run may sample (800,000), or where they are compared")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        help="what each run may sample (800,000); with --summarise, after how many they are compared",
+    )
     parser.add_argument("--ours", default=OURS, choices=list(ARMS), help="the arm that the others are compared with")
     parser.add_argument("--by", default="tokens", choices=list(COSTS), help="compare at equal tokens or seconds")
     parser.add_argument("--figure", type=Path, help="write the curves to this file")
     chosen = parser.parse_args()
     envs, arms, urls = chosen.envs.split(","), chosen.arms.split(","), [u for u in chosen.urls.split(",") if u]
+    if chosen.summarise and chosen.tokens and chosen.by != "tokens":
+        parser.error("--tokens does not go with --by seconds")
     if not chosen.summarise:
         if chosen.model is None:
             raise SystemExit("name the model (--model), or use --summarise")
@@ -290,7 +293,7 @@ def main() -> None:
         missing = [name for name in runs if not finished(chosen.out, name)]
         if missing:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
-    compared = chosen.tokens if chosen.summarise and chosen.by == "tokens" else None
+    compared = chosen.tokens if chosen.summarise else None
     found = [summarise(chosen.out, env, chosen.seeds, compared, chosen.ours, chosen.by) for env in envs]
     reports = [report for report in found if report]
     if not reports:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.statistics import bootstrap
-from benchmarks._runs import finished, heldout, log_of, options, play, readings
+from benchmarks._runs import SAMPLED, finished, heldout, log_of, options, play, readings
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 KINDS = ("learnability", "uniform")
@@ -36,7 +36,7 @@ def name_of(kind: str, seed: int) -> str:
     return f"curriculum-{kind}-{seed}"
 
 
-def curve(log: Path, cost: str = "rollout/tokens") -> Curve:
+def curve(log: Path, cost: str = SAMPLED) -> Curve:
     """(Rollout tokens so far, held-out success) at every evaluation since the last before RL; one point a step. `cost`
     names what is summed in place of tokens."""
     return readings(log, lambda row: heldout(row)["value"], cost)

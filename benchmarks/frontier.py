@@ -1,4 +1,4 @@
-"""What moves a policy on to levels that it seldom solves: demonstrations of those levels, once it has come that far.
+"""Do demonstrations move a policy on to levels that it seldom solves: of these or of all levels, before RL or later?
 
     python -m benchmarks.frontier --model FOLDER --servers 8 [--seeds 4]
     python -m benchmarks.frontier --summarise --out FOLDER [--json]     # no training: FOLDER/*/metrics.jsonl is read
@@ -23,11 +23,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from agentrl import metrics
 from benchmarks import curriculum_levels
-from benchmarks._runs import export, finished, log_of, options, play, readings, served
+from benchmarks._runs import at, by_level, export, finished, log_of, options, play, served
 from benchmarks.ablations import mean_of
 
 ENV = "files"
@@ -40,7 +37,6 @@ SECOND: dict[str, list[str]] = {"on": [], "again": [HARD], "all": [ALL]}
 BESIDE = {"extra": "learnability", "again": "on", "all": "on"}
 """The arm that differs by the demonstrations alone."""
 TOKENS = 200_000
-Point = tuple[float, dict[str, float]]
 
 
 def name_of(arm: str, seed: int) -> str:
@@ -68,17 +64,11 @@ def second(name: str, out: Path, tokens: int) -> dict[str, list[str]]:
     return {name_of(each, int(seed)): settings(int(seed), folder, tokens, more) for each, more in SECOND.items()}
 
 
-def at(points: Sequence[Point], tokens: float) -> dict[str, float]:
-    """Success by level when that much was sampled, between evaluations by a straight line."""
-    spent = [x for x, _ in points]
-    return {level: float(np.interp(tokens, spent, [row[level] for _, row in points])) for level in points[0][1]}
-
-
 def summarise(out: Path, seeds: int, tokens: float | None = None) -> dict[str, Any] | None:
     """Success by arm and level after as many tokens as all have, or as are given, and what the demonstrations add over
     the seeds that both arms have."""
     arms = [*FIRST, *SECOND]
-    found = {arm: {seed: readings(log_of(out, name_of(arm, seed)), _levels) for seed in range(seeds)} for arm in arms}
+    found = {arm: {seed: by_level(log_of(out, name_of(arm, seed)), ENV) for seed in range(seeds)} for arm in arms}
     curves = {
         arm: {seed: points for seed, points in runs.items() if len(points) > 1 and points[-1][0] >= (tokens or 0.0)}
         for arm, runs in found.items()
@@ -103,11 +93,6 @@ def summarise(out: Path, seeds: int, tokens: float | None = None) -> dict[str, A
             row["more_than"] = BESIDE[arm]
             row["more"] = _mean([means[arm][seed] - beside[seed] for seed in both])
     return report
-
-
-def _levels(row: metrics.Row) -> dict[str, float]:
-    levels: dict[str, float] = row[f"eval/{ENV}/levels"]
-    return levels
 
 
 def _mean(values: Sequence[float]) -> dict[str, float]:

@@ -42,7 +42,7 @@ def _next(name: str, steps: int, rows: Sequence[Row]) -> list[tuple[str, str]]:
         return [(view[0], "it did not get better: look at what the policy does"), longer, evaluate]
     if last < 0.9:
         hard = _beyond(evals[-1])
-        show = (export[0], f"{hard}: go on from DIR after an expert's demonstrations of all levels (warm_start)")
+        show = (export[0], f"{hard}: go on from DIR after an expert's demonstrations of all levels (warm_start.levels)")
         return [view, evaluate, chat, longer, show if hard else export]
     return [view, evaluate, chat, export]
 

@@ -1,4 +1,5 @@
-"""Writes the tables and pictures of Qwen2.5-Coder-1.5B on docs/results.md from what its runs left behind.
+"""Writes the tables and pictures of Qwen2.5-Coder-1.5B on docs/results.md, and its figures by level on
+docs/notes/qwen.md, from what its runs left behind.
 
 python -m benchmarks.qwen.results       # reads docs/evidence/qwen alone
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,35 @@ def tries(evidence: Path) -> str:
     for what, (name, env) in AGAIN.items():
         cells = [_both(None), _both(_environments(evidence, name)[env]), _both(None), ""]
         lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def contact(evidence: Path) -> str:
+    """The untrained model when it first met the environments, and with all that was changed for it since."""
+    first = json.loads((evidence / "first-contact.json").read_text(encoding="utf-8"))["tags only"]
+    head = "environment | at first, levels 1 to 4 | today | tool errors per episode | episodes cut off"
+    lines = [f"| {head} |", "|---" * 5 + "|"]
+    for env, now in _environments(evidence, "untrained-today").items():
+        then = first[env]
+        success = [", ".join(f"{x:.2f}" for x in list(row["levels"].values())[:4]) for row in (then, now)]
+        errors, cut = (
+            f"{then[key]:{form}}, {now[key]:{form}}" for key, form in (("tool_errors", ".1f"), ("truncated", ".2f"))
+        )
+        lines.append(f"| {env} | {' | '.join([*success, errors, cut])} |")
+    return "\n".join(lines)
+
+
+def by_level(evidence: Path) -> str:
+    """One try and eight by level, before RL, after it, and after RL on all environments at once."""
+    lines = ["| one try<br>and eight | level | untrained | trained apart | all at once |", "|---" * 5 + "|"]
+    before = _environments(evidence, "untrained-today", "untrained-repair")
+    apart, after = _environments(evidence, *APART), _environments(evidence, "after-all")
+    rows = [(env, (row, apart.get(env), after[env])) for env, row in before.items()]
+    rows += [(what, (None, _environments(evidence, name)[env], None)) for what, (name, env) in AGAIN.items()]
+    for what, columns in rows:
+        for level in sorted({level for column in columns if column for level in column["by_level"]}):
+            cells = [_both(column["by_level"].get(level) if column else None) for column in columns]
+            lines.append(f"| {what} | {level} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -311,18 +342,26 @@ def draw_peer(evidence: Path, path: Path) -> None:
     pyplot.close(figure)
 
 
+PAGES: dict[str, dict[str, Callable[[Path], str]]] = {
+    "results.md": {
+        "qwen": table, "qwen tries": tries, "qwen abilities": abilities, "qwen peer": peer, "qwen times": times
+    },
+    "notes/qwen.md": {"qwen contact": contact, "qwen levels": by_level},
+}  # fmt: skip
+"""By page of docs/, what stands between its marks."""
+
+
 def main() -> None:
-    """Write the page's part."""
+    """Write the parts of the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evidence", type=Path, default=EVIDENCE)
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     chosen = parser.parse_args()
-    page = chosen.docs / "results.md"
-    text = page.read_text(encoding="utf-8")
-    parts = {"qwen": table, "qwen tries": tries, "qwen abilities": abilities, "qwen peer": peer, "qwen times": times}
-    for name, make in parts.items():
-        text = put(text, name, make(chosen.evidence))
-    page.write_text(text, encoding="utf-8")
+    for page, parts in PAGES.items():
+        text = (chosen.docs / page).read_text(encoding="utf-8")
+        for name, make in parts.items():
+            text = put(text, name, make(chosen.evidence))
+        (chosen.docs / page).write_text(text, encoding="utf-8")
     draw_figure(chosen.evidence, chosen.docs / "results-qwen.png")
     draw_peer(chosen.evidence, chosen.docs / "results-qwen-peer.png")
 

@@ -18,7 +18,7 @@ from benchmarks import _runs, ablations, curriculum_levels, curriculum_real, fro
 def write(
     out: Path, name: str, evals: list[tuple[int, str, float]], tokens: float = 100.0, seconds: float = 1.0
 ) -> None:
-    """A run's metrics: 100 tokens a step, evaluations of ten tasks; the last line is torn."""
+    """A run's metrics: 100 tokens and a second each step, evaluations of ten tasks; the last line is torn."""
     rows = []
     last = 0
     for step, stage, share in evals:
@@ -69,29 +69,32 @@ def test_arms_are_compared_at_equal_tokens_over_the_seeds_that_ours_has_too(tmp_
     write(tmp_path, "files-learnability-2", [(0, "start", 0.2), (10, "end", 0.9)])
     report = curriculum_levels.summarise(tmp_path, "files", 3)
     assert report is not None
-    assert (report["tokens"], list(report["arms"])) == (1000.0, ["learnability", "dynamic"])
+    assert (report["spent"], list(report["arms"])) == (1000.0, ["learnability", "dynamic"])
     dynamic = report["arms"]["dynamic"]
     assert (report["arms"]["learnability"]["seeds"], dynamic["seeds"]) == ([0, 1, 2], [0, 1])
     assert dynamic["success_less_than_ours"]["value"] == pytest.approx(0.2)
-    assert dynamic["times_our_tokens"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    assert dynamic["times_ours"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
     assert dynamic["area_less_than_ours"]["value"] == pytest.approx(0.1)
     assert dynamic["informative"] == pytest.approx(10 / 55, abs=1e-3)  # of all groups, not of steps
     assert curriculum_levels.table(report).count("\n") == 3
     ours = list(curriculum_levels.gather(tmp_path, "files", 2)["learnability"].values())
     theirs = list(curriculum_levels.gather(tmp_path, "files", 2)["dynamic"].values())
-    assert curriculum_levels.ratio(ours, ours, 1000.0)["value"] == 1.0
-    assert curriculum_levels.ratio(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
+    assert curriculum_levels.times_needed(ours, ours, 1000.0)["value"] == 1.0
+    assert curriculum_levels.times_needed(theirs, ours, 1000.0)["value"] == pytest.approx(0.5)  # it can lose
     steep = [[(0.0, 0.2), (800.0, 0.9), (1000.0, 0.9)]]  # above the others from 230 tokens on, known to be at 800
-    assert curriculum_levels.ratio(steep, theirs[:1], 1000.0)["value"] == pytest.approx(1.25)
+    assert curriculum_levels.times_needed(steep, theirs[:1], 1000.0)["value"] == pytest.approx(1.25)
     turned = curriculum_levels.summarise(tmp_path, "files", 3, ours="dynamic")
     assert turned is not None
-    assert turned["arms"]["learnability"]["times_our_tokens"]["value"] == pytest.approx(0.5)
+    assert turned["arms"]["learnability"]["times_ours"]["value"] == pytest.approx(0.5)
     assert (turned["ours"], turned["arms"]["learnability"]["seeds"]) == ("dynamic", [0, 1])
     assert "dynamic less this one" in curriculum_levels.table(turned)
     timed = curriculum_levels.summarise(tmp_path, "files", 2, by="seconds")
-    assert timed is not None and timed["seconds"] == 5.0
-    assert timed["arms"]["dynamic"]["times_our_seconds"]["value"] == pytest.approx(1.0)  # theirs take half the time
+    assert timed is not None and timed["spent"] == 5.0
+    assert timed["arms"]["dynamic"]["times_ours"]["value"] == pytest.approx(1.0)  # theirs take half the time
+    assert timed["arms"]["learnability"]["levels"] == {"1": 0.4}  # then, not at the end of the run
     assert "success after 5 seconds" in curriculum_levels.table(timed)
+    curriculum_levels.draw_figure([timed], tmp_path / "timed.png")
+    assert (tmp_path / "timed.png").stat().st_size > 10_000
     assert curriculum_levels.summarise(tmp_path, "sql", 3) is None
     assert curriculum_levels.summarise(tmp_path, "files", 3, spent=2000.0) is None  # nothing was evaluated that late
 

@@ -50,8 +50,9 @@ def test_figures_per_level_and_every_episode_are_written(tmp_path: Path) -> None
     assert [(e["task"], e["score"]) for e in kept] == [(p.task.id, t.outcome.score) for p, t in rows]
 
 
-def test_the_page_shows_what_the_evidence_says() -> None:
+def test_the_pages_show_what_the_evidence_says() -> None:
     assert CHECKOUT is not None
-    page = (CHECKOUT / "docs" / "results.md").read_text(encoding="utf-8")
-    for make in (results.table, results.tries, results.abilities, results.peer, results.times):
-        assert make(CHECKOUT / results.EVIDENCE) in page
+    for page, parts in results.PAGES.items():
+        text = (CHECKOUT / "docs" / page).read_text(encoding="utf-8")
+        for name, make in parts.items():
+            assert f"<!-- {name} -->\n{make(CHECKOUT / results.EVIDENCE)}\n<!-- end {name} -->" in text

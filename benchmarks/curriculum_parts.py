@@ -1,0 +1,161 @@
+"""What each part of the `learnability` sampler contributes: rollouts that the simulated learner needs without it.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.curriculum_parts [--seeds 6] [--processes 2] [--runs FILE] [--json]
+
+The learner, the task sets and the target are those of `benchmarks.curriculum`; every run is paired with one of the
+whole sampler that has the same seed. With --runs every run is kept in that file as it ends, and read instead of
+repeated next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.curriculum import learnability, posterior
+from agentrl.curriculum.group_stats import Choice
+from agentrl.curriculum.learnability import Learnability
+from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum
+from agentrl.statistics import bootstrap
+from benchmarks import curriculum
+from benchmarks._simulated import WORLDS
+from benchmarks.curriculum import FIRST, Job, Run, collect
+
+
+class WithoutTags(Learnability):
+    """Knows levels and single tasks only."""
+
+    def _stratum(self, level: int, tags: tuple[str, ...]) -> int:
+        return super()._stratum(level, ())
+
+
+class WithoutGuard(Learnability):
+    """Owes no level anything."""
+
+    def _owed(self) -> NDArray[np.bool_] | None:
+        return None
+
+
+class Certain(np.random.Generator):
+    """Takes the mean for every sample from a Gaussian."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return np.zeros(size)
+
+
+class WithoutThompson(Learnability):
+    """Judges new tasks by the mean of their stratum."""
+
+    def choose(self, rng: np.random.Generator) -> Choice:
+        return super().choose(Certain(rng.bit_generator))
+
+
+@dataclass(frozen=True)
+class Part:
+    """How a part is taken out: another sampler, other keys of the recipe, other constants."""
+
+    sampler: type[Learnability] = Learnability
+    curriculum: Mapping[str, Any] = field(default_factory=dict)
+    group_filter: Mapping[str, Any] = field(default_factory=dict)
+    drawing: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of `agentrl.curriculum.learnability`."""
+    belief: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of `agentrl.curriculum.posterior`."""
+
+
+WHOLE = "nothing"
+PARTS: dict[str, Part] = {
+    WHOLE: Part(),
+    "tags": Part(WithoutTags),
+    "`probe`": Part(group_filter={"probe": 0.0}),
+    "a slope over levels": Part(belief={"SLOPE": 0.0, "PRIOR_SLOPE": 1e-9}),
+    "comparing `candidates` (1 in place of 64)": Part(curriculum={"candidates": 1}),
+    "the value of knowing a task better": Part(drawing={"HORIZON": 0.0}),
+    "a second draw (`repeats: 1`)": Part(curriculum={"repeats": 1}),
+    "the measured spread of tasks (1 logit instead)": Part(belief={"PRIOR_MOMENTS": (10e9, 16e9)}),
+    "`floor` and re-tests": Part(curriculum={"floor": 0.0}),
+    "of nearly equal tasks the one drawn longest ago": Part(drawing={"NEAR": 1.0}),
+    "few known tasks being worth less": Part(drawing={"ENOUGH": 1}),
+    "the band (0.01 to 0.99)": Part(curriculum={"band": (0.01, 0.99)}),
+    "Thompson sampling of new tasks": Part(WithoutThompson),
+    "the guard of levels": Part(WithoutGuard),
+}
+
+
+def run(world: int, name: str, seed: int) -> Run:
+    """Train with the sampler that lacks the part."""
+    part = PARTS[name]
+    recipe = LearnabilityCurriculum(**part.curriculum)
+    filtered = partial(GroupFilterSection, **part.group_filter)
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(curriculum.METHODS, {"ours": lambda tasks: part.sampler(recipe, tasks)}))
+        stack.enter_context(patch.object(curriculum, "GroupFilterSection", filtered))
+        for module, constants in ((learnability, part.drawing), (posterior, part.belief)):
+            for constant, value in constants.items():
+                stack.enter_context(patch.object(module, constant, value))
+        return curriculum.run(WORLDS[world], "ours", seed)
+
+
+def _job(job: Job) -> tuple[Job, Run]:
+    return job, run(*job)
+
+
+def measure(names: Sequence[str], seeds: Sequence[int], processes: int, kept: Path | None) -> dict[str, Any]:
+    """By part, how many times the rollouts of the whole sampler one without it needs: in each world and over all, with
+    a bootstrap interval over the seeds."""
+    # Only one world has tags.
+    worlds = {name: [n for n, world in enumerate(WORLDS) if world.tag_spread or name != "tags"] for name in names}
+    jobs = [(n, name, seed) for seed in seeds for name in names for n in worlds[name]]
+    runs = collect(jobs, processes, kept, _job)
+    found: dict[str, Any] = {"seeds": len(seeds), "parts": {}}
+    for name in names:
+        if name == WHOLE:
+            continue
+        logs = [[math.log(runs[n, name, s].rollouts / runs[n, WHOLE, s].rollouts) for n in worlds[name]] for s in seeds]
+        over_all = bootstrap([float(np.mean(row)) for row in logs])
+        found["parts"][name] = {
+            "rollouts": [math.exp(value) for value in (over_all.value, over_all.low, over_all.high)],
+            "worlds": {
+                WORLDS[n].name: math.exp(mean) for n, mean in zip(worlds[name], np.mean(logs, axis=0), strict=True)
+            },
+        }
+    found["unreached"] = [job for job, made in runs.items() if not made.reached]
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures as Markdown, what matters most first."""
+    lines = ["| without | rollouts needed | in the task sets |", "|---|---|---|"]
+    for name, row in sorted(found["parts"].items(), key=lambda pair: -pair[1]["rollouts"][0]):
+        value, low, high = (100.0 * (ratio - 1.0) for ratio in row["rollouts"])
+        worlds = ", ".join(f"{100.0 * (ratio - 1.0):+.0f}" for ratio in row["worlds"].values())
+        lines.append(f"| {name} | {value:+.0f} % [{low:+.0f}, {high:+.0f}] | {worlds} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--runs", type=Path, help="keep every run in this file, and read those that are there")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    found = measure(list(PARTS), range(FIRST, FIRST + options.seeds), options.processes, options.runs)
+    sys.stdout.write((json.dumps(found, indent=1) if options.json else table(found)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
