@@ -139,9 +139,11 @@ def by_level(evidence: Path) -> str:
     lines = ["| one try<br>and eight | level | untrained | trained apart | all at once |", "|---" * 5 + "|"]
     before = _environments(evidence, "untrained-today", "untrained-repair")
     apart, after = _environments(evidence, *APART), _environments(evidence, "after-all")
-    rows = [(env, (row, apart.get(env), after[env])) for env, row in before.items()]
-    rows += [(what, (None, _environments(evidence, name)[env], None)) for what, (name, env) in AGAIN.items()]
-    for what, columns in rows:
+    rows: dict[str, list[dict[str, Any] | None]] = {
+        env: [row, apart.get(env), after[env]] for env, row in before.items()
+    }
+    rows |= {what: [None, _environments(evidence, name)[env], None] for what, (name, env) in AGAIN.items()}
+    for what, columns in rows.items():
         for level in sorted({level for column in columns if column for level in column["by_level"]}):
             cells = [_both(column["by_level"].get(level) if column else None) for column in columns]
             lines.append(f"| {what} | {level} | {' | '.join(cells)} |")
