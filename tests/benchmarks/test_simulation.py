@@ -9,11 +9,12 @@ import pytest
 
 from agentrl.catalogue import CHECKOUT
 from benchmarks import curriculum, curriculum_parts
+from benchmarks._simulated import WORLDS
 
 
 def test_without_any_part_the_sampler_draws_otherwise_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few steps in the world with levels and tags, where each part has something to do."""
-    world = replace(curriculum.WORLDS[1], target=0.17)
+    world = replace(WORLDS[1], target=0.17)
     monkeypatch.setattr(curriculum_parts, "WORLDS", (world,))
     whole = curriculum.run(world, "ours", 300)
     same = [name for name in curriculum_parts.PARTS if curriculum_parts.run(0, name, 300) == whole]
