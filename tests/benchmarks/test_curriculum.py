@@ -204,7 +204,7 @@ def test_the_page_shows_what_the_curricula_and_the_demonstrations_did() -> None:
 
 def test_the_page_shows_what_the_ablations_say() -> None:
     assert CHECKOUT is not None
-    report = ablations.summarise(ablations.gather(CHECKOUT / "docs" / "evidence" / "ablations", 3))
+    report = ablations.summarise(ablations.gather(CHECKOUT / "docs" / "evidence" / "ablations", 6))
     assert list(report) == list(ablations.SETTINGS)
     assert ablations.table(report) in (CHECKOUT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
