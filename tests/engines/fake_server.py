@@ -27,6 +27,8 @@ class FakeServer:
         self.version = "0"
         self.running = True
         """Whether it samples."""
+        self.named = True
+        """Whether it says what a tensor is."""
         self.sampled: list[dict[str, torch.Tensor]] = []
         """What it held at each turn that it sampled."""
         self._dies_at, self._buckets = dies_at, 0
@@ -93,6 +95,9 @@ class FakeServer:
             self.tensors[name] = tensor.clone()
         self.version = body.get("weight_version", self.version)
         return {}
+
+    async def _do__get_weights_by_name(self, body: Any) -> Any:
+        return {"parameter": self.tensors[body["name"]][: body["truncate_size"]].tolist() if self.named else None}
 
     async def _do__weights_checker(self, body: Any) -> Any:
         return {

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from agentrl.engines.base import Delivery, Receipt, Sampling, Weights
+from agentrl.engines.sglang import weight_check
 from agentrl.engines.sglang.buckets import BucketSender, split
 from agentrl.engines.sglang.engine import SglangEngine
+from agentrl.engines.sglang.weight_check import hashes
 from agentrl.errors import EngineError
 from tests.engines.fake_server import FakeServer
 
@@ -91,6 +93,42 @@ def test_a_server_that_holds_something_else_afterwards_is_noticed(fake: Open, mo
     monkeypatch.setattr(server, "_do__update_weights_from_tensor", damaged)
     receipt = Source(1.0).deliver(order(server))
     assert receipt.error == "after the update the server's layers.0.b.weight differs from what was sent"
+
+
+def test_two_servers_alike_cost_one_hash_and_are_asked_for_their_names_once(
+    fake: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers hash all of their weights to name them, and sample nothing meanwhile."""
+    servers, source, hashed = [fake(), fake()], Source(1.0), list[str]()
+
+    def counted(tensors: Any, *rest: Any, **named: Any) -> dict[str, str]:
+        hashed.extend(tensors)
+        return hashes(tensors, *rest, **named)
+
+    monkeypatch.setattr(weight_check, "hashes", counted)
+    for version, value in enumerate([1.0, 2.0, 3.0], 1):
+        source.value = value
+        for server in servers:
+            server.running = False
+        assert source.deliver(order(*servers, version=version)).error == ""
+    assert [holds(server, 3.0) for server in servers] == [True, True]
+    assert (hashed, [server.calls.count("/weights_checker") for server in servers]) == (NAMES * 3, [4, 4])
+
+
+def test_a_server_in_the_place_of_another_is_compared_by_values(fake: Open) -> None:
+    """It has a tensor more than the one that was asked: hashes that were made for that one say nothing about it."""
+    server, source = fake(), Source(1.0)
+    server.running = False
+    assert source.deliver(order(server)).error == ""
+    server.tensors["layers.0.scale"] = torch.ones(4)
+    assert (source.deliver(order(server, version=2)).error, "/get_weights_by_name" in server.calls) == ("", True)
+    server.calls.clear()
+    assert source.deliver(order(server, version=3)).error == ""
+    assert (server.calls.count("/weights_checker"), "/get_weights_by_name" in server.calls) == (2, False)
+    server.named = False
+    server.tensors["layers.1.scale"] = torch.ones(4)
+    wrong = source.deliver(order(server, version=4)).error
+    assert wrong == "the server does not say what its embed_tokens.weight is, so the update cannot be checked"
 
 
 def test_a_server_that_ends_in_the_middle_is_left_out_and_the_others_start_again(fake: Open) -> None:

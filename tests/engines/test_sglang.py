@@ -90,11 +90,11 @@ def test_weights_by_tensor_process_group_and_file(
 def test_weights_that_did_not_arrive_are_noticed(opened: Any, model: Any) -> None:
     async def main() -> None:
         async with opened("sglang") as engine:
-            expected = Expected(engine._clients[0])
-            await expected.prepare()
+            expected, server = Expected({}), engine._clients[0]
+            await expected.prepare(server)
             await expected.add(scaled(model, 1.5))
             with pytest.raises(EngineError, match=r"model\.embed_tokens\.weight differs"):
-                await expected.compare()
+                await expected.compare(server)
 
     asyncio.run(main())
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from agentrl.engines.base import Delivery, Receipt
 from agentrl.engines.sglang.client import Client, ConnectionBroken
 from agentrl.engines.sglang.server import free_port
-from agentrl.engines.sglang.weight_check import Expected
+from agentrl.engines.sglang.weight_check import Expected, Layout
 from agentrl.errors import EngineError
 
 SHARED_MEMORY = "/dev/shm"
@@ -98,6 +98,8 @@ class BucketSender:
         """`stable`: tensors stay where they are after they were yielded, so that CUDA handles of them can be sent."""
         self._stable = stable
         self._group: _Group | None = None
+        self.layouts: dict[str, Layout] = {}
+        """How servers keep their weights, by address: what was learnt at earlier updates."""
 
     def send(self, order: Delivery, buckets: Iterable[Bucket], count: int) -> Receipt:
         """Send `count` buckets; what went wrong is in the receipt.
@@ -117,6 +119,7 @@ class BucketSender:
             for _ in iterator:
                 pass
         self.leave()
+        self.layouts.clear()  # what is started in a lost server's place may keep its weights in another way
         return Receipt(error=reason, lost=lost, seconds={"send_s": time.monotonic() - began})
 
     async def group(self, order: Delivery, clients: Sequence[Client], tensor: Tensor) -> _Group:
@@ -179,8 +182,8 @@ class _Sending:
         checked = 0.0
         self.clients = [Client(url) for url in self.order.urls]
         try:
-            expected = [Expected(client) for client in self.clients]
-            await self._each(lambda client: expected[self.clients.index(client)].prepare())
+            expected = Expected(self.sender.layouts)
+            await self._each(expected.prepare)
             session = self.order.way != "disk" and await self.clients[0].knows("/begin_weight_update")
             if self.order.way == "disk":
                 folder = Path(tempfile.mkdtemp(prefix="agentrl-weights-"))
@@ -192,8 +195,7 @@ class _Sending:
                     sizes.append(nbytes(tensors))
                     await self._limited(self._bucket(tensors, number, folder))
                     moment = time.monotonic()
-                    for one in expected:
-                        await one.add(tensors)
+                    await expected.add(tensors)
                     checked += time.monotonic() - moment
                 if folder is not None:
                     await self._limited(self._read(folder))
@@ -204,7 +206,7 @@ class _Sending:
             if len(sizes) != self.count:
                 raise EngineError(f"{len(sizes)} buckets of weights came in place of {self.count}")
             sent = time.monotonic()
-            await self._limited(self._each(lambda client: expected[self.clients.index(client)].compare()))
+            await self._limited(self._each(expected.compare))
             checked += time.monotonic() - sent
             seconds = {"send_s": time.monotonic() - began - checked, "check_s": checked}
             return Receipt(seconds=seconds, buckets=len(sizes), nbytes=sum(sizes), largest=max(sizes, default=0))

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,50 +30,70 @@ HASHED_BYTES = 1 << 28
 """Bytes of weights that are copied and hashed together."""
 
 
-class Expected:
-    """What a server must hold after an update, collected bucket by bucket."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a server keeps its weights."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._names: frozenset[str] | None = None
-        """The server's names of its tensors; None where it gives no hashes."""
-        self._hashes: dict[str, str] = {}
-        self._on_gpu = False
+    names: frozenset[str] | None
+    """Its names of its tensors; None where it gives no hashes."""
+    on_gpu: bool
+
+    @classmethod
+    async def of(cls, client: Client) -> Layout:
+        """Ask the server; it hashes all of its weights to answer."""
+        sums = await _sums(client)
+        names = None if sums is None else frozenset(sums)
+        return cls(names=names, on_gpu=(await client.info()).get("device") != "cpu")
+
+
+async def _sums(client: Client) -> Mapping[str, str] | None:
+    """Return the server's hash of each tensor by its name; None where it gives none."""
+    if await client.ranks() != 1 or not await client.knows("/weights_checker"):
+        return None
+    ranks = (await client.call("/weights_checker", {"action": "checksum"})).get("ranks") or []
+    sums: Mapping[str, str] | None = ranks[0]["checksums"] if ranks else None
+    return sums
+
+
+class Expected:
+    """What servers must hold after an update, collected bucket by bucket; hashed once for all that keep it alike."""
+
+    def __init__(self, layouts: dict[str, Layout]) -> None:
+        """`layouts` holds what is known of servers by their address; what is asked here is added to it."""
+        self._layouts = layouts
+        self._hashes: dict[Layout, dict[str, str]] = {}
         self._samples: dict[str, Tensor] = {}
 
-    async def prepare(self) -> None:
-        """Ask the server what its tensors are called."""
-        sums = await self._sums()
-        self._names = None if sums is None else frozenset(sums)
-        self._on_gpu = (await self._client.info()).get("device") != "cpu"
-
-    async def _sums(self) -> Mapping[str, str] | None:
-        client = self._client
-        if await client.ranks() != 1 or not await client.knows("/weights_checker"):
-            return None
-        ranks = (await client.call("/weights_checker", {"action": "checksum"})).get("ranks") or []
-        sums: Mapping[str, str] | None = ranks[0]["checksums"] if ranks else None
-        return sums
+    async def prepare(self, client: Client) -> None:
+        """Find out how the server keeps its weights, where that is not known from an earlier update."""
+        if client.url not in self._layouts:
+            self._layouts[client.url] = await Layout.of(client)
+        self._hashes[self._layouts[client.url]] = {}
 
     async def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Hash the tensors of a bucket as the server will, and remember some values."""
-        if self._names is not None:
-            self._hashes |= await asyncio.to_thread(hashes, tensors, self._names, on_gpu=self._on_gpu)
+        """Hash the tensors of a bucket as the servers will, and remember some values."""
+        for layout, found in self._hashes.items():
+            if layout.names is not None:
+                found |= await asyncio.to_thread(hashes, tensors, layout.names, on_gpu=layout.on_gpu)
         for name in list(tensors)[:: max(1, len(tensors) // SPOT_CHECKS)]:
             self._samples[name] = tensors[name][:ROWS].detach().to("cpu", copy=True)
 
-    async def compare(self) -> None:
+    async def compare(self, client: Client) -> None:
         """Compare what the server holds with what was sent; raise EngineError with the first name that differs."""
-        sums = await self._sums() if self._hashes else None
-        if sums is not None:
-            wrong = [name for name, value in self._hashes.items() if sums.get(name) != value]
+        layout = self._layouts[client.url]
+        expected = self._hashes[layout]
+        sums = await _sums(client) if expected else None
+        if sums is not None and sums.keys() != layout.names:
+            del self._layouts[client.url]  # another server than the one that was asked
+        elif sums is not None:
+            wrong = [name for name, value in expected.items() if sums[name] != value]
             if not wrong:
                 return
-            if len(wrong) < len(self._hashes):
+            if len(wrong) < len(expected):
                 raise EngineError(f"after the update the server's {wrong[0]} differs from what was sent")
         # No hashes, or every one differs: the server may hash in another way, so compare some values.
         for name, sent in list(self._samples.items())[:: max(1, len(self._samples) // SPOT_CHECKS)]:
-            answer = await self._client.call("/get_weights_by_name", {"name": name, "truncate_size": ROWS})
+            answer = await client.call("/get_weights_by_name", {"name": name, "truncate_size": ROWS})
             held = answer.get("parameter", answer.get("message"))
             if not isinstance(held, list):
                 raise EngineError(f"the server does not say what its {name} is, so the update cannot be checked")
@@ -129,23 +150,39 @@ def gpu_hash(rows: Tensor) -> list[str]:
     """Return the hash of each row as servers on a GPU compute it, on whichever device the tensor is.
 
     Each 32-bit word is mixed with its position in two ways, summed in tiles, and the tiles' sums are mixed and summed.
+    Words are signed here, since that is half of the memory to move: they wrap as unsigned ones do, and sums count
+    modulo 2**32.
     """
     raw = rows.detach().contiguous().view(torch.uint8)
     words = torch.nn.functional.pad(raw, (0, -raw.shape[1] % 4)).view(torch.int32)
     length = words.shape[1]
     seeds = (SEED, (SEED * 0x9E3779B1 ^ 0xDEADBEEF) & WORD)
     total = torch.zeros(len(words), dtype=torch.int64, device=words.device)
-    width = max(1, 4096 // len(words)) * TILE  # int64 takes eight bytes per word: not all at once
+    width = max(1, 8192 // len(words)) * TILE  # a few copies of a part are held: not of all at once
     for start in range(0, length, width):
-        part = words[:, start : start + width].to(torch.int64) & WORD
+        part = words[:, start : start + width]
         place = torch.arange(start, start + part.shape[1], device=words.device)
         halves = []
         for factor, seed, turn in ((0x27D4EB2D, seeds[0], 15), (0x165667B1, seeds[1], 13)):
             key = (place * factor + seed & WORD) ^ (place << turn | place >> 32 - turn) & WORD
-            mixed = torch.nn.functional.pad(_mix(part ^ key), (0, -part.shape[1] % TILE))
+            mixed = torch.nn.functional.pad(_mix_words(part ^ key.to(torch.int32)), (0, -part.shape[1] % TILE))
             halves.append(_mix(mixed.view(len(words), -1, TILE).sum(2) & WORD ^ 4 * length & WORD))
         total += (halves[0] << 32 | halves[1]).sum(1)
     return [_last_mix(int(value) & LONG) for value in total.tolist()]
+
+
+def _mix_words(words: Tensor) -> Tensor:
+    """Apply Murmur's last step in place, on 32 bits kept in 32, sign and all."""
+    words ^= (words >> 16) & 0xFFFF
+    words *= _signed(0x85EBCA6B)
+    words ^= (words >> 13) & 0x7FFFF
+    words *= _signed(0xC2B2AE35)
+    words ^= (words >> 16) & 0xFFFF
+    return words
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
 
 
 def _last_mix(value: int) -> str:
