@@ -25,7 +25,7 @@ from agentrl.envs.in_flight import Call
 from agentrl.envs.permissions import Permissions
 from agentrl.envs.timed_box import TimedBox
 from agentrl.envs.tool_output import frame, harmless, text_of, well_formed
-from agentrl.envs.tools import CallError, Tool, tools_of
+from agentrl.envs.tools import CallError, Tool, nameless, tools_of
 from agentrl.errors import AgentError, AgentRLError, AuthoringError
 from agentrl.sandboxes.base import Sandbox, off_loop
 from agentrl.types import Done, Ending, Message, Observation, Task, ToolCall
@@ -187,9 +187,12 @@ class Episode:
         return self.step
 
     async def _objection(self, call: ToolCall | None = None) -> Observation | None:
-        """Return what the environment has against an answer, in words or given with a call, as often as it may."""
+        """Return what speaks against an answer: what the environment has against it, as often as it may, and once that
+        it is a call without a name."""
         env = self.environment
         text = await run(env.objection, self.answer) if self.sent_back < env.objections else ""
+        if call is None and not self.sent_back:
+            text = nameless(self.answer, self.tools) or text
         if not text:
             return None
         self.sent_back += 1

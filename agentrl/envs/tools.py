@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -30,6 +31,8 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)[ \t]*(?:\([^)]*\))?:[ \t]*(.*)$")
 
 MAX_PROBLEMS = 1_000
 """Problems of one call that are described: describing a hundred thousand would take seconds."""
+MAX_NAMELESS = 4_000
+"""Characters of a message that may be a call without its name."""
 MAX_NEAR = 100
 """Characters of a name for which the nearest parameter is looked for."""
 
@@ -143,6 +146,29 @@ def tools_of(environment: type | object) -> dict[str, Tool]:
             else:
                 tools.pop(name, None)  # overridden without the mark: no longer a tool
     return tools
+
+
+def nameless(text: str, tools: Mapping[str, Tool]) -> str:
+    """Return what to tell the policy about a message that is nothing but a tool's arguments; "" for any other."""
+    body = text.strip()
+    if len(body) > MAX_NAMELESS:
+        return ""
+    if body.startswith("```") and body.endswith("```"):
+        body = body[3:-3].removeprefix("json").strip()
+    if body.startswith("{{") and body.endswith("}}"):  # models copy it from templates that show calls so
+        body = body[1:-1]
+    try:
+        arguments = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(arguments, dict) or not arguments:
+        return ""
+    for name, known in tools.items():
+        with suppress(CallError):
+            known.validate(arguments)
+            call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+            return f"These are arguments of {name}, and no call of it. To make one, write its name too: {call}"
+    return ""
 
 
 class _Reader:

@@ -38,6 +38,7 @@ class Gym(Environment):
     verifier = Played()
     system = "Play the game with the tool act, one move per call. See where you are after each. Go on until it is over."
     max_turns = 40
+    one_call_per_message = True
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Gym(Environment):
             split=split,
             level=level,
             tags=(self._id,),
-            prompt=f"{self._game.rules} At most {start.steps} moves: {', '.join(self._game.actions)}.\n{shown}",
+            prompt=f"{self._game.rules} Moves: {', '.join(self._game.actions)}; at most {start.steps} in all.\n{shown}",
             setup={"id": self._id, "start": dataclasses.asdict(start), "rule": dataclasses.asdict(self._game.rule)},
         )
 
@@ -106,6 +107,9 @@ class Gym(Environment):
         state["terminated"] = bool(terminated)
         state["over"] = bool(terminated or truncated or state["steps"] >= self._start.steps)
         return Done() if state["over"] else self._game.show(self._start, observation, self._env)
+
+    def objection(self, answer: str) -> str:
+        return "" if self._state["over"] else "The game is not over, and words make no move. Call act with a move."
 
     def state(self) -> dict[str, Any]:
         return dict(self._state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -103,7 +103,7 @@ class FrozenLake(Game):
     def show(self, start: Start, observation: Any, env: Env | None) -> str:
         rows = [row.replace("S", "F") for row in start.kwargs["desc"]]
         row, column = divmod(int(observation), len(rows[0]))
-        return _grid(rows, row, column)
+        return f"{_grid(rows, row, column)}, {_way(rows, row, column)}\nfrom A: {', '.join(_beside(rows, row, column))}"
 
 
 class Taxi(Game):
@@ -155,6 +155,22 @@ def _grid(rows: list[str], row: int, column: int) -> str:
     goal = next((y, x) for y, line in enumerate(rows) for x, cell in enumerate(line) if cell == "G")
     where = f"A in row {row + 1}, column {column + 1}; G in row {goal[0] + 1}, column {goal[1] + 1}"
     return "\n".join([*(" ".join(line) for line in cells), where])
+
+
+def _way(rows: list[str], row: int, column: int) -> str:
+    """Return how far the goal lies from the player, by the names of moves."""
+    goal, side = "".join(rows).index("G"), len(rows[0])
+    down, right = goal // side - row, goal % side - column
+    far = [f"{abs(down)} {'down' if down > 0 else 'up'}"] * (down != 0)
+    far += [f"{abs(right)} {'right' if right > 0 else 'left'}"] * (right != 0)
+    return " and ".join(far) + " from A"
+
+
+def _beside(rows: list[str], row: int, column: int) -> Iterator[str]:
+    """Return what lies one move away from the player, by the name of the move."""
+    for move, (down, right) in lakes.MOVES.items():
+        y, x = row + down, column + right
+        yield f"{move} {rows[y][x] if 0 <= y < len(rows) and 0 <= x < len(rows[0]) else 'edge'}"
 
 
 class Other(Game):

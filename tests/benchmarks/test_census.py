@@ -20,7 +20,7 @@ from tests.pace import slowness
 
 TASKS = 10_000 if os.environ.get("AGENTRL_FULL") else 100
 STATED = {
-    "gym": {1: 7, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2},
+    "gym": {1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2},
     "reasoning": {1: 13, 2: 1, 3: 1, 4: 2},
 }
 """Repeats among ten thousand tasks of train, by level, where a README states any."""

@@ -202,6 +202,34 @@ def test_as_many_answers_are_sent_back_as_the_environment_says(where: Stage) -> 
     assert (result.score, result.outcome.ending) == (1.0, "done")
 
 
+@pytest.mark.parametrize("text", ['{"text": "hm"}', '{{"text": "hm"}}', '```json\n{"text": "hm"}\n```'])
+def test_arguments_without_a_name_are_no_answer_but_once(where: Stage, text: str) -> None:
+    """A model that leaves the name out means a call; sent again, the same words are its answer."""
+    result = played(where, text, call("say", text="hm"), "yes")
+    told = "These are arguments of say, and no call of it. To make one, write its name too: "
+    assert seen(result) == [told + '{"name": "say", "arguments": {"text": "hm"}}', "<out>hm</out>"]
+    assert (result.score, result.outcome.ending) == (1.0, "done")
+    again = played(where, text, text, "yes")
+    assert (again.score, again.outcome.ending, len(again.messages)) == (0.0, "done", 5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"other": 1}',
+        '{"text": 1}',
+        '["text"]',
+        '"text"',
+        "{{}}",
+        '{"a":' * 600 + "1",
+        f'{{"text": "{"x" * 4_000}"}}',
+    ],
+)
+def test_other_json_is_an_answer(where: Stage, text: str) -> None:
+    assert seen(played(where, text)) == []
+
+
 class EndsWithWords(Bench):
     """A message ends it, whatever it says."""
 

@@ -10,8 +10,8 @@ import gymnasium
 import pytest
 
 from agentrl.envs import load
-from agentrl.envs.gym.games import Rule
-from agentrl.envs.gym.lakes import CHANCE, LEVELS, crossed_by_chance, distances, lake
+from agentrl.envs.gym.games import FrozenLake, Rule, Start
+from agentrl.envs.gym.lakes import LEVELS, crossed_by_chance, distances, lake
 from agentrl.envs.play import Played, Stage, play
 from agentrl.errors import AuthoringError
 from agentrl.types import SPLITS, Split, ToolCall
@@ -52,7 +52,7 @@ def test_lakes_can_be_crossed_and_seldom_by_chance(level: int) -> None:
             moves_needed = distances(cells)[cells.index("G")]
             assert kind.distance[0] <= moves_needed <= kind.distance[1]
             assert (len(made.rows), made.steps) == (kind.side, 2 * moves_needed)
-            assert crossed_by_chance(cells, made.steps) <= CHANCE
+            assert crossed_by_chance(cells, made.steps) <= kind.chance <= 0.1
             assert homes.setdefault(made.rows, split) == split
     assert len(homes) == 180
 
@@ -69,16 +69,19 @@ def test_the_expert_wins_by_the_shortest_way(id: str, where: Stage) -> None:
 
 def test_what_is_seen_and_said(where: Stage) -> None:
     found = played(where, moves("left", "fly", "up"), kwargs=SMALL)
-    assert found.messages[1].content.startswith("Play the game. At most 40 moves: left, down, right, up.\n")
+    assert found.messages[1].content.startswith("Play the game. Moves: left, down, right, up; at most 40 in all.\n")
     task = Gym().task("train", 1, 0)
-    *side, last = (line.split(" ") for line in task.prompt.splitlines()[1:])
+    *lines, where_told, beside = task.prompt.splitlines()[1:]
+    side = [line.split(" ") for line in lines]
     assert [len(row) for row in side] == [5] * 5
     (row, column), goal = (
         next((y, x) for y, line in enumerate(side, 1) for x, cell in enumerate(line, 1) if cell == letter)
         for letter in "AG"
     )
-    where_told = f"A in row {row}, column {column}; G in row {goal[0]}, column {goal[1]}"
-    assert " ".join(last) == where_told
+    assert where_told.startswith(f"A in row {row}, column {column}; G in row {goal[0]}, column {goal[1]}, ")
+    walled = [["edge"] * 7, *(["edge", *line, "edge"] for line in side), ["edge"] * 7]
+    left, down, right, up = (walled[row + y][column + x] for x, y in ((-1, 0), (0, 1), (1, 0), (0, -1)))
+    assert beside == f"from A: left {left}, down {down}, right {right}, up {up}"
     assert [m.content for m in found.messages if m.role == "tool"][1] == (
         "<out>error: there is no move 'fly'; write one of: left, down, right, up</out>"
     )
@@ -108,14 +111,43 @@ def test_a_fall_an_end_of_the_budget_and_an_early_word_score_0(where: Stage) -> 
     assert [p.score for p in (fallen, spent, early, won)] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_random_moves_for_the_whole_budget_stay_near_0(where: Stage) -> None:
+def test_how_far_the_goal_is_by_the_names_of_moves() -> None:
+    rows = ["FFG", "FFF", "FHF"]
+    told = [
+        FrozenLake().show(Start(seed=0, steps=4, kwargs={"desc": rows}), at, None).split("\n")[3:] for at in (0, 3, 8)
+    ]
+    assert told == [
+        ["A in row 1, column 1; G in row 1, column 3, 2 right from A", "from A: left edge, down F, right F, up edge"],
+        [
+            "A in row 2, column 1; G in row 1, column 3, 1 up and 2 right from A",
+            "from A: left edge, down F, right F, up F",
+        ],
+        ["A in row 3, column 3; G in row 1, column 3, 2 up from A", "from A: left H, down edge, right edge, up F"],
+    ]
+
+
+def test_lakes_of_level_1_need_no_way_round() -> None:
+    for index in range(60):
+        made = lake("train", 1, index)
+        (row, column), (down, right) = (divmod("".join(made.rows).index(letter), 5) for letter in "SG")
+        assert (abs(row - down) + abs(column - right), made.steps) == (3, 6)
+
+
+def test_words_are_sent_back_once_while_the_game_lasts(where: Stage) -> None:
+    kept_on = played(where, ["right", *moves("right", "right", "down", "down", "left", "left")], kwargs=SMALL)
+    assert kept_on.messages[3].content == "The game is not over, and words make no move. Call act with a move."
+    assert kept_on.score == 1.0
+    gone = played(where, ["right", "down", *moves("right")], kwargs=SMALL)
+    assert (gone.score, gone.messages[-1].content) == (0.0, "down")
+
+
+@pytest.mark.parametrize(("level", "most"), [(1, 0.1), (2, 0.03)])
+def test_random_moves_for_the_whole_budget_stay_near_0(level: int, most: float, where: Stage) -> None:
     scores = []
     for index in range(120):
-        rng = random.Random(index)
-        scores.append(
-            played(where, moves(*rng.choices(("left", "down", "right", "up"), k=40)), ("train", 1, index)).score
-        )
-    assert statistics.fmean(score or 0.0 for score in scores) <= 0.05
+        script = moves(*random.Random(index).choices(("left", "down", "right", "up"), k=40))
+        scores.append(played(where, script, ("train", level, index)).score)
+    assert statistics.fmean(score or 0.0 for score in scores) <= most
 
 
 def test_rules() -> None:
