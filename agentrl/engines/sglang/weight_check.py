@@ -83,7 +83,7 @@ class Expected:
         layout = self._layouts[client.url]
         expected = self._hashes[layout]
         sums = await _sums(client) if expected else None
-        if sums is not None and sums.keys() != layout.names:
+        if sums is not None and frozenset(sums) != layout.names:
             del self._layouts[client.url]  # another server than the one that was asked
         elif sums is not None:
             wrong = [name for name, value in expected.items() if sums[name] != value]
