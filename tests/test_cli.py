@@ -11,6 +11,7 @@ import typer
 
 from agentrl.cli import main
 from agentrl.cli.base import app
+from tests.pace import slowness
 
 
 def commands() -> list[list[str]]:
@@ -40,7 +41,7 @@ def test_help_is_quick_and_imports_nothing_heavy(path: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: agentrl" in done.stdout
     # Processor time: what it takes on a machine where no other tests run beside it.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < slowness()
 
 
 def test_importing_the_sdk_imports_no_torch() -> None:

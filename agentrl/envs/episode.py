@@ -187,12 +187,12 @@ class Episode:
         return self.step
 
     async def _objection(self, call: ToolCall | None = None) -> Observation | None:
-        """Return what speaks against an answer: what the environment has against it, as often as it may, and once that
-        it is a call without a name."""
+        """Return what speaks against an answer: once that it is a call without a name, and what the environment has
+        against it, as often as it may."""
         env = self.environment
-        text = await run(env.objection, self.answer) if self.sent_back < env.objections else ""
-        if call is None and not self.sent_back:
-            text = nameless(self.answer, self.tools) or text
+        text = nameless(self.answer, self.tools) if call is None and not self.sent_back else ""
+        if not text and self.sent_back < env.objections:
+            text = await run(env.objection, self.answer)
         if not text:
             return None
         self.sent_back += 1

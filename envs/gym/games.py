@@ -152,18 +152,21 @@ def _grid(rows: list[str], row: int, column: int) -> str:
     """
     cells = [list(line) for line in rows]
     cells[row][column] = "A"
-    goal = next((y, x) for y, line in enumerate(rows) for x, cell in enumerate(line) if cell == "G")
-    where = f"A in row {row + 1}, column {column + 1}; G in row {goal[0] + 1}, column {goal[1] + 1}"
+    y, x = _goal(rows)
+    where = f"A in row {row + 1}, column {column + 1}; G in row {y + 1}, column {x + 1}"
     return "\n".join([*(" ".join(line) for line in cells), where])
+
+
+def _goal(rows: list[str]) -> tuple[int, int]:
+    """Return the row and the column of the goal, counted from 0."""
+    return divmod("".join(rows).index("G"), len(rows[0]))
 
 
 def _way(rows: list[str], row: int, column: int) -> str:
     """Return how far the goal lies from the player, by the names of moves."""
-    goal, side = "".join(rows).index("G"), len(rows[0])
-    down, right = goal // side - row, goal % side - column
-    far = [f"{abs(down)} {'down' if down > 0 else 'up'}"] * (down != 0)
-    far += [f"{abs(right)} {'right' if right > 0 else 'left'}"] * (right != 0)
-    return " and ".join(far) + " from A"
+    y, x = _goal(rows)
+    far = {"down": y - row, "up": row - y, "right": x - column, "left": column - x}
+    return " and ".join(f"{moves} {name}" for name, moves in far.items() if moves > 0) + " from A"
 
 
 def _beside(rows: list[str], row: int, column: int) -> Iterator[str]:

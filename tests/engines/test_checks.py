@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentrl.engines.base import Receipt, Weights
+from agentrl.engines.sglang import weight_check
 from agentrl.engines.sglang.weight_check import cpu_hash, gpu_hash, gpu_hashes, hashes
 from agentrl.engines.sglang.weights import Sync
 from agentrl.errors import EngineError
@@ -22,8 +23,12 @@ from agentrl.errors import EngineError
     ],
     ids=["less than a tile", "half a word left over", "several tiles"],
 )
-def test_the_hash_of_a_gpu_server(tensor: torch.Tensor, expected: str) -> None:
-    """Values of SGLang's own kernel, run by Triton's interpreter."""
+@pytest.mark.parametrize("tiles", [4096, 1])
+def test_the_hash_of_a_gpu_server(
+    tensor: torch.Tensor, expected: str, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of SGLang's own kernel, run by Triton's interpreter; the same in however many parts a tensor is mixed."""
+    monkeypatch.setattr(weight_check, "TILES", tiles)
     other = tensor + 1
     assert gpu_hash(torch.stack([tensor.flatten(), other.flatten(), tensor.flatten()]))[::2] == [expected] * 2
     pieces = {"a": [tensor.flatten()[:2], tensor.flatten()[2:]], "b": [other.flatten()], "c": [tensor.flatten()]}

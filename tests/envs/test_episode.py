@@ -222,6 +222,7 @@ def test_arguments_without_a_name_are_no_answer_but_once(where: Stage, text: str
         '["text"]',
         '"text"',
         "{{}}",
+        r'{"text": "\ud800"}',
         '{"a":' * 600 + "1",
         f'{{"text": "{"x" * 4_000}"}}',
     ],

@@ -25,6 +25,8 @@ SPOT_CHECKS = 3
 ROWS = 4
 WORD, LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 TILE = 8192
+TILES = 4096
+"""Tiles that are mixed at once: a few copies of them are held."""
 SEED = 0x243F6A88
 HASHED_BYTES = 1 << 28
 """Bytes of weights that are copied and hashed together."""
@@ -84,14 +86,14 @@ class Expected:
         expected = self._hashes[layout]
         sums = await _sums(client) if expected else None
         if sums is not None and frozenset(sums) != layout.names:
-            del self._layouts[client.url]  # another server than the one that was asked
+            del self._layouts[client.url]  # another server is in the place of the one that was asked
         elif sums is not None:
             wrong = [name for name, value in expected.items() if sums[name] != value]
             if not wrong:
                 return
             if len(wrong) < len(expected):
                 raise EngineError(f"after the update the server's {wrong[0]} differs from what was sent")
-        # No hashes, or every one differs: the server may hash in another way, so compare some values.
+        # No hashes, none made for it, or every one differs: it may hash in another way, so compare some values.
         for name, sent in list(self._samples.items())[:: max(1, len(self._samples) // SPOT_CHECKS)]:
             answer = await client.call("/get_weights_by_name", {"name": name, "truncate_size": ROWS})
             held = answer.get("parameter", answer.get("message"))
@@ -150,22 +152,22 @@ def gpu_hash(rows: Tensor) -> list[str]:
     """Return the hash of each row as servers on a GPU compute it, on whichever device the tensor is.
 
     Each 32-bit word is mixed with its position in two ways, summed in tiles, and the tiles' sums are mixed and summed.
-    Words are signed here, since that is half of the memory to move: they wrap as unsigned ones do, and sums count
-    modulo 2**32.
+    Words are signed 32-bit numbers here, because 64 bits would take twice as long to move: they wrap as unsigned ones
+    do, and sums count modulo 2**32.
     """
     raw = rows.detach().contiguous().view(torch.uint8)
     words = torch.nn.functional.pad(raw, (0, -raw.shape[1] % 4)).view(torch.int32)
     length = words.shape[1]
-    seeds = (SEED, (SEED * 0x9E3779B1 ^ 0xDEADBEEF) & WORD)
+    seeds = (SEED, SEED * 0x9E3779B1 ^ 0xDEADBEEF)
     total = torch.zeros(len(words), dtype=torch.int64, device=words.device)
-    width = max(1, 8192 // len(words)) * TILE  # a few copies of a part are held: not of all at once
+    width = max(1, TILES // len(words)) * TILE
     for start in range(0, length, width):
         part = words[:, start : start + width]
-        place = torch.arange(start, start + part.shape[1], device=words.device)
+        place = torch.arange(part.shape[1], dtype=torch.int32, device=words.device) + _signed(start)
         halves = []
         for factor, seed, turn in ((0x27D4EB2D, seeds[0], 15), (0x165667B1, seeds[1], 13)):
-            key = (place * factor + seed & WORD) ^ (place << turn | place >> 32 - turn) & WORD
-            mixed = torch.nn.functional.pad(_mix_words(part ^ key.to(torch.int32)), (0, -part.shape[1] % TILE))
+            key = place * factor + _signed(seed) ^ (place << turn | _shifted(place, 32 - turn))
+            mixed = torch.nn.functional.pad(_mix_words(part ^ key), (0, -part.shape[1] % TILE))
             halves.append(_mix(mixed.view(len(words), -1, TILE).sum(2) & WORD ^ 4 * length & WORD))
         total += (halves[0] << 32 | halves[1]).sum(1)
     return [_last_mix(int(value) & LONG) for value in total.tolist()]
@@ -173,16 +175,22 @@ def gpu_hash(rows: Tensor) -> list[str]:
 
 def _mix_words(words: Tensor) -> Tensor:
     """Apply Murmur's last step in place, on 32 bits kept in 32, sign and all."""
-    words ^= (words >> 16) & 0xFFFF
+    words ^= _shifted(words, 16)
     words *= _signed(0x85EBCA6B)
-    words ^= (words >> 13) & 0x7FFFF
+    words ^= _shifted(words, 13)
     words *= _signed(0xC2B2AE35)
-    words ^= (words >> 16) & 0xFFFF
+    words ^= _shifted(words, 16)
     return words
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """Shift right without copying the sign."""
+    return words >> bits & (1 << 32 - bits) - 1
+
+
+def _signed(number: int) -> int:
+    """Return the signed 32-bit number with the same lowest bits."""
+    return (number + (1 << 31) & WORD) - (1 << 31)
 
 
 def _last_mix(value: int) -> str:
