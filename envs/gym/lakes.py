@@ -33,12 +33,12 @@ class Level:
 
 
 LEVELS = {
-    1: Level(5, 0.3, (3, 3), chance=0.1, direct=True),
-    2: Level(5, 0.35, (5, 7)),
-    3: Level(6, 0.35, (6, 9)),
-    4: Level(7, 0.35, (8, 12)),
-    5: Level(8, 0.35, (11, 16)),
-    6: Level(10, 0.35, (14, 20)),
+    1: Level(5, 0.2, (1, 2), chance=0.3, direct=True),
+    2: Level(5, 0.3, (3, 3), chance=0.1, direct=True),
+    3: Level(5, 0.35, (5, 7)),
+    4: Level(6, 0.35, (6, 9)),
+    5: Level(7, 0.35, (8, 12)),
+    6: Level(8, 0.35, (11, 16)),
 }
 
 
