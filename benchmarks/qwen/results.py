@@ -28,6 +28,9 @@ RUNS = {
 """What each run on some environments was, by its folder."""
 ALL = "qwen-all"
 """The run on all environments at once."""
+SECOND = "qwen-all-1"
+"""Its second seed, for which `gym` had its easier first levels."""
+EASIER = "gym"
 APART = ("after-tools-1", "after-repair")
 """Eight tries per task after the runs on some environments: files of figures."""
 AGAIN = {"repair, second seed": ("after-repair-1", "repair")}
@@ -52,6 +55,11 @@ OURS = {
     "`oldest`, k = 1": "agentrl",
 }
 """Our runs beside TRL, by their schedule: files of their metrics."""
+LATER = {
+    "`steady`, k = 8, two servers": "agentrl-steady-8",
+    "the same, learner in its own process": "agentrl-own-process",
+}
+"""Runs of `files` alone that were made later, without evaluations in between."""
 Point = tuple[int, str, dict[str, float]]
 """Step, stage, and held-out pass@1 with its interval."""
 
@@ -67,9 +75,10 @@ def curves(evidence: Path) -> dict[tuple[str, str], list[Point]]:
     return dict(sorted(found.items(), key=lambda pair: _order(pair[0][0])))
 
 
-def stages(evidence: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Return held-out pass@1 of the run on all environments, by stage and environment."""
-    last = {str(row["stage"]): row for row in metrics.read(evidence / ALL / "metrics.jsonl", "eval")}
+def stages(evidence: Path, run: str = ALL) -> dict[str, dict[str, dict[str, float]]]:
+    """Return held-out pass@1 of a run on all environments, by stage and environment."""
+    rows = metrics.read(evidence / run / "metrics.jsonl", "eval")
+    last = {str(row["stage"]): row for row in rows}
     labels = {"start": "untrained", "sft": "after demonstrations", "rl": f"after {last['rl']['step']} steps of RL"}
     return {
         label: {env: figures["pass@1"] for env, figures in metrics.by_environment(last[stage]).items()}
@@ -105,18 +114,38 @@ def table(evidence: Path) -> str:
 
 def tries(evidence: Path) -> str:
     """What one try and eight tries solve, before RL, after it, and after RL on all environments at once."""
-    head = "one try<br>and eight | untrained | trained apart | all at once | one try, untrained to all at once, points"
-    lines = [f"| {head} |", "|---" * 5 + "|"]
+    head = "one try<br>and eight | untrained | trained apart | all at once | all at once, second seed "
+    head += "| one try, untrained to all at once, points | second seed, points"
+    lines = [f"| {head} |", "|---" * 7 + "|"]
     same = _environments(evidence, "untrained-today")  # with the limits of the run on all
     before = same | _environments(evidence, "untrained-repair")  # with those of the run on it, and more tasks
-    apart, after = _environments(evidence, *APART), _environments(evidence, "after-all")
+    apart, after, second = _environments(evidence, *APART), *_at_once(evidence)
     for env, row in before.items():
-        cells = [_both(row), _both(apart.get(env)), _both(after[env]), _change(same[env], after[env])]
-        lines.append(f"| {env} | {' | '.join(cells)} |")
+        cells = [_both(row), _both(apart.get(env)), _both(after[env]), _both(second.get(env))]
+        cells += [_change(same[env], after[env]), _change(same[env], second[env]) if env in second else ""]
+        lines.append(f"| {_named(env)} | {' | '.join(cells)} |")
+    for env, (start, end) in _easier(evidence).items():
+        lines.append(f"| {env} | {' | '.join([_both(start), '', '', _both(end), '', _change(start, end)])} |")
     for what, (name, env) in AGAIN.items():
-        cells = [_both(None), _both(_environments(evidence, name)[env]), _both(None), ""]
+        cells = [_both(None), _both(_environments(evidence, name)[env]), *[""] * 4]
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _at_once(evidence: Path) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the figures after RL on all environments at once, of both seeds; without what the second had easier."""
+    after, second = (_environments(evidence, name) for name in ("after-all", "after-all-1"))
+    return after, {env: row for env, row in second.items() if env != EASIER}
+
+
+def _easier(evidence: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return what the second seed had easier, untrained and after RL on all environments at once."""
+    before, after = (_environments(evidence, name)[EASIER] for name in ("untrained-gym", "after-all-1"))
+    return {EASIER: (before, after)}
+
+
+def _named(env: str) -> str:
+    return f"{env}, as it was" if env == EASIER else env
 
 
 def contact(evidence: Path) -> str:
@@ -136,13 +165,15 @@ def contact(evidence: Path) -> str:
 
 def by_level(evidence: Path) -> str:
     """One try and eight by level, before RL, after it, and after RL on all environments at once."""
-    lines = ["| one try<br>and eight | level | untrained | trained apart | all at once |", "|---" * 5 + "|"]
+    head = "one try<br>and eight | level | untrained | trained apart | all at once | all at once, second seed"
+    lines = [f"| {head} |", "|---" * 6 + "|"]
     before = _environments(evidence, "untrained-today", "untrained-repair")
-    apart, after = _environments(evidence, *APART), _environments(evidence, "after-all")
+    apart, after, second = _environments(evidence, *APART), *_at_once(evidence)
     rows: dict[str, list[dict[str, Any] | None]] = {
-        env: [row, apart.get(env), after[env]] for env, row in before.items()
+        _named(env): [row, apart.get(env), after[env], second.get(env)] for env, row in before.items()
     }
-    rows |= {what: [None, _environments(evidence, name)[env], None] for what, (name, env) in AGAIN.items()}
+    rows |= {env: [start, None, None, end] for env, (start, end) in _easier(evidence).items()}
+    rows |= {what: [None, _environments(evidence, name)[env], None, None] for what, (name, env) in AGAIN.items()}
     for what, columns in rows.items():
         for level in sorted({level for column in columns if column for level in column["by_level"]}):
             cells = [_both(column["by_level"].get(level) if column else None) for column in columns]
@@ -177,14 +208,21 @@ def _environments(evidence: Path, *names: str) -> dict[str, dict[str, Any]]:
 
 def abilities(evidence: Path) -> str:
     """What is left of the model's other abilities, as Markdown."""
-    before, *after = (report_of(evidence / f"abilities-{when}.json") for when in ("before", "after", "all"))
-    head = "| | tasks | before | after `qwen-tools` | points, paired | after `qwen-all` | points, paired |"
-    lines = [head, "|---" * 7 + "|"]
-    for name, (start, _) in paired(before, after[0]).items():
+    when = {
+        "`qwen-tools`": "after",
+        "`qwen-all`": "all",
+        "28 steps on demonstrations (second seed of `qwen-all`)": "demonstrations",
+        "these and 19 steps of RL": "all-1",
+    }
+    before, *after = (report_of(evidence / f"abilities-{name}.json") for name in ("before", *when.values()))
+    head = " | ".join(["| tasks | before", *(f"after {what} | points, paired" for what in when)])
+    lines = [f"| {head} |", "|---" * (3 + 2 * len(when)) + "|"]
+    pairs = [paired(before, report) for report in after]
+    for name, (start, _) in pairs[0].items():
         cells = [f"{statistics.rate(start).value:.3f}"]
-        for report in after:
-            a, b = paired(before, report)[name]
-            cells += [f"{statistics.rate(b).value:.3f}", _points(statistics.paired_rate(a, b))]
+        for found in pairs:
+            a, b = found.get(name, ([], []))
+            cells += [f"{statistics.rate(b).value:.3f}", _points(statistics.paired_rate(a, b))] if b else ["", ""]
         lines.append(f"| {name} | {len(start)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -235,8 +273,8 @@ def times(evidence: Path) -> str:
     head = "run | steps | seconds of training (by the clock) | learner works, sends weights, waits (by the clock) "
     head += "| of an episode: engine, tools, verdict | sampled tokens per second (by the clock)"
     lines = [f"| {head} |", "|---" * 6 + "|"]
-    paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, ALL, "repositories-rl")}
-    paths |= {f"files alone, {mode}": evidence / "peer" / f"{name}.jsonl" for mode, name in OURS.items()}
+    paths = {run: evidence / run / "metrics.jsonl" for run in (*RUNS, ALL, SECOND, "repositories-rl")}
+    paths |= {f"files alone, {mode}": evidence / "peer" / f"{name}.jsonl" for mode, name in (LATER | OURS).items()}
     paths["files alone, in turns"] = evidence / "peer" / "agentrl-sync.jsonl"
     for run, path in paths.items():
         steps = list(metrics.read(path, "step"))
@@ -298,6 +336,10 @@ def _draw_stages(axis: Any, evidence: Path) -> None:
         places = [place + 0.27 * (shift - 1) for place in range(len(names))]
         heights, look = [rate["value"] for rate in rates], {"ecolor": "0.45", "error_kw": {"lw": 0.8}}
         axis.bar(places, heights, 0.25, color=COLOURS[shift], label=label, yerr=[down, up], **look)
+    for shift, found in enumerate(stages(evidence, SECOND).values()):
+        places = [place + 0.27 * (shift - 1) for place in range(len(names))]
+        dots = {"label": "second seed, after 12 steps at last"} if shift == 2 else {}
+        axis.plot(places, [found[env]["value"] for env in names], "o", ms=3.5, color="black", **dots)
     axis.set_xticks(range(len(names)), names, fontsize=8.5)
     axis.set(ylabel="held-out pass@1", ylim=(0.0, 1.16), title="one policy, seven environments at once")
     axis.legend(loc="upper center", ncols=3, frameon=False, fontsize=8, columnspacing=1.2, handlelength=1.2)
