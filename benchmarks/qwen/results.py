@@ -31,6 +31,7 @@ ALL = "qwen-all"
 SECOND = "qwen-all-1"
 """Its second seed, for which `gym` had its easier first levels."""
 EASIER = "gym"
+"""What had easier levels in the second seed."""
 APART = ("after-tools-1", "after-repair")
 """Eight tries per task after the runs on some environments: files of figures."""
 AGAIN = {"repair, second seed": ("after-repair-1", "repair")}
@@ -124,8 +125,8 @@ def tries(evidence: Path) -> str:
         cells = [_both(row), _both(apart.get(env)), _both(after[env]), _both(second.get(env))]
         cells += [_change(same[env], after[env]), _change(same[env], second[env]) if env in second else ""]
         lines.append(f"| {_named(env)} | {' | '.join(cells)} |")
-    for env, (start, end) in _easier(evidence).items():
-        lines.append(f"| {env} | {' | '.join([_both(start), '', '', _both(end), '', _change(start, end)])} |")
+    start, end = _easier(evidence)
+    lines.append(f"| {EASIER} | {' | '.join([_both(start), '', '', _both(end), '', _change(start, end)])} |")
     for what, (name, env) in AGAIN.items():
         cells = [_both(None), _both(_environments(evidence, name)[env]), *[""] * 4]
         lines.append(f"| {what} | {' | '.join(cells)} |")
@@ -138,10 +139,10 @@ def _at_once(evidence: Path) -> tuple[dict[str, dict[str, Any]], dict[str, dict[
     return after, {env: row for env, row in second.items() if env != EASIER}
 
 
-def _easier(evidence: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def _easier(evidence: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the second seed had easier, untrained and after RL on all environments at once."""
     before, after = (_environments(evidence, name)[EASIER] for name in ("untrained-gym", "after-all-1"))
-    return {EASIER: (before, after)}
+    return before, after
 
 
 def _named(env: str) -> str:
@@ -172,7 +173,8 @@ def by_level(evidence: Path) -> str:
     rows: dict[str, list[dict[str, Any] | None]] = {
         _named(env): [row, apart.get(env), after[env], second.get(env)] for env, row in before.items()
     }
-    rows |= {env: [start, None, None, end] for env, (start, end) in _easier(evidence).items()}
+    start, end = _easier(evidence)
+    rows[EASIER] = [start, None, None, end]
     rows |= {what: [None, _environments(evidence, name)[env], None, None] for what, (name, env) in AGAIN.items()}
     for what, columns in rows.items():
         for level in sorted({level for column in columns if column for level in column["by_level"]}):
@@ -328,23 +330,23 @@ def _draw_curves(axis: Any, evidence: Path) -> None:
 
 def _draw_stages(axis: Any, evidence: Path) -> None:
     """Success at three stages of the run on all environments."""
-    bars = stages(evidence)
+    bars, drawn = stages(evidence), []
     names = list(bars["untrained"])
     for shift, (label, found) in enumerate(bars.items()):
         rates = [found[env] for env in names]
         down, up = ([abs(rate[side] - rate["value"]) for rate in rates] for side in ("low", "high"))
         places = [place + 0.27 * (shift - 1) for place in range(len(names))]
         heights, look = [rate["value"] for rate in rates], {"ecolor": "0.45", "error_kw": {"lw": 0.8}}
-        axis.bar(places, heights, 0.25, color=COLOURS[shift], label=label, yerr=[down, up], **look)
-    for shift, found in enumerate(stages(evidence, SECOND).values()):
-        places = [place + 0.27 * (shift - 1) for place in range(len(names))]
-        dots = {"label": "second seed: 12 steps, gym easier"} if shift == 2 else {}
-        axis.plot(places, [found[env]["value"] for env in names], "o", ms=3.5, color="black", **dots)
+        drawn.append(axis.bar(places, heights, 0.25, color=COLOURS[shift], label=label, yerr=[down, up], **look))
+    second = stages(evidence, SECOND)
+    heights = [found[env]["value"] for found in second.values() for env in names]
+    places = [place + 0.27 * (shift - 1) for shift in range(len(second)) for place in range(len(names))]
+    label = f"second seed, {list(second)[-1]}, gym easier"
+    (dots,) = axis.plot(places, heights, "o", ms=3.5, color="black", label=label)
     axis.set_xticks(range(len(names)), names, fontsize=8.5)
     axis.set(ylabel="held-out pass@1", ylim=(0.0, 1.3), title="one policy, seven environments at once")
     axis.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    dots, *bars_shown = axis.get_legend_handles_labels()[0]
-    axis.legend(handles=[*bars_shown, dots], loc="upper center", ncols=2, frameon=False, fontsize=8, handlelength=1.2)
+    axis.legend(handles=[*drawn, dots], loc="upper center", ncols=2, frameon=False, fontsize=8, handlelength=1.2)
 
 
 def _draw_repositories(axis: Any, evidence: Path) -> None:

@@ -28,13 +28,11 @@ class Level:
     """The smallest and the largest length of the shortest way, in moves."""
     chance: float = 0.03
     """A lake that a random walk crosses with a higher probability than this is discarded."""
-    direct: bool = False
-    """Whether the shortest way leads around no hole."""
 
 
-LEVELS = {
-    1: Level(5, 0.2, (1, 2), chance=0.3, direct=True),
-    2: Level(5, 0.3, (3, 3), chance=0.1, direct=True),
+LEVELS = {  # a way of three moves leads around no hole
+    1: Level(5, 0.2, (1, 2), chance=0.3),
+    2: Level(5, 0.3, (3, 3), chance=0.1),
     3: Level(5, 0.35, (5, 7)),
     4: Level(6, 0.35, (6, 9)),
     5: Level(7, 0.35, (8, 12)),
@@ -57,8 +55,6 @@ def lake(split: Split, level: int, index: int) -> Lake:
         ice = draw(split, level, index, env=f"gym lake {attempt}", make=lambda rng: _ice(rng, kind), content=str)
         away = distances(ice)
         goals = [cell for cell, moves in away.items() if kind.distance[0] <= moves <= kind.distance[1]]
-        if kind.direct:
-            goals = [cell for cell in goals if _apart(ice.index("S"), cell, kind.side) == away[cell]]
         if not goals:
             continue
         goal = seeds.generator(0, "gym goal", split, level, index, ice).choice(goals)
@@ -73,12 +69,6 @@ def _ice(rng: random.Random, kind: Level) -> str:
     cells = rng.choices("HF", (kind.holes, 1 - kind.holes), k=kind.side * kind.side)
     cells[rng.randrange(len(cells))] = "S"
     return "".join(cells)
-
-
-def _apart(cell: int, other: int, side: int) -> int:
-    """Return how many rows and columns lie between two cells, in moves."""
-    (row, column), (down, right) = divmod(cell, side), divmod(other, side)
-    return abs(row - down) + abs(column - right)
 
 
 @lru_cache

@@ -52,7 +52,7 @@ def test_lakes_can_be_crossed_and_seldom_by_chance(level: int) -> None:
             moves_needed = distances(cells)[cells.index("G")]
             assert kind.distance[0] <= moves_needed <= kind.distance[1]
             assert (len(made.rows), made.steps) == (kind.side, 2 * moves_needed)
-            assert crossed_by_chance(cells, made.steps) <= kind.chance <= 0.3
+            assert crossed_by_chance(cells, made.steps) <= {1: 0.3, 2: 0.1}.get(level, 0.03)
             assert homes.setdefault(made.rows, split) == split
     assert len(homes) == 180
 
@@ -126,16 +126,8 @@ def test_how_far_the_goal_is_by_the_names_of_moves() -> None:
     ]
 
 
-@pytest.mark.parametrize(("level", "far"), [(1, {1, 2}), (2, {3})])
-def test_lakes_of_the_first_levels_need_no_way_round(level: int, far: set[int]) -> None:
-    seen = set()
-    for index in range(60):
-        made = lake("train", level, index)
-        (row, column), (down, right) = (divmod("".join(made.rows).index(letter), 5) for letter in "SG")
-        moves = abs(row - down) + abs(column - right)
-        assert made.steps == 2 * moves
-        seen.add(moves)
-    assert seen == far
+def test_lakes_of_level_1_have_the_goal_one_or_two_moves_away() -> None:
+    assert {lake("train", 1, index).steps for index in range(60)} == {2, 4}
 
 
 def test_words_are_sent_back_once_while_the_game_lasts(where: Stage) -> None:
@@ -146,8 +138,8 @@ def test_words_are_sent_back_once_while_the_game_lasts(where: Stage) -> None:
     assert (gone.score, gone.messages[-1].content) == (0.0, "down")
 
 
-@pytest.mark.parametrize(("level", "most"), [(1, 0.3), (2, 0.1), (3, 0.03)])
-def test_random_moves_for_the_whole_budget_stay_near_0(level: int, most: float, where: Stage) -> None:
+@pytest.mark.parametrize(("level", "most"), [(1, 0.22), (2, 0.07)])
+def test_random_moves_for_the_whole_budget_arrive_seldom(level: int, most: float, where: Stage) -> None:
     scores = []
     for index in range(120):
         script = moves(*random.Random(index).choices(("left", "down", "right", "up"), k=40))
