@@ -200,6 +200,8 @@ class OpenaiEngine:
                 self._counts["retries"] += 1
                 await asyncio.sleep(min(wait, 60.0))
         message = f"{self.url}{path} gave no answer after {attempt + 1} tries; the last said {problem}"
+        if status == 404 and not self.url.endswith("/v1"):
+            message += f"; the URL of such an endpoint mostly ends with /v1: {self.url}/v1"
         if status == 0 or status in BUSY:
             raise EngineError(message)
         raise Refused(message, status)

@@ -236,6 +236,15 @@ def test_our_own_mistake_is_not_tried_again() -> None:
         assert len(seen) == 1
 
 
+def test_an_address_without_v1_is_told_so() -> None:
+    with endpoint([(404, {"detail": "Not Found"}, {})]) as (url, _):
+        base = url.removesuffix("/v1")
+        with pytest.raises(EngineError, match=f"Not Found.*mostly ends with /v1: {base}/v1$"):
+            chat(base)
+        with pytest.raises(EngineError, match='Not Found"}$'):
+            chat(url)
+
+
 def test_the_rate_limit_spaces_requests() -> None:
     async def main(url: str) -> float:
         engine = OpenaiEngine(url, "m", requests_per_minute=600)
