@@ -19,13 +19,14 @@ def interrupted_at_its_prompt(*arguments: str) -> tuple[int, str]:
     end = time.monotonic() + 120
     sent = 0.0
     while time.monotonic() < end:
-        ready, _, _ = select.select([terminal], [], [], 1.0)
+        ready, _, _ = select.select([terminal], [], [], 0.5)
         try:
             shown += os.read(terminal, 4096) if ready else b""
         except OSError:  # the other side is closed
             break
-        # Sent again where nothing came of it: readline misses a signal that arrives while it prepares the terminal.
-        if shown.rstrip(b" ").endswith(b">") and time.monotonic() - sent > 20:
+        # Not before it waits, and again where nothing came of it: readline misses a signal that arrives while it shows
+        # the prompt.
+        if not ready and shown.rstrip(b" ").endswith(b">") and time.monotonic() - sent > 20:
             os.write(terminal, b"\x03")
             sent = time.monotonic()
     else:
