@@ -7,6 +7,7 @@ import email.utils
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -200,8 +201,8 @@ class OpenaiEngine:
                 self._counts["retries"] += 1
                 await asyncio.sleep(min(wait, 60.0))
         message = f"{self.url}{path} gave no answer after {attempt + 1} tries; the last said {problem}"
-        if status == 404 and not self.url.endswith("/v1"):
-            message += f"; the URL of such an endpoint mostly ends with /v1: {self.url}/v1"
+        if status == 404 and (likely := _likely(self.url)) != self.url:
+            message += f"; the URL of such an endpoint mostly ends with /v1: {likely}"
         if status == 0 or status in BUSY:
             raise EngineError(message)
         raise Refused(message, status)
@@ -324,3 +325,9 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     with suppress(TypeError, ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return 0.0
+
+
+def _likely(url: str) -> str:
+    """Return the address that was probably meant: without the path of the call itself, and with a version in it."""
+    base = url.removesuffix("/chat/completions")
+    return base if re.search(r"/v\d", base) else f"{base}/v1"

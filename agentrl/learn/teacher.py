@@ -16,13 +16,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentrl.engines.sglang.client import Client
 from agentrl.errors import EngineError, RecipeError
 from agentrl.learn import checkpoint
 from agentrl.learn.attention import choose, packed
@@ -35,6 +34,9 @@ from agentrl.learn.scorer import Scorer
 from agentrl.recipe import PretrainedModel, Recipe, TeacherSection
 from agentrl.rollout.sampling import BACKOFF_S
 from agentrl.types import TrainingSample
+
+if TYPE_CHECKING:
+    from agentrl.engines.sglang.client import Client
 
 Floats = NDArray[np.float32]
 CONCURRENCY = 32
@@ -211,6 +213,8 @@ class ServedTeacher:
     """SGLang servers; made inside a running event loop."""
 
     def __init__(self, section: TeacherSection, vocabulary: int) -> None:
+        from agentrl.engines.sglang.client import Client
+
         self._section, self._last = section, vocabulary - 1
         self._clients = [Client(url) for url in section.urls]
         self._places = asyncio.Semaphore(CONCURRENCY)

@@ -241,8 +241,11 @@ def test_an_address_without_v1_is_told_so() -> None:
         base = url.removesuffix("/v1")
         with pytest.raises(EngineError, match=f"Not Found.*mostly ends with /v1: {base}/v1$"):
             chat(base)
-        with pytest.raises(EngineError, match='Not Found"}$'):
-            chat(url)
+        with pytest.raises(EngineError, match=f"mostly ends with /v1: {url}$"):
+            chat(f"{url}/chat/completions")
+        for other in (url, f"{base}/v1beta/openai", f"{base}/api/paas/v4"):  # the model is what is not there
+            with pytest.raises(EngineError, match='Not Found"}$'):
+                chat(other)
 
 
 def test_the_rate_limit_spaces_requests() -> None:
