@@ -30,12 +30,14 @@ ALL = "qwen-all"
 """The run on all environments at once."""
 SECOND = "qwen-all-1"
 """Its second seed, for which `gym` had its easier first levels."""
-EASIER = "gym"
-"""What had easier levels in the second seed."""
-APART = ("after-tools-1", "after-repair")
+APART = ("after-tools-1", "after-repair", "after-repair-1")
 """Eight tries per task after the runs on some environments: files of figures."""
-AGAIN = {"repair, second seed": ("after-repair-1", "repair")}
-"""Further rows of eight tries: file and environment."""
+ROWS = {
+    ("untrained-today", "gym"): "gym, as it was",
+    ("after-all", "gym"): "gym, as it was",
+    ("after-repair-1", "repair"): "repair, second seed",
+}
+"""What stands in a row of its own: file, environment, and the name of the row."""
 REPOSITORIES = {
     "five packages never trained on": ("untrained", "demonstrations", "after"),
     "functions held out in three trained ones": ("untrained-own", "demonstrations-own", "after-own"),
@@ -78,8 +80,7 @@ def curves(evidence: Path) -> dict[tuple[str, str], list[Point]]:
 
 def stages(evidence: Path, run: str = ALL) -> dict[str, dict[str, dict[str, float]]]:
     """Return held-out pass@1 of a run on all environments, by stage and environment."""
-    rows = metrics.read(evidence / run / "metrics.jsonl", "eval")
-    last = {str(row["stage"]): row for row in rows}
+    last = {str(row["stage"]): row for row in metrics.read(evidence / run / "metrics.jsonl", "eval")}
     labels = {"start": "untrained", "sft": "after demonstrations", "rl": f"after {last['rl']['step']} steps of RL"}
     return {
         label: {env: figures["pass@1"] for env, figures in metrics.by_environment(last[stage]).items()}
@@ -118,35 +119,24 @@ def tries(evidence: Path) -> str:
     head = "one try<br>and eight | untrained | trained apart | all at once | all at once, second seed "
     head += "| one try, untrained to all at once, points | second seed, points"
     lines = [f"| {head} |", "|---" * 7 + "|"]
-    same = _environments(evidence, "untrained-today")  # with the limits of the run on all
-    before = same | _environments(evidence, "untrained-repair")  # with those of the run on it, and more tasks
-    apart, after, second = _environments(evidence, *APART), *_at_once(evidence)
-    for env, row in before.items():
-        cells = [_both(row), _both(apart.get(env)), _both(after[env]), _both(second.get(env))]
-        cells += [_change(same[env], after[env]), _change(same[env], second[env]) if env in second else ""]
-        lines.append(f"| {_named(env)} | {' | '.join(cells)} |")
-    start, end = _easier(evidence)
-    lines.append(f"| {EASIER} | {' | '.join([_both(start), '', '', _both(end), '', _change(start, end)])} |")
-    for what, (name, env) in AGAIN.items():
-        cells = [_both(None), _both(_environments(evidence, name)[env]), *[""] * 4]
-        lines.append(f"| {what} | {' | '.join(cells)} |")
+    same = _environments(evidence, "untrained-today", "untrained-gym")  # with the limits of the run on all
+    before = _untrained(evidence)
+    apart, after, second = _trained(evidence)
+    for env in before | apart:
+        cells = [_both(found.get(env)) for found in (before, apart, after, second)]
+        cells += [_change(same.get(env), found.get(env)) for found in (after, second)]
+        lines.append(f"| {env} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _at_once(evidence: Path) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the figures after RL on all environments at once, of both seeds; without what the second had easier."""
-    after, second = (_environments(evidence, name) for name in ("after-all", "after-all-1"))
-    return after, {env: row for env, row in second.items() if env != EASIER}
+def _untrained(evidence: Path) -> dict[str, dict[str, Any]]:
+    """Eight tries before RL; `repair` with the limits of the run on it, and more tasks."""
+    return _environments(evidence, "untrained-today", "untrained-repair", "untrained-gym")
 
 
-def _easier(evidence: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the second seed had easier, untrained and after RL on all environments at once."""
-    before, after = (_environments(evidence, name)[EASIER] for name in ("untrained-gym", "after-all-1"))
-    return before, after
-
-
-def _named(env: str) -> str:
-    return f"{env}, as it was" if env == EASIER else env
+def _trained(evidence: Path) -> list[dict[str, dict[str, Any]]]:
+    """Eight tries after RL on some environments, on all at once, and again with another seed."""
+    return [_environments(evidence, *names) for names in (APART, ["after-all"], ["after-all-1"])]
 
 
 def contact(evidence: Path) -> str:
@@ -155,7 +145,7 @@ def contact(evidence: Path) -> str:
     head = "environment | at first, levels 1 to 4 | today | tool errors per episode | episodes cut off"
     lines = [f"| {head} |", "|---" * 5 + "|"]
     for env, now in _environments(evidence, "untrained-today").items():
-        then = first[env]
+        then = first[env.partition(",")[0]]
         success = [", ".join(f"{x:.2f}" for x in list(row["levels"].values())[:4]) for row in (then, now)]
         errors, cut = (
             f"{then[key]:{form}}, {now[key]:{form}}" for key, form in (("tool_errors", ".1f"), ("truncated", ".2f"))
@@ -168,14 +158,8 @@ def by_level(evidence: Path) -> str:
     """One try and eight by level, before RL, after it, and after RL on all environments at once."""
     head = "one try<br>and eight | level | untrained | trained apart | all at once | all at once, second seed"
     lines = [f"| {head} |", "|---" * 6 + "|"]
-    before = _environments(evidence, "untrained-today", "untrained-repair")
-    apart, after, second = _environments(evidence, *APART), *_at_once(evidence)
-    rows: dict[str, list[dict[str, Any] | None]] = {
-        _named(env): [row, apart.get(env), after[env], second.get(env)] for env, row in before.items()
-    }
-    start, end = _easier(evidence)
-    rows[EASIER] = [start, None, None, end]
-    rows |= {what: [None, _environments(evidence, name)[env], None, None] for what, (name, env) in AGAIN.items()}
+    found = [_untrained(evidence), *_trained(evidence)]
+    rows = {env: [column.get(env) for column in found] for env in found[0] | found[1]}
     for what, columns in rows.items():
         for level in sorted({level for column in columns if column for level in column["by_level"]}):
             cells = [_both(column["by_level"].get(level) if column else None) for column in columns]
@@ -188,8 +172,10 @@ def _both(row: dict[str, Any] | None) -> str:
     return "<br>".join(_rate(row[key]) for key in ("pass@1", "pass@8")) if row else ""
 
 
-def _change(before: dict[str, Any], after: dict[str, Any]) -> str:
+def _change(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
     """How much more often tasks that were tried before and after are solved; those of one family count together."""
+    if before is None or after is None:
+        return ""
     tasks = [task for task in before["passes"] if task in after["passes"]]
     families = [before.get("family", {}).get(task, task) for task in tasks]
     sides = ([row["passes"][task] for task in tasks] for row in (before, after))
@@ -201,10 +187,11 @@ def _points(change: statistics.Interval) -> str:
 
 
 def _environments(evidence: Path, *names: str) -> dict[str, dict[str, Any]]:
-    """The figures of evaluations by environment; where several have one, the last counts."""
+    """The figures of evaluations by row, which is the environment mostly; where several have one, the last counts."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        found |= json.loads((evidence / f"{name}.json").read_text(encoding="utf-8"))["environments"]
+        figures = json.loads((evidence / f"{name}.json").read_text(encoding="utf-8"))["environments"]
+        found |= {ROWS.get((name, env), env): row for env, row in figures.items()}
     return found
 
 
