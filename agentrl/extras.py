@@ -14,7 +14,7 @@ OTHER_NAMES = {"mkdocs_material": "material", "nvidia_ml_py": "pynvml"}
 """Distributions whose import name is another."""
 PREFERRED = dict.fromkeys(("starlette", "uvicorn"), "view")
 """Packages of several extras, and the one to name."""
-BROUGHT_ALONG = {"datasets": "train", "huggingface_hub": "train", "requests": "docker"}
+BROUGHT_ALONG = {"huggingface_hub": "train", "requests": "docker"}
 """Packages that we import and that others of the extra bring along."""
 
 
