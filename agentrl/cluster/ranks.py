@@ -55,7 +55,7 @@ class RankActor(RankCommands):
         self._count = 0
         self._lines: list[str] = []
         self._buckets: queue.Queue[dict[str, Tensor] | None] = queue.Queue(maxsize=1)
-        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-rank-", ignore_cleanup_errors=True)
+        self._folder = ""
 
     def meeting(self) -> tuple[str, int]:
         """Return an address of this node where ranks can find each other."""
@@ -71,9 +71,14 @@ class RankActor(RankCommands):
 
     def receive(self, files: Mapping[str, bytes]) -> str:
         """Take the model's files, on a node that does not see them; return their folder."""
+        self._folder = tempfile.mkdtemp(prefix="agentrl-rank-")
         for name, content in files.items():
-            (Path(self._folder.name) / name).write_bytes(content)
-        return self._folder.name
+            (Path(self._folder) / name).write_bytes(content)
+        return self._folder
+
+    def forget(self) -> None:
+        """Remove the model's files; the model has been loaded."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def process(self) -> int:
         """Return the process id."""
@@ -186,11 +191,11 @@ class RayRankPool:
                     "parts of a checkpoint themselves, so it must lie on storage that all nodes share"
                 )
             folders: list[str | None] = [None if model is None else str(model) for _ in self.ranks]
-            if not all(has_model for has_model, _ in seen):
+            blind = [number for number, (has_model, _) in enumerate(seen) if not has_model]
+            if blind:
                 files = ray.put({file.name: file.read_bytes() for file in own.iterdir() if file.is_file()})
-                for number, (has_model, _) in enumerate(seen):
-                    if not has_model:
-                        folders[number] = ray.get(self.ranks[number].receive.remote(files))
+            for number in blind:
+                folders[number] = ray.get(self.ranks[number].receive.remote(files))
         except RayError as error:
             self._end(f"a rank of the learner ended while it started: {_first_line(error)}")
         arguments = []
@@ -200,6 +205,8 @@ class RayRankPool:
                 data = recipe | {"model": recipe["model"] | {"path": folder}}
             arguments.append((data, folder if model is not None else None, threads, self.timeout_s))
         self.call("start", arguments, each=True)
+        if blind:
+            self.call("forget")
 
     def call(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,18 @@ def recipe(out: Path, **learner: Any) -> Recipe:
     )
 
 
-def test_two_actors_train_like_one_process_and_end_together(nodes: Any, tmp_path: Path) -> None:
+def test_two_actors_train_like_one_process_and_end_together(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take the model for one that their nodes do not see: it is sent to them, and nothing of it stays there."""
     import ray
 
+    from agentrl.cluster import ranks
     from agentrl.cluster.connect import connected
     from agentrl.cluster.ranks import RayRankPool
 
+    monkeypatch.setattr(ranks, "fingerprint", lambda folder: "another")
+    before = set(Path(tempfile.gettempdir()).glob("agentrl-rank-*"))
     ours = recipe(tmp_path, ranks=2)
     alone = Learner(*load_model(ours.model, device="cpu"), recipe(tmp_path))
     assert ours.cluster is not None
@@ -48,6 +55,7 @@ def test_two_actors_train_like_one_process_and_end_together(nodes: Any, tmp_path
         learner = ShardedLearner(*load_model(ours.model, device="cpu"), ours, RayRankPool(ours))
         try:
             assert all(torch.equal(t, learner.weights()[n]) for n, t in alone.weights().items())
+            assert set(Path(tempfile.gettempdir()).glob("agentrl-rank-*")) <= before
             one = alone.step(alone.pack(SAMPLES(12))).metrics()
             two = learner.step(learner.pack(SAMPLES(12))).metrics()
             for name in one:

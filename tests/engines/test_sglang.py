@@ -248,9 +248,13 @@ def test_a_server_killed_between_two_buckets_is_left_out(kept: Any, model: Any, 
 
 
 def test_a_server_dies_with_us(tmp_path: Path) -> None:
-    """The guard ends the server's whole process group when agentrl is killed without a chance to clean up."""
+    """The guard ends the server's whole process group when agentrl is killed without a chance to clean up, and removes
+    its temporary files."""
     fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\necho $$ > " + str(tmp_path / "pid") + "\nexec sleep 300\n")
+    told = tmp_path / "pid"
+    fake.write_text(
+        f"#!/bin/sh\ntouch $TMPDIR/socket\necho $$ $TMPDIR > {told}.new\nmv {told}.new {told}\nexec sleep 300\n"
+    )
     fake.chmod(0o755)
     code = (
         "import asyncio, os, pathlib, signal, time\n"
@@ -268,14 +272,13 @@ def test_a_server_dies_with_us(tmp_path: Path) -> None:
     async def main() -> None:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
         assert await process.wait() == -signal.SIGKILL
-        pid = int((tmp_path / "pid").read_text())
+        pid, temporary = told.read_text().split()
         for _ in range(100):
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
+            if not Path(f"/proc/{pid}").exists() and not Path(temporary).exists():
                 return
             await asyncio.sleep(0.1)
-        os.kill(pid, signal.SIGKILL)
+        assert not Path(temporary).exists()
+        os.kill(int(pid), signal.SIGKILL)
         raise AssertionError("the server outlived agentrl")
 
     asyncio.run(main())
@@ -289,6 +292,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineError) as caught:
         asyncio.run(server.start())
     log = tmp_path / "log"
+    assert not Path(server._temporary).exists()
     assert str(caught.value) == (
         f"SGLang stopped while starting.\nit ended with exit code 3; log {log}, its end:\ncannot find the GPU"
     )

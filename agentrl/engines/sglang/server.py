@@ -3,16 +3,20 @@
 agentrl ── Popen, new session ──> sglang.launch_server ── scheduler, detokenizer (same process group)
    │                                     ^
    └── pipe ──> guard ── kills the group when the pipe closes: at close(), or when agentrl dies in any way
+
+SGLang leaves sockets among its temporary files: these have a folder of their own, which is removed with the group.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -23,7 +27,14 @@ import httpx
 from agentrl.engines.sglang.install import STAND_INS
 from agentrl.errors import EngineError, UserError
 
-GUARD = "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
+GUARD = """
+import os, shutil, signal, sys
+sys.stdin.buffer.read()
+try:
+    os.killpg(int(sys.argv[1]), signal.SIGKILL)
+finally:
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
+"""
 CPU_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--grammar-backend", "none", "--disable-overlap-schedule", "--sleep-on-idle",
@@ -47,6 +58,7 @@ class Server:
     url: str = field(default="", init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _guard: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _temporary: str = field(default="", init=False)
 
     @property
     def alive(self) -> bool:
@@ -86,16 +98,17 @@ class Server:
         port = free_port(self.host)
         self.url = f"http://{self.host}:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = tempfile.mkdtemp(prefix="agentrl-sglang-")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(port),
-                env=self.environment(),
+                env={**self.environment(), "TMPDIR": self._temporary},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        guard = [sys.executable, "-S", "-E", "-c", GUARD, str(self._process.pid)]
+        guard = [sys.executable, "-S", "-E", "-c", GUARD, str(self._process.pid), self._temporary]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         try:
             await self._wait_until_healthy()
@@ -143,6 +156,7 @@ class Server:
             guard.kill()
             guard.stdin.close()
             await _wait(guard, 5.0)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 async def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
