@@ -34,6 +34,8 @@ HEALTH_CHECKS = {
     "health_check_failure_threshold": 3,
 }
 """A node that does not answer for three seconds counts as dead. Ray's own settings take up to a minute."""
+OWN_ADDRESS = "127.0.0.1"
+"""Where a Ray that we start listens, and what it calls its one node."""
 STORE_BYTES = 256 << 20
 """Ray's shared memory on a machine where we start it; what does not fit goes to disk."""
 NEW_TOKEN = "make one with `ray get-auth-token --generate`, start every node with RAY_AUTH_MODE=token and that token"
@@ -127,7 +129,7 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
                     num_cpus=max(os.cpu_count() or 1, -(-section.players * section.cpus // 1)),
                     object_store_memory=store_bytes,
                     include_dashboard=False,
-                    _node_ip_address="127.0.0.1",
+                    _node_ip_address=OWN_ADDRESS,
                     _temp_dir=str(folder / "ray"),  # Ray lets everybody into it; the folder around it is ours alone
                     _system_config=HEALTH_CHECKS,
                     **_quiet(),

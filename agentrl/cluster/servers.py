@@ -7,14 +7,18 @@
 
 One lock orders what changes the set of servers and what all of them must hear: a server that joins has the weights of
 the last publication, and hears of the next one. While servers are paused none joins.
+
+Each server has GPUs of its own. Only where Ray was started for this run, so that no other node will come, and has fewer
+GPUs than servers, do they share: then they start one after the other, since each measures what memory is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +27,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from agentrl.cluster.connect import OWN_ADDRESS
 from agentrl.cluster.server_actor import Plan, ServerActor, fingerprint, node_address, resources
 from agentrl.engines.base import Sampling, Weights
 from agentrl.engines.sglang.engine import SglangEngine
@@ -70,7 +75,13 @@ class RayServers:
                 "server has GPUs of its own: leave it out"
             )
         self._section, self._say, self._version = section, say, version
+        self._gpus_here = gpus_here() if section.device == "cuda" else 0
         self._needs = resources(section)
+        together = 1
+        if self._needs.get("GPU") == 1.0 and self._gpus_here:
+            together = math.ceil(section.servers / self._gpus_here)
+            self._needs["GPU"] = 1.0 / together
+        self._in_turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if together > 1 else nullcontext()
         self._model = template.model
         self._plan = Plan(
             model=str(template.model.absolute()),
@@ -78,7 +89,7 @@ class RayServers:
             python=str(section.python or ""),
             device=template.device,
             flags=template.flags,
-            memory_fraction=section.memory_fraction,
+            memory_fraction=section.memory_fraction / together,
             timeout_s=template.timeout_s,
         )
         self.changed: Changed | None = None
@@ -176,8 +187,9 @@ class RayServers:
             held.actor = self._kind.options(scheduling_strategy=place, **shares).remote(self._plan)
             if not await _reply(held.actor.has_model.remote()):
                 await _reply(held.actor.receive.remote(await self._model_files()))
-            self._say(f"starting SGLang server {slot}, which can take minutes")
-            held.url = await _reply(held.actor.start.remote())
+            async with self._in_turn:
+                self._say(f"starting SGLang server {slot}, which can take minutes")
+                held.url = await _reply(held.actor.start.remote())
             held.began = time.monotonic()
             return held
         except BaseException:
@@ -234,8 +246,8 @@ class RayServers:
 
     def _client(self, urls: Sequence[str]) -> SglangEngine:
         way = self._section.sync
-        if way == "auto" and self._section.device == "cuda":  # a server sees its own GPUs only, so no shared memory
-            way = "distributed"
+        if way == "auto" and self._section.device == "cuda" and self._gpus_here != 1:
+            way = "distributed"  # a server sees its own GPUs only, so no shared memory
         return SglangEngine(urls=urls, sync=way, version=self._version, address=node_address())
 
     async def _use(self) -> None:
@@ -354,6 +366,12 @@ class RayServers:
             self._discard(held)
         await asyncio.gather(*self._clearing, return_exceptions=True)
         self._up.clear()
+
+
+def gpus_here() -> int:
+    """Return the cluster's GPUs where Ray was started for this run alone; 0 for any other cluster, which may grow."""
+    cluster: Any = ray
+    return int(cluster.cluster_resources().get("GPU", 0)) if node_address() == OWN_ADDRESS else 0
 
 
 async def _reply(ref: Any) -> Any:

@@ -144,7 +144,8 @@ class SglangEngine(Section):
     """Start servers. With `urls` the run attaches to those instead, and this is false."""
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Servers to start side by side on the GPU; one alone may leave it idle where the model is small. With `cluster`:
-    over all nodes, each with GPUs of its own (as many as the flag `--tp` says, else one)."""
+    over all nodes, each with GPUs of its own (as many as the flag `--tp` says, else one); on this machine alone they
+    share where it has too few."""
     urls: list[str] = Field(default_factory=list)
     """Running servers to attach to, e.g. http://127.0.0.1:30000. They are sent the run's weights."""
     python: Path | None = None
@@ -154,7 +155,7 @@ class SglangEngine(Section):
     flags: list[str] = Field(default_factory=list)
     """Command-line flags passed on to the servers; they override the run's own."""
     memory_fraction: Fraction = 0.4
-    """Share of the GPU's free memory for all servers together, with `cluster` for each; the learner needs the rest."""
+    """Share of a GPU's free memory for all servers on it together; the learner needs the rest."""
     start_timeout_s: Positive = 600.0
     """Seconds a server may take to start."""
     sync: Literal["auto", "tensor", "distributed", "disk"] = "auto"

@@ -17,6 +17,7 @@ import pytest
 
 from agentrl import initial_policy, serving
 from agentrl.cluster import server_actor
+from agentrl.cluster.connect import OWN_ADDRESS
 from agentrl.cluster.engine import PlayersEngine
 from agentrl.cluster.players import RayPlayers
 from agentrl.cluster.remote import Remote
@@ -174,6 +175,32 @@ def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.Mo
             players.ready.clear()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("own", "gpus", "flags", "needs", "memory", "way"),
+    [
+        (True, 1, [], 0.5, 0.2, "auto"),
+        (True, 2, [], 1.0, 0.4, "distributed"),
+        (True, 1, ["--tp", "2"], 2.0, 0.4, "auto"),
+        (False, 1, [], 1.0, 0.4, "distributed"),
+    ],
+)
+def test_servers_share_a_gpu_only_on_a_machine_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, own: bool, gpus: int, flags: list[str], needs: float, memory: float, way: str
+) -> None:
+    """To a cluster that was joined a node may come. Where there is one GPU, weights go through its memory."""
+    from agentrl.cluster import servers as module
+
+    monkeypatch.setattr(module, "node_address", lambda: OWN_ADDRESS if own else "10.0.0.1")
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": float(gpus)})
+    section = Section(type="sglang", servers=2, flags=flags, memory_fraction=0.4)
+    template = Server(Path("model"), python=Path("python"), device="cuda", log=Path("log"), memory_fraction=0.2)
+    servers = module.RayServers(template, section)
+    assert servers._needs == {"GPU": needs}
+    assert servers._plan.memory_fraction == memory
+    assert isinstance(servers._in_turn, asyncio.Lock) == (needs == 0.5)
+    assert servers._client(["http://127.0.0.1:1"])._way == way
 
 
 def test_players_never_give_two_requests_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
