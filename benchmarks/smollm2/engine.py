@@ -2,9 +2,11 @@
 
     python -m benchmarks.smollm2.engine --url http://127.0.0.1:30000 --recipe recipes/smollm2-countdown.yaml
 
-`--url` again for each further server. Episodes are played with what they hold, or with `--weights`. Then the requests
-that the episodes made are sent again, turn after turn, with nothing in between: same prompts, same number of sampled
-tokens, same number of episodes at once. Both `--passes` times, in turns; each is told as it ends.
+`--url` again for each further server. Episodes are played with what they hold, or with `--weights`. `--players 4` has
+that many players on Ray play them, 0 this process; given more than once, one after the other. Then the requests that
+the episodes made are sent again out of this process, turn after turn, with nothing in between: same prompts, same
+number of sampled tokens, same number of episodes at once. (Out of eight processes, each with its share of the episodes,
+they took longer.) Both `--passes` times, in turns; each is told as it ends.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ import asyncio
 import json
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from safetensors.torch import load_file
 
 from agentrl import recipe, serving
-from agentrl.engines.base import Weights
-from agentrl.engines.sglang.engine import SglangEngine
 from agentrl.evaluation import evaluate, problems
+from agentrl.initial_policy import load_policy
+from agentrl.learn.weights import hand_over
 from agentrl.recipe import Recipe
-from agentrl.rollout.player import make_player
-from agentrl.rollout.render import Renderer
 from agentrl.rollout.request import EnvRuntime
 from agentrl.types import Trajectory
 
@@ -46,7 +48,7 @@ def turns_of(trajectory: Trajectory) -> list[Turn]:
     return found
 
 
-async def alone(urls: list[str], episodes: list[list[Turn]], concurrency: int, temperature: float) -> float:
+async def alone(urls: Sequence[str], episodes: Sequence[list[Turn]], concurrency: int, temperature: float) -> float:
     """Seconds that the servers take for the same requests, an episode after the other each, with nothing in between."""
     places = asyncio.Semaphore(concurrency)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
@@ -77,84 +79,82 @@ async def flush(urls: list[str]) -> None:
 async def measure(
     urls: list[str],
     made: Recipe,
-    world: EnvRuntime,
-    renderer: Renderer,
-    context: int,
+    worlds: Mapping[str, EnvRuntime],
     episodes: int,
     passes: int,
     weights: Path | None,
+    players: int,
 ) -> dict[str, Any]:
-    engine = SglangEngine(urls=urls)
+    """Play and send again, a few times; return both speeds."""
+    (world, *_) = worlds.values()
     levels = made.envs[0].levels or list(world.make().levels)
     tasks = problems(world, "train", levels, episodes)
-    rollouts: list[float] = []
-    engines: list[float] = []
-    tokens = turns = 0
-    try:
+    rows: list[dict[str, float]] = []
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        policy = load_policy(made, worlds, folder=weights, say=lambda text: None)
+        engine, player, _ = serving.open_engine(made, policy, worlds, stack, folder=folder, say=lambda text: None)
         await engine.start()
         if weights is not None:
-            await engine.publish(Weights(version=1, tensors=load_file(weights / "model.safetensors")))
+            await hand_over(engine, made.rollout.engine, policy.model)
         for number in range(passes):
             await flush(urls)
             began = time.perf_counter()
             played = await evaluate(
-                make_player(made, engine, renderer, context, {world.name: world}),
-                tasks,
-                samples=1,
-                seed=number,
-                key=b"benchmark",
-                concurrency=made.rollout.concurrency,
+                player, tasks, samples=1, seed=number, key=b"benchmark", concurrency=made.rollout.concurrency
             )
             wall = time.perf_counter() - began
             requests = [turns_of(t) for t in played.trajectories]
             tokens = sum(t.sampled_tokens for t in played.trajectories)
-            turns = sum(map(len, requests))
-            rollouts.append(tokens / wall)
             await flush(urls)
-            engines.append(tokens / await alone(urls, requests, made.rollout.concurrency, made.rollout.temperature))
-            print(f"rollouts {rollouts[-1]:,.0f} tokens/s, the engine alone {engines[-1]:,.0f}", file=sys.stderr)
-    finally:
-        await engine.close()
+            again = await alone(urls, requests, made.rollout.concurrency, made.rollout.temperature)
+            rows.append({"turns": sum(map(len, requests)), "tokens": tokens, "rollouts_s": wall, "engine_s": again})
+            print(f"{players} players: rollouts {wall:.2f} s, the engine alone {again:.2f} s", file=sys.stderr)
     return {
         "servers": len(urls),
+        "players": players,
         "episodes": episodes,
         "concurrency": made.rollout.concurrency,
-        "turns": turns,
-        "tokens": tokens,
-        "rollout_tokens_per_s": rollouts,
-        "engine_tokens_per_s": engines,
-        "share": statistics.mean(rollouts) / statistics.mean(engines),
+        "passes": rows,
+        "share": statistics.mean(row["engine_s"] / row["rollouts_s"] for row in rows),
     }
 
 
+def line(found: Mapping[str, Any]) -> str:
+    """One measurement in words."""
+
+    def speeds(of: str) -> str:
+        return " and ".join(f"{row['tokens'] / row[of]:,.0f}" for row in found["passes"])
+
+    where = f"{found['players']} players" if found["players"] else "one process"
+    return (
+        f"{where}: rollouts {speeds('rollouts_s')} tokens/s, the engine alone {speeds('engine_s')}: "
+        f"{found['share']:.0%}"
+    )
+
+
 def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", action="append", required=True, help="a running SGLang server")
     parser.add_argument("--recipe", type=Path, required=True, help="whose tasks, budgets and concurrency are used")
-    parser.add_argument("--weights", type=Path, help="a model folder that the server is to load first")
+    parser.add_argument("--weights", type=Path, help="a model folder that the servers are to load first")
+    parser.add_argument("--players", type=int, action="append", help="processes that play; 0, the default: this one")
     parser.add_argument("--episodes", type=int, default=2048)
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="override a key of the recipe")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a line")
+    parser.add_argument("--json", action="store_true", help="print JSON lines instead")
     arguments = parser.parse_args()
-    made = recipe.load(arguments.recipe, arguments.set)
-    with serving.runtimes(made) as worlds:
-        from transformers import AutoConfig, AutoTokenizer
-
-        assert made.model.type == "pretrained"
-        renderer = Renderer(AutoTokenizer.from_pretrained(made.model.path))
-        context = int(AutoConfig.from_pretrained(made.model.path).max_position_embeddings)
-        world = worlds[made.envs[0].name]
-        work = measure(
-            arguments.url, made, world, renderer, context, arguments.episodes, arguments.passes, arguments.weights
-        )
-        found = asyncio.run(work)
-    if arguments.json:
-        print(json.dumps(found, indent=1))
-        return
-    per = " and ".join(f"{x:,.0f}" for x in found["rollout_tokens_per_s"])
-    ceiling = " and ".join(f"{x:,.0f}" for x in found["engine_tokens_per_s"])
-    print(f"rollouts {per} tokens/s, the engine alone {ceiling}: {found['share']:.0%}")
+    for players in arguments.players or [0]:
+        cluster = f"cluster={{type: ray, players: {players}}}" if players else "cluster=null"
+        engine = f"rollout.engine={{type: sglang, urls: {json.dumps(arguments.url)}}}"
+        made = recipe.load(arguments.recipe, [engine, *arguments.set, cluster])
+        with serving.runtimes(made) as worlds:
+            work = measure(
+                arguments.url, made, worlds, arguments.episodes, arguments.passes, arguments.weights, players
+            )
+            found = asyncio.run(work)
+        print(json.dumps(found) if arguments.json else line(found), flush=True)
 
 
 if __name__ == "__main__":
