@@ -82,7 +82,6 @@ PARTS: dict[str, Part] = {
     "`probe`": Part(group_filter={"probe": 0.0}),
     "a slope over levels": Part(belief={"SLOPE": 0.0, "PRIOR_SLOPE": 1e-9}),
     "comparing `candidates` (1 in place of 64)": Part(curriculum={"candidates": 1}),
-    "the value of knowing a task better": Part(drawing={"HORIZON": 0.0}),
     "a second draw (`repeats: 1`)": Part(curriculum={"repeats": 1}),
     "the measured spread of tasks (1 logit instead)": Part(belief={"PRIOR_MOMENTS": (10e9, 16e9)}),
     "`floor` and re-tests": Part(curriculum={"floor": 0.0}),

@@ -4,11 +4,10 @@
        tested longest ago; and sometimes the task tested longest ago of any stratum. This re-tests solved and hopeless
        tasks. A level that is being forgotten, or that is within reach and too little known, gets up to an equal share
        of the draws (`_owed`), for its most promising tasks.
-    2  Otherwise `candidates` seen tasks from bins in the band are compared. Each is worth its expected learnability
-       now, plus what knowing it better would add to later draws (`HORIZON`). Of those near the best, the one drawn
-       longest ago is taken.
-    3  New tasks are worth the same two things, judged by one sample of all shared weights from the posterior
-       (Thompson). The better of seen and new is preferred, and among strata of new tasks the better ones.
+    2  Otherwise `candidates` seen tasks from bins in the band are compared: each is worth its expected learnability.
+       Of those near the best, the one drawn longest ago is taken.
+    3  New tasks are worth the same, judged by one sample of all shared weights from the posterior (Thompson). The
+       better of seen and new is preferred, and among strata of new tasks the better ones.
 
 A task leaves the band when its belief does (it is solved, or hopeless), and returns when its stratum moves, its
 evidence fades, or a re-test says so. For environments with levels this moves the level so that p stays near one half.
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from agentrl.curriculum.difficulty_bins import CENTRES, DifficultyBins
 from agentrl.curriculum.group_stats import Choice, GroupStats
-from agentrl.curriculum.posterior import LIMIT, Posterior, as_beta, expected_excess, expected_variance
+from agentrl.curriculum.posterior import LIMIT, Posterior, as_beta, expected_variance
 from agentrl.curriculum.tasks import Tasks
 from agentrl.recipe import LearnabilityCurriculum
 
@@ -35,8 +34,6 @@ SEEN_VARIANCE = 0.3
 """Assumed variance of a seen task's own part, where a whole bin is judged at once."""
 ENOUGH = 64
 """With fewer seen tasks in the band, drawing from them is worth less, because they would repeat too often."""
-HORIZON = 16.0
-"""Draws over which knowledge about a task pays: about as many versions as a task stays near one half."""
 PREFER_SEEN_OR_NEW, PREFER_STRATUM = 12.0, 2.0
 """Exponents of preference for the better option. Mild between strata: training only where most is known already would
 leave the others behind."""
@@ -144,13 +141,9 @@ class Learnability:
         rows, share = self._candidates(means, alive, rng)
         strata = self._posterior.rows["stratum"][rows]
         own, width, lively = self._posterior.many(rows)
-        logits, width = means[strata] + own, width + variances[strata]
-        now = expected_variance(logits, width)
-        bar = float(now.max(initial=0.0))
-        seen = (now + HORIZON * expected_excess(logits, width, bar)) * lively
+        seen = expected_variance(means[strata] + own, width + variances[strata]) * lively
         sampled = means + np.sqrt(variances) * rng.standard_normal(len(means))
-        apart = self._posterior.apart
-        new = (expected_variance(sampled, apart) + HORIZON * expected_excess(sampled, apart, share * bar)) * alive
+        new = expected_variance(sampled, self._posterior.apart) * alive
         new[[not self._has_new(stratum) for stratum in range(len(new))]] = 0.0
         best = float(new.max())
         odds = (best / max(share * float(seen.max(initial=0.0)), 1e-12)) ** PREFER_SEEN_OR_NEW

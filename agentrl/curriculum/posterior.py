@@ -56,24 +56,6 @@ def expected_variance(mean: Floats, variance: Floats | float) -> Floats:
     return expected
 
 
-_POINTS, _LENGTHS = np.polynomial.legendre.leggauss(15)
-
-
-def expected_excess(mean: Floats, variance: Floats | float, bar: float) -> Floats:
-    """Return E[max(0, p(1-p) - bar)] for a Gaussian logit, by Gauss-Legendre over the logits where p(1-p) > bar."""
-    inner = math.sqrt(max(0.0, 1.0 - 4.0 * bar))
-    edge = 5.0 if inner > 0.987 else math.log((1.0 + inner) / (1.0 - inner))  # beyond 5, p(1-p) is below 0.007
-    deviation = np.sqrt(np.maximum(variance, 1e-6))
-    low, high = np.maximum(-edge, mean - 4.0 * deviation), np.minimum(edge, mean + 4.0 * deviation)
-    half = 0.5 * np.maximum(0.0, high - low)[..., None]
-    x = 0.5 * (low + high)[..., None] + half * _POINTS
-    rates = 1.0 / (1.0 + np.exp(-x))
-    distance = (x - mean[..., None]) / np.asarray(deviation)[..., None]
-    density = np.exp(-0.5 * np.square(distance)) / (math.sqrt(2.0 * math.pi) * np.asarray(deviation)[..., None])
-    expected: Floats = (half * density * np.maximum(0.0, rates * (1.0 - rates) - bar)) @ _LENGTHS
-    return expected
-
-
 def laplace(prior: float, variance: float, count: float, total: float) -> tuple[float, float]:
     """Return mode and variance of x ~ N(prior, variance) given `total` successes of `count` at rate sigmoid(x)."""
     low, high = prior - variance * (count - total), prior + variance * total  # the mode lies between: |slope| bounds it

@@ -15,7 +15,6 @@ from agentrl.curriculum.group_stats import GroupStats
 from agentrl.curriculum.posterior import (
     Posterior,
     as_beta,
-    expected_excess,
     expected_variance,
     laplace,
     sigmoid,
@@ -73,21 +72,6 @@ def test_closed_forms_are_near_the_integrals(mean: float, variance: float) -> No
     a, b = as_beta(mean, variance)
     assert a / (a + b) == pytest.approx(p.mean(), abs=0.002)
     assert a * b / ((a + b) * (a + b + 1)) == pytest.approx((p * (1 - p)).mean(), abs=0.002)
-
-
-@pytest.mark.parametrize("bar", [0.0, 0.1, 0.2, 0.24])
-@pytest.mark.parametrize(("mean", "variance"), [(0.0, 0.1), (0.5, 0.5), (-2.0, 2.0), (0.0, 9.0), (3.0, 9.0)])
-def test_the_excess_is_near_the_integral(mean: float, variance: float, bar: float) -> None:
-    x = mean + math.sqrt(variance) * np.random.default_rng(0).standard_normal(400_000)
-    p = 1.0 / (1.0 + np.exp(-x))
-    expected = np.maximum(0.0, p * (1 - p) - bar).mean()
-    found = expected_excess(np.array([mean]), np.array([variance]), bar)
-    assert found.tolist() == pytest.approx([expected], rel=0.03, abs=1e-4)
-
-
-def test_nothing_exceeds_the_highest_bar() -> None:
-    assert expected_excess(np.array([0.0, 3.0]), 1.0, 0.25).tolist() == [0.0, 0.0]
-    assert expected_excess(np.zeros(0), np.zeros(0), 0.1).tolist() == []
 
 
 @settings(max_examples=60)
