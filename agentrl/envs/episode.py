@@ -268,37 +268,39 @@ class Episode:
         """Kill the agent's processes and collect the artifacts that the verifier declared."""
         env = self.environment
         self.over = True
-        artifacts = {}
-        ledger = self.ledger
-        if self.box is not None:
-            box = self.box.aio
-            await box.kill_all()
-            ledger = {**await off_loop(self.box.ledger), **ledger}
-            for artifact in env.verifier.artifacts:
-                try:
-                    files = await box.collect(artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files)
-                except (FileNotFoundError, NotADirectoryError):
-                    files = {}  # the agent left nothing there, which is for the verifier to judge
-                artifacts[artifact.path] = files
-            second = env.audit_verifier if self.auditing else None
-            for artifact in second.artifacts if second else ():
-                if artifact.path not in artifacts:
-                    files = {}
-                    # What breaks a limit of the audit's own must not change the reward: the audit gets nothing.
-                    with suppress(FileNotFoundError, NotADirectoryError, AgentError):
-                        files = await box.collect(
-                            artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files
-                        )
-                    artifacts[artifact.path] = files
+        happened, artifacts = ({}, {}) if self.box is None else await off_loop(self._left, self.box)
         return Submission(
             task=self.task,
             artifacts=artifacts,
             answer=self.answer,
             transcript=tuple(self.transcript),
-            ledger=ledger,
+            ledger={**happened, **self.ledger},
             ending=ending,
             state=await run(env.state),
         )
+
+    def _left(self, box: TimedBox) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Kill the agent's processes; return what happened in the sandbox, and the artifacts. In one go, off the event
+        loop: each way there and back costs as much as the work."""
+        verifier, second = self.environment.verifier, self.environment.audit_verifier if self.auditing else None
+        box.kill_all()
+        happened = box.ledger()
+        artifacts: dict[str, Any] = {}
+        for artifact in verifier.artifacts:
+            try:
+                files = box.collect(artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files)
+            except (FileNotFoundError, NotADirectoryError):
+                files = {}  # the agent left nothing there, which is for the verifier to judge
+            artifacts[artifact.path] = files
+        for artifact in second.artifacts if second else ():
+            if artifact.path not in artifacts:
+                artifacts[artifact.path] = {}
+                # What breaks a limit of the audit's own must not change the reward: the audit gets nothing.
+                with suppress(FileNotFoundError, NotADirectoryError, AgentError):
+                    artifacts[artifact.path] = box.collect(
+                        artifact.path, max_bytes=artifact.max_bytes, max_files=artifact.max_files
+                    )
+        return happened, artifacts
 
     async def digest(self, *, times: bool = True) -> str:
         """Hash the sandbox's workspace; "" for an episode without one.
