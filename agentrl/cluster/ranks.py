@@ -76,9 +76,13 @@ class RankActor(RankCommands):
             (Path(self._folder) / name).write_bytes(content)
         return self._folder
 
-    def forget(self) -> None:
-        """Remove the model's files; the model has been loaded."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def start(self, recipe: dict[str, Any], model: str | None, threads: int, timeout_s: float) -> int:
+        """Load the model, as every rank does; files of it that were sent are not needed any more then."""
+        try:
+            return super().start(recipe, model, threads, timeout_s)
+        finally:
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def process(self) -> int:
         """Return the process id."""
@@ -205,8 +209,6 @@ class RayRankPool:
                 data = recipe | {"model": recipe["model"] | {"path": folder}}
             arguments.append((data, folder if model is not None else None, threads, self.timeout_s))
         self.call("start", arguments, each=True)
-        if blind:
-            self.call("forget")
 
     def call(
         self,

@@ -8,14 +8,13 @@
 One lock orders what changes the set of servers and what all of them must hear: a server that joins has the weights of
 the last publication, and hears of the next one. While servers are paused none joins.
 
-Each server has GPUs of its own. Only where Ray was started for this run, so that no other node will come, and has fewer
-GPUs than servers, do they share: then they start one after the other, since each measures what memory is left.
+Each server has GPUs of its own. Only on a machine that is the whole cluster and has one GPU do they share it, with the
+learner too: then they start one after the other, since each measures what memory is left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -71,15 +70,14 @@ class RayServers:
         """`template`: a server as one machine would launch it: model, flags and limits are taken from it."""
         if section.release_memory:
             raise RecipeError(
-                "rollout.engine.release_memory lets learner and server take turns on one GPU; with a cluster each "
-                "server has GPUs of its own: leave it out"
+                "rollout.engine.release_memory lets learner and server take turns on one GPU; with a cluster they do "
+                "not: leave it out"
             )
         self._section, self._say, self._version = section, say, version
-        self._gpus_here = gpus_here() if section.device == "cuda" else 0
+        self._one_gpu = section.device == "cuda" and one_gpu()
         self._needs = resources(section)
-        together = 1
-        if self._needs.get("GPU") == 1.0 and self._gpus_here:
-            together = math.ceil(section.servers / self._gpus_here)
+        together = section.servers if self._one_gpu and self._needs["GPU"] == 1.0 else 1
+        if together > 1:
             self._needs["GPU"] = 1.0 / together
         self._in_turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if together > 1 else nullcontext()
         self._model = template.model
@@ -246,7 +244,7 @@ class RayServers:
 
     def _client(self, urls: Sequence[str]) -> SglangEngine:
         way = self._section.sync
-        if way == "auto" and self._section.device == "cuda" and self._gpus_here != 1:
+        if way == "auto" and self._section.device == "cuda" and not self._one_gpu:
             way = "distributed"  # a server sees its own GPUs only, so no shared memory
         return SglangEngine(urls=urls, sync=way, version=self._version, address=node_address())
 
@@ -368,10 +366,11 @@ class RayServers:
         self._up.clear()
 
 
-def gpus_here() -> int:
-    """Return the cluster's GPUs where Ray was started for this run alone; 0 for any other cluster, which may grow."""
+def one_gpu() -> bool:
+    """Tell whether the cluster is this one machine, which no other can join, and has one GPU."""
     cluster: Any = ray
-    return int(cluster.cluster_resources().get("GPU", 0)) if node_address() == OWN_ADDRESS else 0
+    own = node_address() == OWN_ADDRESS and len(cluster.nodes()) == 1
+    return own and cluster.cluster_resources().get("GPU", 0.0) == 1.0
 
 
 async def _reply(ref: Any) -> Any:

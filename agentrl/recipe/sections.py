@@ -144,8 +144,8 @@ class SglangEngine(Section):
     """Start servers. With `urls` the run attaches to those instead, and this is false."""
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Servers to start side by side on the GPU; one alone may leave it idle where the model is small. With `cluster`:
-    over all nodes, each with GPUs of its own (as many as the flag `--tp` says, else one); on this machine alone they
-    share where it has too few."""
+    over all nodes, each with GPUs of its own (as many as the flag `--tp` says, else one), unless one machine with one
+    GPU is the whole cluster."""
     urls: list[str] = Field(default_factory=list)
     """Running servers to attach to, e.g. http://127.0.0.1:30000. They are sent the run's weights."""
     python: Path | None = None

@@ -178,21 +178,30 @@ def test_a_recipe_with_a_cluster_places_its_servers_there(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("own", "gpus", "flags", "needs", "memory", "way"),
+    ("address", "nodes", "gpus", "flags", "needs", "memory", "way"),
     [
-        (True, 1, [], 0.5, 0.2, "auto"),
-        (True, 2, [], 1.0, 0.4, "distributed"),
-        (True, 1, ["--tp", "2"], 2.0, 0.4, "auto"),
-        (False, 1, [], 1.0, 0.4, "distributed"),
+        (OWN_ADDRESS, 1, 1, [], 0.5, 0.2, "auto"),
+        (OWN_ADDRESS, 1, 1, ["--tp", "2"], 2.0, 0.4, "auto"),
+        (OWN_ADDRESS, 1, 2, [], 1.0, 0.4, "distributed"),
+        (OWN_ADDRESS, 3, 1, [], 1.0, 0.4, "distributed"),
+        ("10.0.0.1", 1, 1, [], 1.0, 0.4, "distributed"),
     ],
 )
-def test_servers_share_a_gpu_only_on_a_machine_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, own: bool, gpus: int, flags: list[str], needs: float, memory: float, way: str
+def test_servers_share_the_only_gpu_of_the_only_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    nodes: int,
+    gpus: int,
+    flags: list[str],
+    needs: float,
+    memory: float,
+    way: str,
 ) -> None:
-    """To a cluster that was joined a node may come. Where there is one GPU, weights go through its memory."""
+    """To a cluster that was joined a node may come. Where all share one GPU, weights go through its memory."""
     from agentrl.cluster import servers as module
 
-    monkeypatch.setattr(module, "node_address", lambda: OWN_ADDRESS if own else "10.0.0.1")
+    monkeypatch.setattr(module, "node_address", lambda: address)
+    monkeypatch.setattr("ray.nodes", lambda: [{}] * nodes)
     monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": float(gpus)})
     section = Section(type="sglang", servers=2, flags=flags, memory_fraction=0.4)
     template = Server(Path("model"), python=Path("python"), device="cuda", log=Path("log"), memory_fraction=0.2)

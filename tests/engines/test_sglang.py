@@ -286,13 +286,13 @@ def test_a_server_dies_with_us(tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\necho cannot find the GPU\nexit 3\n")
+    fake.write_text(f"#!/bin/sh\necho $TMPDIR > {tmp_path / 'told'}\necho cannot find the GPU\nexit 3\n")
     fake.chmod(0o755)
     server = Server(tmp_path, python=fake, device="cpu", log=tmp_path / "log")
     with pytest.raises(EngineError) as caught:
         asyncio.run(server.start())
     log = tmp_path / "log"
-    assert not Path(server._temporary).exists()
+    assert not Path((tmp_path / "told").read_text().strip()).exists()
     assert str(caught.value) == (
         f"SGLang stopped while starting.\nit ended with exit code 3; log {log}, its end:\ncannot find the GPU"
     )

@@ -27,6 +27,8 @@ import httpx
 from agentrl.engines.sglang.install import STAND_INS
 from agentrl.errors import EngineError, UserError
 
+ROOT = "/tmp"
+"""Where the server's temporary files are: a short path, since sockets lie among them."""
 GUARD = """
 import os, shutil, signal, sys
 sys.stdin.buffer.read()
@@ -75,7 +77,8 @@ class Server:
 
     def environment(self) -> dict[str, str]:
         """Return the process's environment: ours, the stand-ins on a machine without a GPU, and no downloads."""
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        compiled = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"  # kept from one server to the next
+        env = {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         env.pop("PYTHONPATH", None)
         if self.device == "cpu":
             env["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -98,19 +101,19 @@ class Server:
         port = free_port(self.host)
         self.url = f"http://{self.host}:{port}"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = tempfile.mkdtemp(prefix="agentrl-sglang-")
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(port),
-                env={**self.environment(), "TMPDIR": self._temporary},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        guard = [sys.executable, "-S", "-E", "-c", GUARD, str(self._process.pid), self._temporary]
-        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
+        self._temporary = tempfile.mkdtemp(prefix="agentrl-sglang-", dir=ROOT)
         try:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self.command(port),
+                    env={**self.environment(), "TMPDIR": self._temporary},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            guard = [sys.executable, "-S", "-E", "-c", GUARD, str(self._process.pid), self._temporary]
+            self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
             await self._wait_until_healthy()
         except BaseException:
             await self.stop()
@@ -143,20 +146,26 @@ class Server:
 
     async def stop(self) -> None:
         """End the whole process group. Safe to call twice."""
-        process, guard = self._process, self._guard
-        self._process = self._guard = None
-        if process is None:
-            return
+        process, guard, temporary = self._process, self._guard, self._temporary
+        self._process, self._guard, self._temporary = None, None, ""
+        try:
+            await _ended(process, guard)
+        finally:
+            if temporary:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+
+async def _ended(process: subprocess.Popen[bytes] | None, guard: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
         if process.poll() is None:
             _signal_group(process.pid, signal.SIGTERM)
             await _wait(process, 5.0)
         _signal_group(process.pid, signal.SIGKILL)  # also what a dead leader left behind
         await _wait(process, 10.0)
-        if guard is not None and guard.stdin is not None:
-            guard.kill()
-            guard.stdin.close()
-            await _wait(guard, 5.0)
-        shutil.rmtree(self._temporary, ignore_errors=True)
+    if guard is not None and guard.stdin is not None:
+        guard.kill()
+        guard.stdin.close()
+        await _wait(guard, 5.0)
 
 
 async def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
