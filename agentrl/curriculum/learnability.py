@@ -97,7 +97,7 @@ class Learnability:
             return None
         means, variances, alive = self._by_level()
         worth = expected_variance(means, variances + self._posterior.apart) * alive
-        unknown = np.where(variances > KNOWN**2, np.square(worth / worth.max()), 0.0)
+        unknown = np.where(variances > KNOWN**2, worth / worth.max(), 0.0)
         part = np.maximum(unknown, np.minimum(1.0, self._lost() / LOST))
         last = np.full(len(means), -1)
         np.maximum.at(last, self._level_of, self._last)

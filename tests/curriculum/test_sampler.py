@@ -256,13 +256,12 @@ def unlearn(sampler: Sampler, group_of: MakeGroup, size: int, rounds: int = 40) 
     return (1.0 / (1.0 + np.exp(-skill))).tolist(), drawn[1] / sum(drawn)
 
 
-@pytest.mark.parametrize(("size", "seed", "kept"), [(8, 0, 0.03), (16, 1, 0.06)])
+@pytest.mark.parametrize(("size", "seed", "kept"), [*((8, seed, 0.03) for seed in range(24)), (16, 1, 0.06)])
 def test_learning_one_level_does_not_unlearn_another(
     size: int, seed: int, kept: float, ladder: Environment, group_of: MakeGroup
 ) -> None:
-    """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02.
-
-    Larger groups notice a fall sooner."""
+    """Drawn for p(1-p) alone, level 2 would get a twentieth of the draws and fall below 0.02; so it did with a few of
+    these seeds while levels that are little known were owed less. Larger groups notice a fall sooner."""
     sampler = Sampler(LearnabilityCurriculum(), [Source(name="ladder", environment=ladder, levels=(1, 2))], seed)
     (first, second), share = unlearn(sampler, group_of, size)
     assert first > 0.5
