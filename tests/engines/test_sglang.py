@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -277,9 +278,9 @@ def test_a_server_dies_with_us(tmp_path: Path) -> None:
             if not Path(f"/proc/{pid}").exists() and not Path(temporary).exists():
                 return
             await asyncio.sleep(0.1)
-        assert not Path(temporary).exists()
-        os.kill(int(pid), signal.SIGKILL)
-        raise AssertionError("the server outlived agentrl")
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+        raise AssertionError(f"the server outlived agentrl, or its files in {temporary} did")
 
     asyncio.run(main())
 

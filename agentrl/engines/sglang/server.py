@@ -30,12 +30,11 @@ from agentrl.errors import EngineError, UserError
 ROOT = "/tmp"
 """Where the server's temporary files are: a short path, since sockets lie among them."""
 GUARD = """
-import os, shutil, signal, sys
+import contextlib, os, shutil, signal, sys
 sys.stdin.buffer.read()
-try:
+with contextlib.suppress(ProcessLookupError):
     os.killpg(int(sys.argv[1]), signal.SIGKILL)
-finally:
-    shutil.rmtree(sys.argv[2], ignore_errors=True)
+shutil.rmtree(sys.argv[2], ignore_errors=True)
 """
 CPU_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
