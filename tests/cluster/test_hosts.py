@@ -81,19 +81,20 @@ def host(number: int, command: str, log: Path, token: str) -> subprocess.Popen[b
 def test_a_cut_link_and_a_host_without_power(fault: str, network: None, alone: str, tmp_path: Path) -> None:
     token, driver = secrets.token_hex(32), f"{sys.executable} {DRIVER} {tmp_path}"
     checks = shlex.quote(json.dumps(HEALTH_CHECKS))
+    first = (
+        f"--head --node-ip-address={NET}1 --port=6379 --num-cpus=2 {STORE} --include-dashboard=false "
+        f"--system-config={checks}"
+    )
     head = (
         f"{driver} > {tmp_path}/out & "  # it has much to import meanwhile
-        f"RAY_ADDRESS= {RAY} start --head --node-ip-address={NET}1 --port=6379 --num-cpus=2 {STORE} "
-        f"--include-dashboard=false --system-config={checks} && touch {tmp_path}/head; wait $!"
+        f"export RAY_ADDRESS=; {started(first, f'touch {tmp_path}/head')}; wait $!"
     )
     hosts = [host(0, head, tmp_path / "log0", token)]
     try:
         wait_for(tmp_path / "head", hosts[0], tmp_path / "log0")
         for i in (1, 2):
-            join = f"{RAY} start --address={NET}1:6379 --node-ip-address={NET}{i + 1} --num-cpus=2 {STORE}"
-            failed = f"head -50 /tmp/ray/session_latest/logs/raylet.err; {RAY} stop --force"
-            tries = f"for try in 1 2 3; do timeout 60 {join} && break; {failed}; done; sleep infinity"
-            hosts.append(host(i, tries, tmp_path / f"log{i}", token))  # on a busy machine Ray's own start may crash
+            join = f"--address={NET}1:6379 --node-ip-address={NET}{i + 1} --num-cpus=2 {STORE}"
+            hosts.append(host(i, f"{started(join)}; sleep infinity", tmp_path / f"log{i}", token))
         wait_for(tmp_path / "fault", hosts[0], tmp_path / "log1")
         if fault == "link":
             sh(f"ip -n {SWITCH} link set p2 down")
@@ -111,6 +112,12 @@ def test_a_cut_link_and_a_host_without_power(fault: str, network: None, alone: s
     assert report["counts"]["players_lost"] == 1
     assert report["counts"]["rollouts_lost"] == report["counts"]["rollouts_repeated"] > 0
     assert report["seconds"] < 10.0, report["said"]
+
+
+def started(options: str, then: str = "true") -> str:
+    """Return what starts Ray on a host, and then does something: on a busy machine Ray's own start may crash or hang."""
+    failed = f"head -50 /tmp/ray/session_latest/logs/raylet.err; {RAY} stop --force"
+    return f"for try in 1 2 3; do timeout 60 {RAY} start {options} && {then} && break; {failed}; done"
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path, seconds: float = 240.0) -> None:
