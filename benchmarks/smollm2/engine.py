@@ -109,7 +109,7 @@ async def measure(
             await flush(urls)
             again = await alone(urls, requests, made.rollout.concurrency, made.rollout.temperature)
             rows.append({"turns": sum(map(len, requests)), "tokens": tokens, "rollouts_s": wall, "engine_s": again})
-            print(f"{players} players: rollouts {wall:.2f} s, the engine alone {again:.2f} s", file=sys.stderr)
+            print(f"{by(players)}: rollouts {wall:.2f} s, the engine alone {again:.2f} s", file=sys.stderr)
     return {
         "servers": len(urls),
         "players": players,
@@ -120,15 +120,19 @@ async def measure(
     }
 
 
+def by(players: int) -> str:
+    """Who plays."""
+    return f"{players} players" if players else "one process"
+
+
 def line(found: Mapping[str, Any]) -> str:
     """One measurement in words."""
 
     def speeds(of: str) -> str:
         return " and ".join(f"{row['tokens'] / row[of]:,.0f}" for row in found["passes"])
 
-    where = f"{found['players']} players" if found["players"] else "one process"
     return (
-        f"{where}: rollouts {speeds('rollouts_s')} tokens/s, the engine alone {speeds('engine_s')}: "
+        f"{by(found['players'])}: rollouts {speeds('rollouts_s')} tokens/s, the engine alone {speeds('engine_s')}: "
         f"{found['share']:.0%}"
     )
 

@@ -115,7 +115,7 @@ def test_a_cut_link_and_a_host_without_power(fault: str, network: None, alone: s
 
 
 def started(options: str, then: str = "true") -> str:
-    """Return what starts Ray on a host, and then does something: on a busy machine Ray's own start may crash or hang."""
+    """Return what starts Ray and then does something: on a busy machine the start itself may crash or hang."""
     failed = f"head -50 /tmp/ray/session_latest/logs/raylet.err; {RAY} stop --force"
     return f"for try in 1 2 3; do timeout 60 {RAY} start {options} && {then} && break; {failed}; done"
 
