@@ -6,7 +6,8 @@
 that many players on Ray play them, 0 this process; given more than once, one after the other. Then the requests that
 the episodes made are sent again out of this process, turn after turn, with nothing in between: same prompts, same
 number of sampled tokens, same number of episodes at once. (Out of eight processes, each with its share of the episodes,
-they took longer.) Both `--passes` times, in turns; each is told as it ends.
+they took longer.) Then once more, with pauses as long as each episode spent outside the engine: what the engine gives
+when requests come as they do. All `--passes` times, in turns; each is told as it ends.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,21 @@ def turns_of(trajectory: Trajectory) -> list[Turn]:
     return found
 
 
-async def alone(urls: Sequence[str], episodes: Sequence[list[Turn]], concurrency: int, temperature: float) -> float:
-    """Seconds that the servers take for the same requests, an episode after the other each, with nothing in between."""
+async def alone(
+    urls: Sequence[str],
+    episodes: Sequence[list[Turn]],
+    concurrency: int,
+    temperature: float,
+    pauses: Sequence[float] | None = None,
+) -> float:
+    """Seconds that the servers take for the same requests, an episode after the other each; `pauses`: how long each
+    episode waits after each of its requests."""
+    await flush(urls)
     places = asyncio.Semaphore(concurrency)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
 
-        async def one(url: str, turns: list[Turn]) -> None:
+        async def one(url: str, turns: list[Turn], pause: float) -> None:
             async with places:
                 for prompt, length in turns:
                     params = {"max_new_tokens": length, "ignore_eos": True, "temperature": temperature}
@@ -62,13 +72,15 @@ async def alone(urls: Sequence[str], episodes: Sequence[list[Turn]], concurrency
                     async with session.post(f"{url}/generate", json=body) as response:
                         response.raise_for_status()
                         await response.read()
+                    await asyncio.sleep(pause)
 
         began = time.perf_counter()
-        await asyncio.gather(*(one(urls[i % len(urls)], turns) for i, turns in enumerate(episodes)))
+        each = zip(episodes, pauses or [0.0] * len(episodes), strict=True)
+        await asyncio.gather(*(one(urls[i % len(urls)], turns, pause) for i, (turns, pause) in enumerate(each)))
         return time.perf_counter() - began
 
 
-async def flush(urls: list[str]) -> None:
+async def flush(urls: Sequence[str]) -> None:
     """Forget cached prefixes, so that every pass starts alike."""
     async with aiohttp.ClientSession() as session:
         for url in urls:
@@ -106,10 +118,15 @@ async def measure(
             wall = time.perf_counter() - began
             requests = [turns_of(t) for t in played.trajectories]
             tokens = sum(t.sampled_tokens for t in played.trajectories)
-            await flush(urls)
-            again = await alone(urls, requests, made.rollout.concurrency, made.rollout.temperature)
-            rows.append({"turns": sum(map(len, requests)), "tokens": tokens, "rollouts_s": wall, "engine_s": again})
-            print(f"{by(players)}: rollouts {wall:.2f} s, the engine alone {again:.2f} s", file=sys.stderr)
+            asked = partial(alone, urls, requests, made.rollout.concurrency, made.rollout.temperature)
+            outside = [t.timings["total"] - t.timings["engine"] for t in played.trajectories]
+            pauses = [spent / max(1, len(turns)) for spent, turns in zip(outside, requests, strict=True)]
+            again, paused = await asked(), await asked(pauses)
+            row = {"rollouts_s": wall, "engine_s": again, "engine_with_pauses_s": paused}
+            row |= {"outside_s_per_episode": statistics.mean(outside), "tokens": tokens}
+            rows.append({"turns": sum(map(len, requests)), **row})
+            took = f"rollouts {wall:.2f} s, the engine alone {again:.2f} s, with the episodes' pauses {paused:.2f} s"
+            print(f"{by(players)}: {took}", file=sys.stderr)
     return {
         "servers": len(urls),
         "players": players,
@@ -133,7 +150,7 @@ def line(found: Mapping[str, Any]) -> str:
 
     return (
         f"{by(found['players'])}: rollouts {speeds('rollouts_s')} tokens/s, the engine alone {speeds('engine_s')}: "
-        f"{found['share']:.0%}"
+        f"{found['share']:.0%}; with the episodes' pauses it gives {speeds('engine_with_pauses_s')}"
     )
 
 
