@@ -18,25 +18,28 @@ help:
 	@echo "make bench      the benchmarks, into docs/evidence/"
 	@echo "make clean      remove the virtual environment and caches (runs/ stays)"
 
-# One virtual environment, made again only when what it holds changes. Compiling takes longer than the rest of an
-# installation, so it is done on all cores, and without other people's tests.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
+# One virtual environment, made again only when what it holds changes. Modules are compiled when they are first imported,
+# since most never are; that needs Python's caches, which some machines switch off.
+export PYTHONDONTWRITEBYTECODE :=
+export PIP_NO_COMPILE := 1
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "agentrl needs Python 3.11 or later: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "no venv module; on Debian: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[train]'
-	@$(COMPILE)
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.train: $(VENV)/.base
+	$(INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
 	$(INSTALL) -e '.[train,docker,sglang,ray,view,docs,dev]'
 	$(INSTALL) --no-deps verl
-	@$(COMPILE)
 	@touch $@ $(VENV)/.train
 
 # What must come from the system: PROGRAM=PACKAGES. As root on Debian it is installed, else we say what is missing.
@@ -58,15 +61,20 @@ train: $(VENV)/.train
 	@if [ -e runs/$(RUN)/recipe.yaml ]; then resume=--resume; fi; \
 	$(BIN)/agentrl train recipes/quickstart.yaml --set run.name=$(RUN) $$resume
 
+# An environment of its own, installed beside the other one.
+.PHONY: sglang
+sglang: $(VENV)/.base
+	$(BIN)/agentrl engine install sglang --cpu
+
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-# Two branches side by side, about equally long: what needs SGLang waits for it to be installed, and has its server for
-# itself; what needs Ray has one cluster for all of its tests.
+# First all installations side by side, then two branches of tests, about equally long: what needs SGLang has its server
+# for itself; what needs Ray has one cluster for all of its tests.
 test: system-build
-	@$(MAKE) --no-print-directory -j2 --output-sync=line system-test $(VENV)/.test
+	@$(MAKE) --no-print-directory -j3 --output-sync=line system-test $(VENV)/.test sglang
 	@$(MAKE) --no-print-directory -j2 --output-sync=line test-others test-engines
 
 .PHONY: test-others test-engines
@@ -75,13 +83,11 @@ test-others:
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore tests/,sandboxes cluster engines learn)
 
 test-engines: check
-	$(BIN)/agentrl engine install sglang --cpu
 	$(BIN)/python -m pytest -q tests/engines
 	$(BIN)/python -m pytest -q tests/cluster
 	$(BIN)/python -m pytest -q tests/learn
 
-test-full: system-test check
-	$(BIN)/agentrl engine install sglang --cpu
+test-full: system-test check sglang
 	failed=0; \
 	AGENTRL_FULL=1 $(BIN)/python -m pytest -q --timeout 7200 --report-json=docs/evidence/test-full.json || failed=1; \
 	$(BIN)/python -m benchmarks.census --out docs/evidence/tasks.json || failed=1; \

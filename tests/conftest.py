@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Tests run side by side, on small models: more threads would wait for each other. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A machine may stall for a second: how long an example takes says nothing. Fixtures that examples share hold no state.
 PATIENT: Any = {
     "deadline": None,

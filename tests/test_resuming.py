@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,26 @@ def test_sigterm_writes_a_checkpoint_and_can_be_resumed(write: Callable[..., Pat
     assert train(path, "--resume", "--set", f"run.steps={found.step + 1}") == 0
 
 
+@contextmanager
+def _sigterm_at(rows: Path, kind: str) -> Iterator[None]:
+    """To this process, once, as soon as the metrics have a row of that kind."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            if list(metrics.read(rows, kind)):
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
 def test_what_was_measured_before_a_stop_is_not_measured_again(
     write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,12 +149,9 @@ def test_what_was_measured_before_a_stop_is_not_measured_again(
     start, sft, middle, end = ("start", 0), ("sft", 0), ("rl", 1), ("end", 2)
     for kind, made in (("eval", [start]), ("warm_start", [start]), ("step", [start, sft])):
         resume = ["--resume"] if rows.exists() else []
-        process = subprocess.Popen([sys.executable, "-m", "agentrl", "train", path, *resume], stderr=subprocess.PIPE)
-        while process.poll() is None and not list(metrics.read(rows, kind)):
-            time.sleep(0.02)
-        process.terminate()
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 3, errors.decode()
+        with _sigterm_at(rows, kind):
+            assert train(path, *resume) == 3
+        assert "--resume" in capfd.readouterr().err
         assert measured() == made
     for said in ("after RL against the warm start: ", "all 2 steps are done"):
         assert train(path, "--resume") == 0

@@ -114,7 +114,7 @@ def ask(tmp_path: Path, endpoint: str, *models: tuple[str, str | None], token: s
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     environment |= {"HF_TOKEN": token} if token else {}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5", "OMP_NUM_THREADS": "1"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"}
     command = [sys.executable, "-c", SCRIPT, json.dumps(models)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=tmp_path

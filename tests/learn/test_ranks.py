@@ -77,7 +77,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, Any
         JOBS[name]["folder"] = str(out / "checkpoint")
     jobs.write_text(json.dumps(JOBS))
     paths = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, str(HERE / "rank_script.py"), str(jobs), str(out)]
     with (out / "errors").open("w") as errors:
         script = subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)

@@ -173,7 +173,7 @@ time.sleep(600)
 
 @pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="imports torch three times; set AGENTRL_FULL")
 def test_ranks_end_when_their_driver_is_killed() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert driver.stdout is not None
@@ -201,7 +201,7 @@ TINY: dict[str, Any] = {
 def test_a_run_with_ranks_stops_on_ctrl_c_with_a_checkpoint_and_no_process_left(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump({**TINY, "run": {**TINY["run"], "out": str(tmp_path)}}))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "agentrl", "train", str(path)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     lines: list[str] = []
