@@ -81,6 +81,30 @@ def test_an_installation_that_fails_says_what_failed() -> None:
         install._run([sys.executable, "-c", "import sys; print('no such package'); sys.exit(3)"])
 
 
+def test_uv_installs_where_it_is_at_hand_and_pip_where_it_is_not_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, uv, python = tmp_path / "log", tmp_path / "uv", tmp_path / "python"
+
+    def asked() -> list[str]:
+        log.write_text("")
+        install._install(python, "torch==1")
+        return [line.split()[0] for line in log.read_text().splitlines()]
+
+    for program in (uv, python):
+        program.write_text(f'#!/bin/sh\necho {program.name} "$@" >> {log}\nexit 0\n')
+        program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert asked() == ["uv"]
+    assert log.read_text() == f"uv pip install --quiet --python {python} torch==1\n"
+    uv.write_text(uv.read_text().replace("exit 0", "exit 2"))
+    assert asked() == ["uv", "python"]
+    uv.unlink()
+    assert asked() == ["python"]
+    assert log.read_text().split()[1:4] == ["-m", "pip", "install"] and log.read_text().endswith("torch==1\n")
+
+
 def test_a_server_for_adapters_holds_the_base_model(model: Any, lora: Any, tmp_path: Path) -> None:
     section = recipe.SglangEngine(type="sglang", device="cpu")
     made = build.make(section, lora, folder=tmp_path, adapters=True)

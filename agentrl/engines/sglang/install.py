@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,18 +41,27 @@ def sglang(*, cpu: bool, to: Path | None = None, say: Callable[[str], None] = pr
     target.parent.mkdir(parents=True, exist_ok=True)
     say(f"building {target} (several GB and some minutes)")
     _run([sys.executable, "-m", "venv", "--clear", str(target)])
-    pip = [str(interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     if cpu:
         requirements, constraints = STAND_INS / "requirements.txt", STAND_INS / "constraints.txt"
-        _run([*pip, f"torch=={TORCH}"])
+        _install(interpreter, f"torch=={TORCH}")
         # Its own requirements ask for CUDA packages, so it is installed without them.
-        _run([*pip, "--no-deps", f"sglang=={VERSION}", "apache-tvm-ffi==0.1.11", "triton"])
-        _run([*pip, "-r", str(requirements), "-c", str(constraints)])
+        _install(interpreter, "--no-deps", f"sglang=={VERSION}", "apache-tvm-ffi==0.1.11", "triton")
+        _install(interpreter, "-r", str(requirements), "-c", str(constraints))
     else:
-        _run([*pip, f"sglang[all]=={VERSION}"])
+        _install(interpreter, f"sglang[all]=={VERSION}")
     marker.write_text(stamp)
     say(f"installed: {interpreter}")
     return interpreter
+
+
+def _install(interpreter: Path, *what: str) -> None:
+    """With uv where it is at hand, which takes a tenth of the time; with pip where it is not, or fails."""
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if uv is not None:
+        quick = [uv, "pip", "install", "--quiet", "--python", str(interpreter), *what]
+        if subprocess.run(quick, capture_output=True).returncode == 0:
+            return
+    _run([str(interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *what])
 
 
 def _run(command: list[str]) -> None:
