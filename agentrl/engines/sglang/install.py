@@ -55,7 +55,7 @@ def sglang(*, cpu: bool, to: Path | None = None, say: Callable[[str], None] = pr
 
 
 def _install(interpreter: Path, *what: str) -> None:
-    """With uv where it is at hand, which takes a tenth of the time; with pip where it is not, or fails."""
+    """With uv where it is at hand, which is several times as fast; with pip where it is not, or fails."""
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if uv is not None:
         quick = [uv, "pip", "install", "--quiet", "--python", str(interpreter), *what]
