@@ -18,9 +18,9 @@ help:
 	@echo "make bench      the benchmarks, into docs/evidence/"
 	@echo "make clean      remove the virtual environment and caches (runs/ stays)"
 
-# One virtual environment, made again only when what it holds changes. uv is several times as fast as pip; it does
-# not read pip's settings, so it is told where else to look, and where it fails pip does it. Modules are compiled when they are
-# first imported, since most never are; that needs Python's caches, which some machines switch off.
+# One virtual environment, made again only when what it holds changes. uv is several times as fast as pip; it does not
+# read pip's settings, so it is told where else to look, and where it fails pip does it. Modules are compiled when they
+# are first imported, since most never are; that needs Python's caches, which some machines switch off.
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_NO_COMPILE := 1
 ifndef UV_FIND_LINKS
