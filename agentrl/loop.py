@@ -22,13 +22,15 @@ from agentrl.assembly import Run
 from agentrl.curriculum.group_filter import Key
 from agentrl.curriculum.replay import REPLAYED
 from agentrl.envs.play import uninterrupted
-from agentrl.errors import UserError
+from agentrl.errors import Halted, UserError
 from agentrl.evaluation import seen_hashes
 from agentrl.recipe import Recipe
 from agentrl.report import summary
 from agentrl.report.terminal import Show
 from agentrl.types import Group, Round, TrainingSample
 
+GIVE_UP = 3
+"""Steps in a row without any graded episode after which a run ends."""
 NO_MEMORY = "the GPU has no memory left: lower learner.micro_tokens or rollout.engine.memory_fraction"
 
 
@@ -91,7 +93,7 @@ async def _train(run: Run) -> int:
     await warm_start.prepare(run)
     try:
         finished = await _loop(run, began=time.monotonic())
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, Halted):
         run.save()
         raise
     run.save()
@@ -125,6 +127,7 @@ async def _loop(run: Run, began: float) -> bool:
         _waiting(run)
         async for round_ in rounds:
             await uninterrupted(_step(run, round_, last))
+            _check_graded(run, round_)
             last = time.monotonic()
             if await _evaluate_if_due(run):
                 last = time.monotonic()
@@ -137,6 +140,20 @@ async def _loop(run: Run, began: float) -> bool:
             if hours is not None and time.monotonic() - began >= hours * 3600:
                 return False
     raise AssertionError("the scheduler ran out of rounds")
+
+
+def _check_graded(run: Run, round_: Round) -> None:
+    """End a run whose engine, sandboxes or verifiers are gone: all steps that are left would teach nothing."""
+    rows = run.metrics.of("step")[-GIVE_UP:]
+    if len(rows) < GIVE_UP or any(row["rollout/ungraded"] < max(1, row["rollout/episodes"]) for row in rows):
+        return
+    episodes = [episode for group in (*round_.dropped, *round_.kept) for episode in group.trajectories]
+    fault = next(episode.outcome.fault for episode in episodes if episode.outcome.fault is not None)
+    raise Halted(
+        f"no episode of the last {GIVE_UP} steps could be graded, so the run ends: all failed for reasons outside the "
+        f"policy, the first of the last step for this: {fault.component}: {fault.cause}. Mend that, and go on with "
+        "--resume"
+    )
 
 
 def _finished(run: Run) -> bool:

@@ -181,6 +181,28 @@ def test_an_engine_that_does_not_start_ends_the_run_and_calls_the_experts_off(
     assert ended == ["called off", "closed"], "while there are engine and boxes, not when the loop is torn down"
 
 
+def test_a_run_whose_episodes_all_fail_ends_and_goes_on_later(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """For reasons outside the policy: all steps that are left would have taught nothing."""
+
+    async def failing(*_: Any, **__: Any) -> Any:
+        raise EngineError("the engine is on fire")
+
+    recipe = str(write(run={"steps": 4}, eval={"every": 0, "tasks": 2}, rollout={"max_turns": 1, "retries": 0}))
+    run = tmp_path / "runs" / "tiny"
+    with monkeypatch.context() as patched:
+        patched.setattr(TransformersEngine, "generate", failing)
+        assert train(recipe) == 1
+    said = capfd.readouterr().err
+    assert "the engine is on fire" in said and "--resume" in said
+    assert "2 of 2 tries failed for reasons outside the policy" in said
+    assert checkpoint.latest(run / "checkpoints").step == loop.GIVE_UP  # type: ignore[union-attr]
+    assert train(recipe, "--resume") == 0
+    steps = [(row["step"], row["rollout/ungraded"]) for row in metrics.read(run / "metrics.jsonl", "step")]
+    assert steps == [(1, 4), (2, 4), (3, 4), (4, 0)]
+
+
 def test_an_evaluation_says_which_tasks_are_variants_of_one(
     write: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

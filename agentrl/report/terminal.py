@@ -95,7 +95,9 @@ class Progress:
             for env, figures in by_environment(row).items():
                 score = interval(figures["pass@1"])
                 where = f"{env}, {row['split']} tasks after step {row['step']} ({row['stage']})"
-                self.say(f"{where}: pass@1 {score}", always=True)
+                lost = figures.get("ungraded", 0)
+                without = f"; {lost} of {figures['tries']} tries failed for reasons outside the policy" if lost else ""
+                self.say(f"{where}: pass@1 {score}{without}", always=True)
         elif row["kind"] == "step":
             self.detail(self._line(row))
         elif row["kind"] == "alarm":

@@ -229,6 +229,43 @@ def test_players_never_give_two_requests_one_name(monkeypatch: pytest.MonkeyPatc
     assert [name.rsplit("-", 2)[0] for name in client.asked] == ["agentrl-probe", "5-0-0-0"] * 2
 
 
+@pytest.mark.parametrize("by_group", [True, False])
+def test_requests_of_busy_players_leave_together(monkeypatch: pytest.MonkeyPatch, by_group: bool) -> None:
+    """Of a process that has many under way, when the clock shows a multiple of the beat, so that all processes' do."""
+    client, now, slept = Fake(SERVERS[0]), 1000.01, list[float]()
+    monkeypatch.setattr(engines, "Client", lambda url, **_: client)
+    answer, sleep = client.generate, asyncio.sleep
+
+    async def asleep(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    async def main() -> None:
+        player, answering = SglangEngine(urls=SERVERS[:1], by_group=True), asyncio.Event()
+        await player.start()
+        player._by_group = by_group
+
+        async def late(*arguments: Any, **named: Any) -> Reply:
+            await answering.wait()
+            return await answer(*arguments, **named)
+
+        monkeypatch.setattr(client, "generate", late)
+        monkeypatch.setattr(asyncio, "sleep", asleep)
+        monkeypatch.setattr("time.time", lambda: now)
+        names = [f"{group}-0-0-0" for group in range(engines.BUSY + 3)]
+        asked = (player.generate([1, 2], Sampling(max_tokens=4), request_id=name) for name in names)
+        under_way = asyncio.gather(*asked)
+        await sleep(0.05)
+        answering.set()
+        assert [each.token_ids for each in await under_way] == [(7,)] * len(names)
+        await player.close()
+
+    asyncio.run(main())
+    assert len(slept) == (3 if by_group else 0)
+    assert all(0 < seconds <= engines.BEAT_S for seconds in slept)
+    assert all(round((now + seconds) / engines.BEAT_S, 6).is_integer() for seconds in slept)
+
+
 def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time stands still until a server is there again; when none will come, the run ends and says why."""
     monkeypatch.setattr("ray.kill", lambda actor: None)

@@ -36,6 +36,10 @@ from agentrl.verifiers.busy import off_the_clock
 
 MOVE_S = 600.0
 """How long a request of a lost server waits until `use` names others."""
+BEAT_S, BUSY = 0.03, 16
+"""Where other processes ask the same servers and more than BUSY requests of this one are under way, they leave when the
+clock shows a multiple of BEAT_S, in all processes at once: a server stops decoding for every prefill, and one of many
+prompts takes it hardly longer than one of a few."""
 
 
 class SglangEngine:
@@ -62,8 +66,8 @@ class SglangEngine:
     ) -> None:
         """`release_memory`: give the key-value memory back while paused. `keep_copy`: the learner keeps changing the
         tensors it published, so keep a copy for a server that must be started again. `by_group`: other processes ask
-        the same servers; the requests of a group go to one of them. `address`: where servers of other machines reach
-        this process."""
+        the same servers; the requests of a group go to one of them, and leave on a beat. `address`: where servers of
+        other machines reach this process."""
         if (not servers) == (not urls):
             raise ValueError("an SGLang engine has either servers to launch or URLs to attach to")
         self.servers = list(servers)
@@ -202,6 +206,8 @@ class SglangEngine:
         self._counts["prompt_tokens"] += len(prompt)
         self._under_way += 1
         try:
+            if self._by_group and self._under_way > BUSY:
+                await asyncio.sleep(BEAT_S - time.time() % BEAT_S)
             return await self._generate(prompt, replace(sampling, max_tokens=limit), request_id)
         except asyncio.CancelledError:
             self._counts["aborted"] += 1
