@@ -25,6 +25,11 @@ SILENT = 3
 """Steps in a row without any signal that raise an alarm."""
 
 
+def spoiled(step: Row) -> bool:
+    """Whether all episodes of a step failed for reasons outside the policy."""
+    return bool(0 < step.get("rollout/episodes", 0) <= step.get("rollout/ungraded", 0))
+
+
 def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
     """Return the alarms that a run's rows so far give cause for, by name; the caller shows each name once."""
     raised: dict[str, str] = {}
@@ -60,7 +65,7 @@ def alarms(steps: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
             f"step {last['step']}: episodes broke again when they were repeated and scored 0 ({counts}); the first: "
             f"{last['rollout/alarm_cause']}; fix the environment, or the policy will learn to avoid what breaks it"
         )
-    if len(steps) >= SILENT and not any(row.get("rollout/informative") for row in steps[-SILENT:]):
+    if len(steps) >= SILENT and not any(row.get("rollout/informative") or spoiled(row) for row in steps[-SILENT:]):
         raised["signal"] = (
             f"no group carried a signal for {SILENT} steps, so nothing was learnt: every episode of each group scored "
             "the same; choose easier or harder envs[].levels, warm-start longer, or look at trajectories/"

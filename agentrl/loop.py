@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agentrl import assembly, event_loop, metrics, warm_start
 from agentrl import recipe as recipes
-from agentrl.alarms import alarms
+from agentrl.alarms import alarms, spoiled
 from agentrl.assembly import Run
 from agentrl.curriculum.group_filter import Key
 from agentrl.curriculum.replay import REPLAYED
@@ -143,15 +143,15 @@ async def _loop(run: Run, began: float) -> bool:
 
 
 def _check_graded(run: Run, round_: Round) -> None:
-    """End a run whose engine, sandboxes or verifiers are gone: all steps that are left would teach nothing."""
+    """End a run whose engine, sandboxes or judge are gone: all steps that are left would teach nothing."""
     rows = run.metrics.of("step")[-GIVE_UP:]
-    if len(rows) < GIVE_UP or any(row["rollout/ungraded"] < max(1, row["rollout/episodes"]) for row in rows):
+    if len(rows) < GIVE_UP or not all(map(spoiled, rows)):
         return
     episodes = [episode for group in (*round_.dropped, *round_.kept) for episode in group.trajectories]
     fault = next(episode.outcome.fault for episode in episodes if episode.outcome.fault is not None)
     raise Halted(
         f"no episode of the last {GIVE_UP} steps could be graded, so the run ends: all failed for reasons outside the "
-        f"policy, the first of the last step for this: {fault.component}: {fault.cause}. Mend that, and go on with "
+        f"policy, the first of the last step for this: {fault.component}: {fault.cause}. Fix that, and go on with "
         "--resume"
     )
 

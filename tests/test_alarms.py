@@ -62,6 +62,8 @@ def test_a_run_that_learns_nothing_is_told_after_three_steps() -> None:
     assert alarms(silent[:2], []) == {}
     assert list(alarms(silent, [])) == ["signal"]
     assert alarms([*silent[:2], {**silent[2], "rollout/informative": 0.1}], []) == {}
+    failed = [{**row, "rollout/ungraded": row["rollout/episodes"]} for row in silent]
+    assert list(alarms(failed, [])) == ["infrastructure"], "easier tasks would not help"
 
 
 @pytest.mark.parametrize(
