@@ -162,7 +162,11 @@ class InFlightGroups:
                 self.timed += 1
                 self.longest = max(self.longest, asyncio.get_running_loop().time() - group.began)
         self.counts["groups"] += len(finished)
-        return [group.task.result() for group in finished if group.task is not None]
+        tasks = [group.task for group in finished if group.task is not None]
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # looked at: where many failed one is raised, and asyncio complains about none
+        return [task.result() for task in tasks]
 
     def cancel_stale(self, oldest: int) -> list[Group]:
         """Cancel the groups that began under a version before `oldest`; return what there is of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -271,6 +272,21 @@ def test_what_a_user_must_mend_ends_the_run_and_leaves_nothing(setting: Setting)
         with pytest.raises(AuthoringError, match="mend me"):
             asyncio.run(take(setting.scheduler(engine, plan), setting.sampler(), 1))
         assert engine.running == 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_where_all_groups_fail_at_once_one_error_is_told(
+    setting: Setting, asynchronous: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def says(*_: Any) -> Any:
+        raise AuthoringError("wrong everywhere")
+
+    engine = setting.puppet(says, setting.renderer.stop_token_ids)
+    with pytest.raises(AuthoringError, match="wrong everywhere"):
+        plan = Plan(group_size=2, groups=4, asynchronous=asynchronous)
+        asyncio.run(take(setting.scheduler(engine, plan), setting.sampler(), 1))
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
