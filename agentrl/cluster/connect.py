@@ -34,6 +34,9 @@ HEALTH_CHECKS = {
     "health_check_failure_threshold": 3,
 }
 """A node that does not answer for three seconds counts as dead. Ray's own settings take up to a minute."""
+ONE_NODE = {"health_check_failure_threshold": 1000}
+"""Where there is one node, nothing goes on without it: it may miss as many checks as take an hour, however busy it is.
+When it ends, Ray ends this process too."""
 OWN_ADDRESS = "127.0.0.1"
 """Where a Ray that we start listens, and what it calls its one node."""
 STORE_BYTES = 256 << 20
@@ -131,7 +134,7 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
                     include_dashboard=False,
                     _node_ip_address=OWN_ADDRESS,
                     _temp_dir=str(folder / "ray"),  # Ray lets everybody into it; the folder around it is ours alone
-                    _system_config=HEALTH_CHECKS,
+                    _system_config=ONE_NODE,
                     **_quiet(),
                 )
             except Exception as error:  # Ray raises plain exceptions here, for one where a busy machine takes too long

@@ -54,6 +54,8 @@ from agentrl.types import Task, Trajectory
 START_S = 300.0
 """The longest that a player may take from its request to its first rollout."""
 BEAT_S = 1.0
+GROUND_S = 5.0
+"""How often the node of this process is looked at."""
 SILENCE_S = 60.0
 """A player that does not answer for this long is lost, whatever Ray says."""
 MARGIN_S = 60.0
@@ -105,6 +107,7 @@ class RayPlayers:
         self._background: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
         self._closing, self._hopeless = False, ""  # the second: why no player can play any more
+        self._ground: asyncio.Task[None] | None = None
         self._retired: dict[str, float] = {}
         self._kind = ray.remote(**actor_options(self.section.cpus))(PlayerActor)
 
@@ -126,6 +129,8 @@ class RayPlayers:
             self._say(str(error))
         nodes = sorted({player.node for player in self.ready})
         self._say(f"{len(self.ready)} players on {len(nodes)} nodes: {', '.join(nodes)}")
+        here = ray.get_runtime_context().get_node_id()
+        self._ground = asyncio.create_task(self._watch_ground(here), name="watch-ground")
 
     async def _bring_up(self, slot: int) -> None:
         """Start one player and give it the current weights."""
@@ -195,7 +200,7 @@ class RayPlayers:
         ray.kill(player.actor)
         if again:
             self._roster.starting += 1
-            self._spawn(self._replace(player.slot), REPLACEMENT)
+            self._spawn(self._replace(player.slot), REPLACEMENT).add_done_callback(self._replaced)
         self._roster.pulse()
 
     async def _replace(self, slot: int) -> None:
@@ -212,23 +217,47 @@ class RayPlayers:
                     self._say(f"player {slot} has no replacement: {error}")
                     break
                 await asyncio.sleep(2.0 ** self._failures[slot])
+
+    def _replaced(self, _: asyncio.Task[Any]) -> None:
         self._roster.starting -= 1
         self._roster.pulse()
+
+    async def _watch_ground(self, here: str) -> None:
+        """Give up where the node of this process is marked dead: nothing could be started any more, on any node."""
+        while True:
+            await asyncio.sleep(GROUND_S)
+            nodes: list[Any] = []
+            with suppress(RayError):
+                nodes = await asyncio.to_thread(ray.nodes)
+            if any(node["NodeID"] == here and not node["Alive"] for node in nodes):
+                break
+        self.give_up("Ray's raylet on the machine of `agentrl train` was ended, or did not answer for too long")
 
     def give_up(self, why: str) -> None:
         """Use no player any more: what is under way, and so the run, ends with this reason."""
         self._hopeless = why
+        self._cancel_replacements()
+        self._roster.reasons.clear()
         for player in list(self.ready):
             self._lose(player, why, replace=False)
+        if not self._roster.reasons:
+            self._roster.reasons[0] = why
+        self._roster.pulse()
+
+    def _cancel_replacements(self) -> None:
+        for task in self._background:
+            if task.get_name() == REPLACEMENT:
+                task.cancel()
 
     async def close(self) -> None:
         """Cancel what is under way, have every player close its sandboxes, and end it."""
         if self._closing:
             return
         self._closing = True
-        watches = [player.watch for player in self.ready if player.watch is not None]
-        for task in (*watches, *(task for task in self._background if task.get_name() == REPLACEMENT)):
-            task.cancel()
+        for watch in (self._ground, *(player.watch for player in self.ready)):
+            if watch is not None:
+                watch.cancel()
+        self._cancel_replacements()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 closing = [answer(player, player.actor.close.remote()) for player in self.ready]
@@ -396,10 +425,11 @@ class RayPlayers:
     def _late(self) -> None:
         self.counts["rollouts_late"] += 1
 
-    def _spawn(self, work: Any, name: str | None = None) -> None:
+    def _spawn(self, work: Any, name: str | None = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     # Weights ----------------------------------------------------------------------------------------------------
 

@@ -186,9 +186,9 @@ class RayRankPool:
         own = model or Path(recipe["model"]["path"])
         run = str(self._run.absolute()) if (self._run / "recipe.yaml").is_file() else ""
         try:
-            meeting = ray.get(self.ranks[0].meeting.remote())
+            meeting = self._get(self.ranks[0].meeting.remote())
             known = [rank.prepare.remote(meeting, str(own), run, fingerprint(own)) for rank in self.ranks]
-            seen = ray.get(known)
+            seen = self._get(known)
             if not all(sees_run for _, sees_run in seen):
                 raise RecipeError(
                     f"run.out: a node with one of the learner's ranks does not see {self._run}; ranks write their "
@@ -199,9 +199,9 @@ class RayRankPool:
             if blind:
                 files = ray.put({file.name: file.read_bytes() for file in own.iterdir() if file.is_file()})
             for number in blind:
-                folders[number] = ray.get(self.ranks[number].receive.remote(files))
+                folders[number] = self._get(self.ranks[number].receive.remote(files))
         except RayError as error:
-            self._end(f"a rank of the learner ended while it started: {_first_line(error)}")
+            self._end(f"a rank of the learner ended or stood still while it started: {_first_line(error)}")
         arguments = []
         for folder in folders:
             data = recipe
@@ -229,7 +229,7 @@ class RayRankPool:
             while True:
                 next_one = self.ranks[0].next_bucket.remote()
                 try:
-                    (bucket,) = ray.get(next_one) or [{}]
+                    (bucket,) = self._get(next_one) or [{}]
                 except RayError:
                     break  # which rank died is seen below
                 if bucket is None or (not bucket and ray.wait(list(calls), timeout=0)[0] and self._failed(calls)):
@@ -312,6 +312,10 @@ class RayRankPool:
                 self._end(f"rank {number} of the learner died, or its node")
         self.close()
         raise_first(errors)
+
+    def _get(self, asked: Any) -> Any:
+        """Wait for what ranks answer, not for ever: where Ray is gone from this machine nothing would come."""
+        return ray.get(asked, timeout=self.timeout_s)
 
     def _end(self, reason: str) -> None:
         self.close()

@@ -36,6 +36,23 @@ def recipe(out: Path, **learner: Any) -> Recipe:
     )
 
 
+def test_a_rank_that_stands_still_while_it_starts_ends_the_run(nodes: Any, tmp_path: Path) -> None:
+    import ray
+
+    from agentrl.cluster.connect import connected
+    from agentrl.cluster.ranks import RayRankPool
+
+    ours = recipe(tmp_path, ranks=1)
+    assert ours.cluster is not None
+    with connected(ours.cluster):
+        pool = RayRankPool(ours)
+        pid = ray.get(pool.ranks[0].process.remote())
+        os.kill(pid, signal.SIGSTOP)
+        pool.timeout_s = 1.0
+        with pytest.raises(LearnerError, match="ended or stood still while it started"):
+            pool.start(ours.model_dump(mode="json"), tmp_path, 1)
+
+
 def test_two_actors_train_like_one_process_and_end_together(
     nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

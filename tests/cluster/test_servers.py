@@ -285,10 +285,40 @@ def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.Mon
         rollout = asyncio.create_task(players.play("files", task, rollout_id))
         await asyncio.sleep(0.8)
         assert players.counts["rollouts_lost"] == 0 and not rollout.done()
+        players._lose(players.ready[0], "its node died")  # its replacement has not begun when nothing is left to do
         players.give_up("no SGLang server is left, and none of them could be started again")
         with pytest.raises(InfraError, match="no player is left: .*no SGLang server is left"):
             await asyncio.wait_for(rollout, 5.0)
         assert players.ready == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another player is asked for and would never come: only where this machine's raylet lives it is waited for."""
+    never = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    monkeypatch.setattr("agentrl.cluster.players.GROUND_S", 0.1)
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "here", "Alive": alive}, {"NodeID": "there", "Alive": True}])
+    task = Task(id="files/train/1/0", split="train", level=1, prompt="Do it.")
+
+    async def main() -> None:
+        players = RayPlayers(small_recipe(cluster={"players": 1}), sources={}, say=lambda text: None)
+        monkeypatch.setattr(players, "_kind", SimpleNamespace(remote=lambda kit: SimpleNamespace(start=never)))
+        players.ready.append(Remote(0, SimpleNamespace()))
+        players._ground = asyncio.create_task(players._watch_ground("here"))
+        players._lose(players.ready[0], "its node died")
+        rollout_id = RolloutId(seed=0, group=0, index=0, secret=b"", task_index=0)
+        rollout = asyncio.create_task(players.play("files", task, rollout_id))
+        if alive:
+            await asyncio.wait([rollout], timeout=0.5)
+            assert not rollout.done()
+            rollout.cancel()
+        else:
+            with pytest.raises(InfraError, match="no player is left: Ray's raylet on the machine of `agentrl train`"):
+                await asyncio.wait_for(rollout, 5.0)
+        await players.close()
 
     asyncio.run(main())
 
@@ -316,8 +346,8 @@ def test_servers_that_cannot_be_started_again_end_the_run(monkeypatch: pytest.Mo
 
 def test_a_server_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its process lives and its port takes connections; whatever it answers shows that it works."""
-    monkeypatch.setattr(server_actor, "ASK_S", 0.1)
-    monkeypatch.setattr(server_actor, "SILENT_S", 0.3)
+    clock = 0.0
+    monkeypatch.setattr(server_actor, "time", SimpleNamespace(monotonic=lambda: clock))
     plan = server_actor.Plan(
         model=str(tmp_path), mark="", python="", device="cpu", flags=(), memory_fraction=0.1, timeout_s=1.0
     )
@@ -332,21 +362,23 @@ def test_a_server_that_stands_still_is_lost(monkeypatch: pytest.MonkeyPatch, tmp
         writer.close()
 
     async def main() -> list[str]:
-        nonlocal talks
+        nonlocal clock, talks
         listening = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         actor: Any = server_actor.ServerActor(plan)
         actor._server = SimpleNamespace(alive=True, url=url, stop=AsyncMock())
         states = [await actor.state(), await actor.state()]
         talks = False
+        monkeypatch.setattr(server_actor, "ASK_S", 0.1)
+        clock = server_actor.SILENT_S
         states.append(await actor.state())
-        await asyncio.sleep(0.3)
+        clock += 1.0
         states.append(await actor.state())
         await actor.stop()
         listening.close()
         return states
 
-    assert asyncio.run(main()) == ["", "", "", "its process runs and did not answer for 0 s"]
+    assert asyncio.run(main()) == ["", "", "", "its process runs and did not answer for 60 s"]
 
 
 def test_a_lost_server_is_told_to_remove_its_files_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
