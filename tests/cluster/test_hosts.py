@@ -66,6 +66,7 @@ def host(number: int, command: str, log: Path, token: str) -> subprocess.Popen[b
     line = ["ip", "netns", "exec", HOSTS[number], "unshare", "-m", "-u", "-p", "-f", "--mount-proc", "--kill-child"]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **PATIENT}
+    variables["RAY_TMPDIR"] = "/tmp"  # whatever TMPDIR says: the host's own
     return subprocess.Popen(
         [*line, "bash", "-c", inside],
         stdout=log.open("wb"),
@@ -75,6 +76,7 @@ def host(number: int, command: str, log: Path, token: str) -> subprocess.Popen[b
     )
 
 
+@pytest.mark.timeout(540)  # below what ends all of tests/cluster
 @pytest.mark.parametrize(
     "fault", ["link", pytest.param("power", marks=pytest.mark.skipif(not FULL, reason="a minute; set AGENTRL_FULL"))]
 )
@@ -82,7 +84,7 @@ def test_a_cut_link_and_a_host_without_power(fault: str, network: None, alone: s
     token, driver = secrets.token_hex(32), f"{sys.executable} {DRIVER} {tmp_path}"
     checks = shlex.quote(json.dumps(HEALTH_CHECKS))
     first = (
-        f"--head --node-ip-address={NET}1 --port=6379 --num-cpus=2 {STORE} --include-dashboard=false "
+        f"--head --node-ip-address={NET}1 --port=6379 --num-cpus=2 {STORE} --include-dashboard=false --no-monitor "
         f"--system-config={checks}"
     )
     head = (
@@ -94,7 +96,9 @@ def test_a_cut_link_and_a_host_without_power(fault: str, network: None, alone: s
         wait_for(tmp_path / "head", hosts[0], tmp_path / "log0")
         for i in (1, 2):
             join = f"--address={NET}1:6379 --node-ip-address={NET}{i + 1} --num-cpus=2 {STORE}"
-            hosts.append(host(i, f"{started(join)}; sleep infinity", tmp_path / f"log{i}", token))
+            then = started(join, f"touch {tmp_path}/joined{i}")
+            hosts.append(host(i, f"{then}; sleep infinity", tmp_path / f"log{i}", token))
+            wait_for(tmp_path / f"joined{i}", hosts[0], tmp_path / f"log{i}")  # both at once may take too long for Ray
         wait_for(tmp_path / "fault", hosts[0], tmp_path / "log1")
         if fault == "link":
             sh(f"ip -n {SWITCH} link set p2 down")
@@ -114,7 +118,7 @@ def test_a_cut_link_and_a_host_without_power(fault: str, network: None, alone: s
     assert report["seconds"] < 10.0, report["said"]
 
 
-def started(options: str, then: str = "true") -> str:
+def started(options: str, then: str) -> str:
     """Return what starts Ray and then does something. On a busy machine an agent of Ray's may not report in time; its
     raylet then gives up, and `ray start` waits for what is gone."""
     failed = f"head -50 /tmp/ray/session_2*/logs/raylet.err; {RAY} stop --force"
