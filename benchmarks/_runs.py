@@ -136,6 +136,7 @@ def play(
     minutes: float | None,
     urls: Sequence[str] = (),
     then: Callable[[str], Mapping[str, Sequence[str]]] = lambda name: {},
+    module: Callable[[str], Sequence[str]] = lambda name: ("agentrl",),
     keep: bool = True,
 ) -> dict[str, float]:
     """Train what is not finished, given as settings by name; how long each run took that was made here in one go.
@@ -143,7 +144,8 @@ def play(
     With `urls` the runs use the accelerator, and each has one of these SGLang servers to itself: as many at once.
     A run that fails is reported and leaves the others alone; so does one that the minutes did not suffice for, and
     both go on from their checkpoint the next time. `then` is told of every finished run and names those that begin with
-    what it left; they come next. Without `keep` the checkpoints of a finished run are removed after that.
+    what it left; they come next. `module` names what is run in place of `agentrl` for a run, with its first arguments.
+    Without `keep` the checkpoints of a finished run are removed after that.
     """
     out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + minutes * 60.0 if minutes else None
@@ -183,7 +185,8 @@ def play(
         server = [f"rollout.engine.urls=[{url}]"] if url else []
         settings = [f"run.name={name}", f"run.out={out}", "run.threads=1", *server, *chosen]
         flags = [part for setting in settings for part in ("--set", setting)]
-        command = [sys.executable, "-m", "agentrl", "train", str(recipe), *flags, *(["--resume"] if resume else [])]
+        command = [sys.executable, "-m", *module(name), "train", str(recipe), *flags]
+        command += ["--resume"] if resume else []
         began = time.monotonic()
         code = _run(command, out / f"{name}.log", ends, stop, accelerator=bool(url))
         took = time.monotonic() - began

@@ -29,6 +29,7 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
+from benchmarks._lacking import keys
 from benchmarks._runs import SAMPLED, by_level, export, finished, log_of, options, play, served
 from benchmarks._runs import at as levels_at
 from benchmarks.curriculum_real import Curve, at, curve
@@ -50,6 +51,20 @@ ARMS: dict[str, list[str]] = {
 6 groups with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between
 evaluations. `small`, `two` and `dynamic two` are uniform, learnability and dynamic sampling with about 2 groups with a
 signal per step. `sixteen` has groups twice as large, half as many in a step."""
+LACKING = {
+    "untagged two": ("tags",),
+    "unprobed two": ("`probe`",),
+    "plain two": (
+        "the band (0.01 to 0.99)",
+        "few known tasks being worth less",
+        "the guard of levels",
+        "`floor` and re-tests",
+        "of nearly equal tasks the one drawn longest ago",
+        "Thompson sampling of new tasks",
+    ),
+}
+"""Arms that are `two` without parts of the sampler; `plain two` is without all that hardly count in simulation."""
+NAMES = (*ARMS, *LACKING)
 LABELS = {
     "learnability": "learnability, 6 groups with a signal",
     "dynamic": "dynamic sampling, 6 groups with a signal",
@@ -83,12 +98,21 @@ def name_of(env: str, arm: str, seed: int) -> str:
     return f"{env}-{arm.replace(' ', '-')}-{seed}"
 
 
+def of_arm(arm: str) -> list[str]:
+    """What sets an arm apart."""
+    if arm not in LACKING:
+        return ARMS[arm]
+    drawn, filtered = keys(LACKING[arm])
+    section = json.dumps({"type": "learnability", **drawn})
+    return [*ARMS["two"], f"curriculum={section}", *(f"group_filter.{key}={value}" for key, value in filtered.items())]
+
+
 def settings(env: str, arm: str, seed: int, model: Path, tokens: int) -> list[str]:
     """What sets a run apart from the recipe."""
     return [
         f"run.seed={seed}", "run.steps=1000", f"run.tokens={tokens}", f"model.path={model}", "warm_start=null",
         f"envs=[{{name: {env}}}]", "eval={tasks: 144, k: [1], every: 4}", f"rollout.max_turns={TURNS.get(env, 12)}",
-        *COMMON, *ARMS[arm],
+        *COMMON, *of_arm(arm),
     ]  # fmt: skip
 
 
@@ -122,7 +146,7 @@ def gather(
             for seed in range(seeds)
             if len(points := curve(log_of(out, name_of(env, arm, seed)), COSTS[by][0])) > 1 and points[-1][0] >= spent
         }
-        for arm in ARMS
+        for arm in NAMES
     }  # fmt: skip
     begin = float(np.mean([points[0][1] for runs in curves.values() for points in runs.values()] or [0.0]))
     found = {
@@ -233,7 +257,7 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
-    colours = {arm: f"C{number}" for number, arm in enumerate(ARMS)}
+    colours = {arm: f"C{number}" for number, arm in enumerate(NAMES)}
     for axis, report in zip(axes[0], reports, strict=True):
         grid = np.linspace(0.0, report["spent"], 101)
         for arm, row in report["arms"].items():
@@ -268,7 +292,7 @@ def main() -> None:
         type=int,
         help="what each run may sample (800,000); with --summarise, after how many they are compared",
     )
-    parser.add_argument("--ours", default=OURS, choices=list(ARMS), help="the arm that the others are compared with")
+    parser.add_argument("--ours", default=OURS, choices=NAMES, help="the arm that the others are compared with")
     parser.add_argument("--by", default="tokens", choices=list(COSTS), help="compare at equal tokens or seconds")
     parser.add_argument("--figure", type=Path, help="write the curves to this file")
     chosen = parser.parse_args()
@@ -288,8 +312,17 @@ def main() -> None:
             for env in envs
             for arm in arms
         }
+        started = {
+            name_of(env, arm, seed): ("benchmarks._lacking", "; ".join(LACKING[arm]))
+            for seed in range(chosen.seeds)
+            for env in envs
+            for arm in set(arms) & set(LACKING)
+        }
         with nullcontext(urls) if urls else served(chosen.model, chosen.servers, chosen.out) as given:
-            play(chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes, urls=given, keep=False)
+            play(
+                chosen.recipe, runs, chosen.out, at_once=chosen.jobs, minutes=chosen.minutes, urls=given, keep=False,
+                module=lambda name: started.get(name, ("agentrl",)),
+            )  # fmt: skip
         missing = [name for name in runs if not finished(chosen.out, name)]
         if missing:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)

@@ -13,97 +13,35 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agentrl.curriculum import learnability, posterior
-from agentrl.curriculum.group_stats import Choice
-from agentrl.curriculum.learnability import Learnability
 from agentrl.recipe import GroupFilterSection, LearnabilityCurriculum
 from agentrl.statistics import bootstrap
 from benchmarks import curriculum
+from benchmarks._lacking import PARTS, keys, lacking
 from benchmarks._simulated import WORLDS
 from benchmarks.curriculum import FIRST, Job, Run, collect
 
-
-class WithoutTags(Learnability):
-    """Knows levels and single tasks only."""
-
-    def _stratum(self, level: int, tags: tuple[str, ...]) -> int:
-        return super()._stratum(level, ())
-
-
-class WithoutGuard(Learnability):
-    """Owes no level anything."""
-
-    def _owed(self) -> NDArray[np.bool_] | None:
-        return None
-
-
-class Certain(np.random.Generator):
-    """Takes the mean for every sample from a Gaussian."""
-
-    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return np.zeros(size)
-
-
-class WithoutThompson(Learnability):
-    """Judges new tasks by the mean of their stratum."""
-
-    def choose(self, rng: np.random.Generator) -> Choice:
-        return super().choose(Certain(rng.bit_generator))
-
-
-@dataclass(frozen=True)
-class Part:
-    """How a part is taken out: another sampler, other keys of the recipe, other constants."""
-
-    sampler: type[Learnability] = Learnability
-    curriculum: Mapping[str, Any] = field(default_factory=dict)
-    group_filter: Mapping[str, Any] = field(default_factory=dict)
-    drawing: Mapping[str, Any] = field(default_factory=dict)
-    """Constants of `agentrl.curriculum.learnability`."""
-    belief: Mapping[str, Any] = field(default_factory=dict)
-    """Constants of `agentrl.curriculum.posterior`."""
-
-
 WHOLE = "nothing"
-PARTS: dict[str, Part] = {
-    WHOLE: Part(),
-    "tags": Part(WithoutTags),
-    "`probe`": Part(group_filter={"probe": 0.0}),
-    "a slope over levels": Part(belief={"SLOPE": 0.0, "PRIOR_SLOPE": 1e-9}),
-    "comparing `candidates` (1 in place of 64)": Part(curriculum={"candidates": 1}),
-    "a second draw (`repeats: 1`)": Part(curriculum={"repeats": 1}),
-    "the measured spread of tasks (1 logit instead)": Part(belief={"PRIOR_MOMENTS": (10e9, 16e9)}),
-    "`floor` and re-tests": Part(curriculum={"floor": 0.0}),
-    "of nearly equal tasks the one drawn longest ago": Part(drawing={"NEAR": 1.0}),
-    "few known tasks being worth less": Part(drawing={"ENOUGH": 1}),
-    "the band (0.01 to 0.99)": Part(curriculum={"band": (0.01, 0.99)}),
-    "Thompson sampling of new tasks": Part(WithoutThompson),
-    "the guard of levels": Part(WithoutGuard),
-}
+NAMES = (WHOLE, *PARTS)
 
 
 def run(world: int, name: str, seed: int) -> Run:
     """Train with the sampler that lacks the part."""
-    part = PARTS[name]
-    recipe = LearnabilityCurriculum(**part.curriculum)
-    filtered = partial(GroupFilterSection, **part.group_filter)
-    with ExitStack() as stack:
-        stack.enter_context(patch.dict(curriculum.METHODS, {"ours": lambda tasks: part.sampler(recipe, tasks)}))
-        stack.enter_context(patch.object(curriculum, "GroupFilterSection", filtered))
-        for module, constants in ((learnability, part.drawing), (posterior, part.belief)):
-            for constant, value in constants.items():
-                stack.enter_context(patch.object(module, constant, value))
+    names = [] if name == WHOLE else [name]
+    drawn, filtered = keys(names)
+    recipe = LearnabilityCurriculum(**drawn)
+    with (
+        lacking(names) as sampler,
+        patch.dict(curriculum.METHODS, {"ours": lambda tasks: sampler(recipe, tasks)}),
+        patch.object(curriculum, "GroupFilterSection", partial(GroupFilterSection, **filtered)),
+    ):
         return curriculum.run(WORLDS[world], "ours", seed)
 
 
@@ -152,7 +90,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="keep every run in this file, and read those that are there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    found = measure(list(PARTS), range(FIRST, FIRST + options.seeds), options.processes, options.runs)
+    found = measure(NAMES, range(FIRST, FIRST + options.seeds), options.processes, options.runs)
     sys.stdout.write((json.dumps(found, indent=1) if options.json else table(found)) + "\n")
 
 

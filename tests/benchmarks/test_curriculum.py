@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from agentrl import envs
+from agentrl import recipe as recipes
 from agentrl.catalogue import CHECKOUT
-from benchmarks import _runs, ablations, curriculum_levels, curriculum_real, frontier, quickstart
+from agentrl.curriculum.sampler import Sampler, Source
+from benchmarks import _lacking, _runs, ablations, curriculum_levels, curriculum_real, frontier, quickstart
 
 
 def write(
@@ -185,12 +188,31 @@ def test_variants_of_a_recipe_are_compared_with_it_over_the_seeds_that_both_have
     assert list(ablations.summarise({**curves, gspo: {2: [(0.0, 0.0), (100.0, 0.1)]}})) == [ablations.BASE, grpo]
 
 
+def test_an_arm_lacks_the_parts_that_it_names(tmp_path: Path) -> None:
+    made = {
+        arm: recipes.load(curriculum_levels.RECIPE, curriculum_levels.settings("search", arm, 1, tmp_path, 100))
+        for arm in ("two", *curriculum_levels.LACKING)
+    }
+    whole = made["two"].curriculum
+    assert made["untagged two"] == made["two"]  # its sampler differs
+    assert (made["two"].group_filter.probe, made["unprobed two"].group_filter.probe) == (0.2, 0.0)
+    assert made["plain two"].curriculum == whole.model_copy(update={"floor": 0.0, "band": (0.01, 0.99)})
+
+    def strata(parts: Sequence[str]) -> Any:
+        with _lacking.lacking(parts):
+            sampler = Sampler(whole, [Source(name="search", environment=envs.load("search")(), levels=(1, 2))], 0)
+        return sampler.metrics()["curriculum/search/strata"]
+
+    assert strata(("tags", "the guard of levels")) == 2.0
+    assert strata(curriculum_levels.LACKING["plain two"]) > 2.0
+
+
 def test_the_page_shows_what_the_curricula_and_the_demonstrations_did() -> None:
     assert CHECKOUT is not None
     evidence = CHECKOUT / "docs" / "evidence"
     page = (CHECKOUT / "docs" / "notes" / "curriculum.md").read_text(encoding="utf-8")
     for env in ("countdown", "search"):
-        small = partial(curriculum_levels.summarise, evidence / "curriculum-levels-small", env, 6, ours="two")
+        small = partial(curriculum_levels.summarise, evidence / "curriculum-levels-small", env, 12, ours="two")
         for report in (
             curriculum_levels.summarise(evidence / "curriculum-levels", env, 6),
             small(),

@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.catalogue import CHECKOUT
 from benchmarks import curriculum, curriculum_parts
+from benchmarks._lacking import PARTS
 from benchmarks._simulated import WORLDS
 
 
@@ -17,7 +18,7 @@ def test_without_any_part_the_sampler_draws_otherwise_and_only_then(monkeypatch:
     world = replace(WORLDS[1], target=0.17)
     monkeypatch.setattr(curriculum_parts, "WORLDS", (world,))
     whole = curriculum.run(world, "ours", 300)
-    same = [name for name in curriculum_parts.PARTS if curriculum_parts.run(0, name, 300) == whole]
+    same = [name for name in curriculum_parts.NAMES if curriculum_parts.run(0, name, 300) == whole]
     assert same == [curriculum_parts.WHOLE]
     assert curriculum.run(world, "ours", 300) == whole  # all is put back
 
@@ -35,5 +36,5 @@ def test_the_page_shows_what_was_simulated() -> None:
             in page
         )
     parts = json.loads((docs / "evidence" / "curriculum-parts.json").read_text(encoding="utf-8"))
-    assert set(parts["parts"]) == set(curriculum_parts.PARTS) - {curriculum_parts.WHOLE}
+    assert set(parts["parts"]) == set(PARTS)
     assert curriculum_parts.table(parts) in page
