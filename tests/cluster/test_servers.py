@@ -43,6 +43,19 @@ SERVERS = [f"http://10.0.0.{number}:30000" for number in range(1, 9)]
 GROUPS = [str(group) for group in range(4000)]
 
 
+def sleeps_end_at_once(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+    """Make sleeps of this loop end at once and keep their lengths; other loops, like the players', sleep as before."""
+    loop, sleep = asyncio.get_running_loop(), asyncio.sleep
+
+    async def asleep(seconds: float) -> None:
+        if asyncio.get_running_loop() is loop:
+            slept.append(seconds)
+            seconds = 0
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", asleep)
+
+
 def test_groups_spread_over_servers_and_a_lost_one_moves_only_its_own() -> None:
     before = {group: SERVERS[of_group(group, SERVERS)] for group in GROUPS}
     counts = Counter(before.values())
@@ -236,10 +249,6 @@ def test_requests_of_busy_players_leave_together(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engines, "Client", lambda url, **_: client)
     answer, sleep = client.generate, asyncio.sleep
 
-    async def asleep(seconds: float) -> None:
-        slept.append(seconds)
-        await sleep(0)
-
     async def main() -> None:
         player, answering = SglangEngine(urls=SERVERS[:1], by_group=True), asyncio.Event()
         await player.start()
@@ -250,7 +259,7 @@ def test_requests_of_busy_players_leave_together(monkeypatch: pytest.MonkeyPatch
             return await answer(*arguments, **named)
 
         monkeypatch.setattr(client, "generate", late)
-        monkeypatch.setattr(asyncio, "sleep", asleep)
+        sleeps_end_at_once(monkeypatch, slept)
         monkeypatch.setattr("time.time", lambda: now)
         names = [f"{group}-0-0-0" for group in range(engines.BUSY + 3)]
         asked = (player.generate([1, 2], Sampling(max_tokens=4), request_id=name) for name in names)
@@ -327,10 +336,10 @@ def test_servers_that_cannot_be_started_again_end_the_run(monkeypatch: pytest.Mo
     """Each keeper gives up after some failures; the last of them says that none will come."""
     from agentrl.cluster import servers as module
 
-    monkeypatch.setattr(asyncio, "sleep", AsyncMock())
     ended: list[str] = []
 
     async def main() -> None:
+        sleeps_end_at_once(monkeypatch, [])
         holder = SimpleNamespace(_say=ended.append, _up={}, gave_up=lambda why: ended.append(f"ended: {why}"))
         holder._bring_up = AsyncMock(side_effect=EngineError("no room"))
         came = asyncio.get_running_loop().create_future()
