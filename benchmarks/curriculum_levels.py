@@ -29,7 +29,7 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._lacking import keys
+from benchmarks._lacking import MILD, PARTS, keys
 from benchmarks._runs import SAMPLED, by_level, export, finished, log_of, options, play, served
 from benchmarks._runs import at as levels_at
 from benchmarks.curriculum_real import Curve, at, curve
@@ -62,8 +62,12 @@ LACKING = {
         "of nearly equal tasks the one drawn longest ago",
         "Thompson sampling of new tasks",
     ),
+    "bare two": (*PARTS, MILD),
+    "mild two": (MILD,),
 }
-"""Arms that are `two` without parts of the sampler; `plain two` is without all that hardly count in simulation."""
+"""Arms that are `two` without parts of the sampler; `plain two` is without all that hardly count in simulation, `bare
+two` without all that can be taken out: what is left is the belief about levels. `mild two` is the `two` of all figures
+with SmolLM2."""
 NAMES = (*ARMS, *LACKING)
 LABELS = {
     "learnability": "learnability, 6 groups with a signal",

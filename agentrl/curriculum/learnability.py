@@ -34,9 +34,9 @@ SEEN_VARIANCE = 0.3
 """Assumed variance of a seen task's own part, where a whole bin is judged at once."""
 ENOUGH = 64
 """With fewer seen tasks in the band, drawing from them is worth less, because they would repeat too often."""
-PREFER_SEEN_OR_NEW, PREFER_STRATUM = 12.0, 2.0
-"""Exponents of preference for the better option. Mild between strata: training only where most is known already would
-leave the others behind."""
+PREFER_SEEN_OR_NEW, PREFER_STRATUM = 12.0, 8.0
+"""Exponents of preference for the better option. With a milder one between strata, many that are hopeless get a good
+part of the draws together; where always the best is taken, a level is lost sooner."""
 NEAR = 0.9
 """Seen tasks worth at least this share of the best count as equal: the one drawn longest ago is taken, so that many
 tasks are trained on and their evidence stays fresh."""

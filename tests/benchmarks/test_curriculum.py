@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,19 @@ import pytest
 from agentrl import envs
 from agentrl import recipe as recipes
 from agentrl.catalogue import CHECKOUT
+from agentrl.curriculum import learnability
 from agentrl.curriculum.sampler import Sampler, Source
-from benchmarks import _lacking, _runs, ablations, curriculum_levels, curriculum_real, frontier, quickstart
+from agentrl.recipe import LearnabilityCurriculum
+from benchmarks import (
+    _lacking,
+    _runs,
+    ablations,
+    curriculum_levels,
+    curriculum_real,
+    curriculum_words,
+    frontier,
+    quickstart,
+)
 
 
 def write(
@@ -205,6 +218,65 @@ def test_an_arm_lacks_the_parts_that_it_names(tmp_path: Path) -> None:
 
     assert strata(("tags", "the guard of levels")) == 2.0
     assert strata(curriculum_levels.LACKING["plain two"]) > 2.0
+    before = learnability.PREFER_STRATUM
+    with _lacking.lacking(curriculum_levels.LACKING["mild two"]):
+        assert learnability.PREFER_STRATUM == 2.0
+    assert learnability.PREFER_STRATUM == before > 2.0
+
+
+def test_words_are_split_by_their_letters_and_its_expert_is_right() -> None:
+    environment = envs.load(str(curriculum_words.WHERE))()
+    tasks = {
+        split: [environment.task(split, level, index) for level in environment.levels for index in range(60)]
+        for split in ("train", "heldout")
+    }
+    for task in tasks["train"][::60]:
+        assert environment.expert(task) == [task.secret["answer"]]
+        names, letters = (part.split() for part in task.prompt.split(" : "))
+        assert task.tags == tuple(names)
+        assert len(letters) == len(task.secret["answer"].split())
+    words = {split: {task.prompt.split(" : ")[1] for task in drawn} for split, drawn in tasks.items()}
+    assert not words["train"] & words["heldout"]
+    assert words_answer(environment, "turn roll : a b c") == "b a c"
+    assert words_answer(environment, "sort next : p a") == "b a"
+
+
+def words_answer(environment: Any, prompt: str) -> str:
+    """Return what the operations of a prompt make of its letters, by the environment's own."""
+    names, letters = (part.split() for part in prompt.split(" : "))
+    for name in names:
+        letters = sys.modules[type(environment).__module__].OPERATIONS[name](letters)
+    return " ".join(letters)
+
+
+def test_runs_of_words_differ_in_their_arm_alone(tmp_path: Path) -> None:
+    made = {
+        arm: recipes.load(curriculum_words.RECIPE, curriculum_words.settings(arm, 1, tmp_path, 100))
+        for arm in curriculum_words.ARMS
+    }
+    whole = made[curriculum_words.OURS]
+    same = [arm for arm, recipe in made.items() if recipe == whole]
+    assert same == ["two", "mild two"]  # their samplers differ
+    bare = made["bare two"].curriculum
+    assert isinstance(bare, LearnabilityCurriculum)
+    assert bare.candidates == bare.repeats == 1
+    uniform = whole.model_copy(update={name: getattr(made["dynamic two"], name) for name in ("curriculum", "eval")})
+    assert uniform == made["dynamic two"]
+    assert recipes.load(curriculum_words.RECIPE, curriculum_words.BEGIN).envs == whole.envs
+
+
+@pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="two minutes; set AGENTRL_FULL")
+def test_a_policy_is_trained_on_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = [*curriculum_words.BEGIN, "warm_start={demonstrations: 256, epochs: 1, lr: 5.0e-3, batch: 32}"]
+    monkeypatch.setattr(curriculum_words, "BEGIN", begin)
+    chosen = ["--seeds", "1", "--jobs", "2", "--arms", "two,bare two", "--tokens", "20000", "--set", "run.steps=3"]
+    monkeypatch.setattr(sys, "argv", ["curriculum_words", *chosen, "--set", "eval.every=1", "--out", str(tmp_path)])
+    curriculum_words.main()
+    said = capsys.readouterr()
+    assert "bare two" in said.out
+    assert "not finished" not in said.err
 
 
 def test_the_page_shows_what_the_curricula_and_the_demonstrations_did() -> None:
@@ -219,6 +291,8 @@ def test_the_page_shows_what_the_curricula_and_the_demonstrations_did() -> None:
             small(by="seconds"),
         ):
             assert report is not None and curriculum_levels.table(report) in page
+    words = json.loads((evidence / "curriculum-words.json").read_text(encoding="utf-8"))
+    assert curriculum_levels.table(words) in page
     for folder, tokens in (("frontier-demonstrations", 200_000), ("frontier-demonstrations-earlier", 139_000)):
         found = frontier.summarise(evidence / folder, 4, tokens)
         assert found is not None and frontier.table(found) in page
