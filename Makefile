@@ -91,7 +91,7 @@ test-others:
 
 test-engines: check
 	$(BIN)/python -m pytest -q tests/engines
-	$(BIN)/python -m pytest -q tests/cluster -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+	$(BIN)/python -m pytest -q tests/cluster -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 	$(BIN)/python -m pytest -q tests/learn
 
 test-full: system-test check sglang

@@ -66,8 +66,8 @@ LACKING = {
     "mild two": (MILD,),
 }
 """Arms that are `two` without parts of the sampler; `plain two` is without all that hardly count in simulation, `bare
-two` without all that can be taken out: what is left is the belief about levels. `mild two` is the `two` of all figures
-with SmolLM2."""
+two` without all that can be taken out: what is left is the belief about levels. `mild two` prefers better strata
+as little as the `two` of all figures with SmolLM2 did."""
 NAMES = (*ARMS, *LACKING)
 LABELS = {
     "learnability": "learnability, 6 groups with a signal",
@@ -136,13 +136,13 @@ def warm_started(env: str, *, out: Path, model: Path, recipe: Path) -> Path:
 
 
 def gather(
-    out: Path, env: str, seeds: int, spent: float = 0.0, ours: str = OURS, by: str = "tokens"
+    out: Path, env: str, seeds: int, spent: float = 0.0, ours: str = OURS, by: str = "tokens", apart: bool = False
 ) -> dict[str, dict[int, Curve]]:
     """Curves by arm and seed, of runs that were evaluated after that many tokens (or seconds) or more, and of seeds
     that `ours` has.
 
-    All runs start from one policy, so their first evaluations are one figure: their mean. (So are those of two warm
-    starts by one recipe, where seeds were run in two sessions.)
+    Runs that start from one policy have one figure for their first evaluations: their mean. (So have those of several
+    warm starts by one recipe, where seeds were run in several sessions.) With `apart` every seed has its own start.
     """
     curves = {
         arm: {
@@ -152,9 +152,13 @@ def gather(
         }
         for arm in NAMES
     }  # fmt: skip
-    begin = float(np.mean([points[0][1] for runs in curves.values() for points in runs.values()] or [0.0]))
+
+    def begin(of: int) -> float:
+        firsts = [runs[n][0][1] for runs in curves.values() for n in runs if n == of or not apart]
+        return float(np.mean(firsts))
+
     found = {
-        arm: {seed: [(points[0][0], begin), *points[1:]] for seed, points in runs.items() if seed in curves[ours]}
+        arm: {seed: [(points[0][0], begin(seed)), *points[1:]] for seed, points in runs.items() if seed in curves[ours]}
         for arm, runs in curves.items()
     }
     return {arm: runs for arm, runs in found.items() if runs}
@@ -189,15 +193,21 @@ def informative(out: Path, env: str, arm: str, seeds: Sequence[int]) -> float:
 
 
 def summarise(
-    out: Path, env: str, seeds: int, spent: float | None = None, ours: str = OURS, by: str = "tokens"
+    out: Path,
+    env: str,
+    seeds: int,
+    spent: float | None = None,
+    ours: str = OURS,
+    by: str = "tokens",
+    apart: bool = False,
 ) -> dict[str, Any] | None:
     """Success at equal tokens (or seconds) and on the way there, by arm, and what sets `ours` apart from each of the
     others.
 
     Without `spent` they are compared at the most that every run has an evaluation for. An arm is paired with `ours`
-    over the seeds that both have.
+    over the seeds that both have. `apart`: every seed has a start of its own.
     """
-    curves = gather(out, env, seeds, spent or 0.0, ours, by)
+    curves = gather(out, env, seeds, spent or 0.0, ours, by, apart)
     if len(curves) < 2:
         return None
     spent = spent or min(points[-1][0] for runs in curves.values() for points in runs.values())
@@ -261,7 +271,8 @@ def draw_figure(reports: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(reports), figsize=(5.2 * len(reports), 3.8), squeeze=False)
-    colours = {arm: f"C{number}" for number, arm in enumerate(NAMES)}
+    shown = [arm for arm in NAMES if any(arm in report["arms"] for report in reports)]
+    colours = {arm: f"C{number}" for number, arm in enumerate(shown)}
     for axis, report in zip(axes[0], reports, strict=True):
         grid = np.linspace(0.0, report["spent"], 101)
         for arm, row in report["arms"].items():

@@ -81,7 +81,8 @@ def main() -> None:
         wanted = [name_of(ENV, arm, seed) for seed in range(chosen.seeds) for arm in arms]
         if missing := [name for name in wanted if not finished(chosen.out, name)]:
             print(f"not finished: {', '.join(missing)}; start again to go on", file=sys.stderr)
-    report = summarise(chosen.out, ENV, chosen.seeds, chosen.tokens if chosen.summarise else None, OURS)
+    compared = chosen.tokens if chosen.summarise else None
+    report = summarise(chosen.out, ENV, chosen.seeds, compared, OURS, apart=True)
     if report is None:
         raise SystemExit(f"{chosen.out}: no seed has two evaluations under `{OURS}` and another arm yet")
     if chosen.figure:

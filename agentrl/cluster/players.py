@@ -227,7 +227,7 @@ class RayPlayers:
         while True:
             await asyncio.sleep(GROUND_S)
             nodes: list[Any] = []
-            with suppress(RayError):
+            with suppress(Exception):  # whatever it is, the next look is soon, and nobody would hear of it here
                 nodes = await asyncio.to_thread(ray.nodes)
             if any(node["NodeID"] == here and not node["Alive"] for node in nodes):
                 break

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -230,6 +230,8 @@ class RayRankPool:
                 next_one = self.ranks[0].next_bucket.remote()
                 try:
                     (bucket,) = self._get(next_one) or [{}]
+                except GetTimeoutError:  # a bucket may be lost with it: the rest must not be used
+                    self._end(f"rank 0 of the learner handed no weights over for {self.timeout_s:.0f} s")
                 except RayError:
                     break  # which rank died is seen below
                 if bucket is None or (not bucket and ray.wait(list(calls), timeout=0)[0] and self._failed(calls)):

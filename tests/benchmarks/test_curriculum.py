@@ -230,8 +230,8 @@ def test_words_are_split_by_their_letters_and_its_expert_is_right() -> None:
         split: [environment.task(split, level, index) for level in environment.levels for index in range(60)]
         for split in ("train", "heldout")
     }
-    for task in tasks["train"][::60]:
-        assert environment.expert(task) == [task.secret["answer"]]
+    for task in tasks["train"][::20]:
+        assert environment.expert(task) == [words_answer(environment, task.prompt)]
         names, letters = (part.split() for part in task.prompt.split(" : "))
         assert task.tags == tuple(names)
         assert len(letters) == len(task.secret["answer"].split())

@@ -36,7 +36,12 @@ def recipe(out: Path, **learner: Any) -> Recipe:
     )
 
 
-def test_a_rank_that_stands_still_while_it_starts_ends_the_run(nodes: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("starts", "told"), [(True, "ended or stood still while it started"), (False, "handed no weights over for 1 s")]
+)
+def test_a_rank_that_stands_still_while_something_is_asked_of_it_ends_the_run(
+    starts: bool, told: str, nodes: Any, tmp_path: Path
+) -> None:
     import ray
 
     from agentrl.cluster.connect import connected
@@ -49,8 +54,11 @@ def test_a_rank_that_stands_still_while_it_starts_ends_the_run(nodes: Any, tmp_p
         pid = ray.get(pool.ranks[0].process.remote())
         os.kill(pid, signal.SIGSTOP)
         pool.timeout_s = 1.0
-        with pytest.raises(LearnerError, match="ended or stood still while it started"):
-            pool.start(ours.model_dump(mode="json"), tmp_path, 1)
+        with pytest.raises(LearnerError, match=told):
+            if starts:
+                pool.start(ours.model_dump(mode="json"), tmp_path, 1)
+            else:
+                pool.stream(lambda bucket: None)
 
 
 def test_two_actors_train_like_one_process_and_end_together(
