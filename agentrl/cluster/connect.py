@@ -34,9 +34,9 @@ HEALTH_CHECKS = {
     "health_check_failure_threshold": 3,
 }
 """A node that does not answer for three seconds counts as dead. Ray's own settings take up to a minute."""
-ONE_NODE = {"health_check_failure_threshold": 1000}
-"""Where there is one node, nothing goes on without it: it may miss as many checks as take an hour, however busy it is.
-When it ends, Ray ends this process too."""
+ONE_NODE = {**HEALTH_CHECKS, "health_check_failure_threshold": 30}
+"""Where there is one node, nothing goes on without it: it may be too busy to answer for half a minute. One that was
+ended is noticed by these checks alone."""
 OWN_ADDRESS = "127.0.0.1"
 """Where a Ray that we start listens, and what it calls its one node."""
 STORE_BYTES = 256 << 20

@@ -267,14 +267,14 @@ def test_runs_of_words_differ_in_their_arm_alone(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.environ.get("AGENTRL_FULL"), reason="two minutes; set AGENTRL_FULL")
 def test_a_policy_is_trained_on_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     begin = [*curriculum_words.BEGIN, "warm_start={demonstrations: 256, epochs: 1, lr: 5.0e-3, batch: 32}"]
     monkeypatch.setattr(curriculum_words, "BEGIN", begin)
     chosen = ["--seeds", "1", "--jobs", "2", "--arms", "two,bare two", "--tokens", "20000", "--set", "run.steps=3"]
     monkeypatch.setattr(sys, "argv", ["curriculum_words", *chosen, "--set", "eval.every=1", "--out", str(tmp_path)])
     curriculum_words.main()
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert "bare two" in said.out
     assert "not finished" not in said.err
 
