@@ -10,12 +10,14 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from agentrl import catalogue
 
 # Tests run side by side, on small models: more threads would wait for each other. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,6 +30,14 @@ PATIENT: Any = {
 settings.register_profile("new", **PATIENT)
 settings.register_profile("same", **PATIENT, derandomize=True)
 settings.load_profile("new" if os.environ.get("AGENTRL_FULL") else "same")
+
+
+@pytest.fixture(autouse=True)
+def members_named_by_a_test_are_forgotten() -> Iterator[None]:
+    """A folder that was named by its path is found by its name from then on, for the life of the process."""
+    before = os.environ.get(catalogue.NAMED, "")
+    yield
+    os.environ[catalogue.NAMED] = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
