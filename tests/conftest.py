@@ -35,9 +35,11 @@ settings.load_profile("new" if os.environ.get("AGENTRL_FULL") else "same")
 @pytest.fixture(autouse=True)
 def members_named_by_a_test_are_forgotten() -> Iterator[None]:
     """A folder that was named by its path is found by its name from then on, for the life of the process."""
-    before = os.environ.get(catalogue.NAMED, "")
+    before = os.environ.get(catalogue.NAMED)
     yield
-    os.environ[catalogue.NAMED] = before
+    os.environ.pop(catalogue.NAMED, None)
+    if before is not None:
+        os.environ[catalogue.NAMED] = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -35,8 +35,8 @@ HEALTH_CHECKS = {
 }
 """A node that does not answer for three seconds counts as dead. Ray's own settings take up to a minute."""
 ONE_NODE = {**HEALTH_CHECKS, "health_check_failure_threshold": 30}
-"""Where there is one node, nothing goes on without it: it may be too busy to answer for half a minute. One that was
-ended is noticed by these checks alone."""
+"""Where there is one node, nothing goes on without it: it may be too busy to answer for a minute (a check waits for a
+second, and begins a second after the one before)."""
 OWN_ADDRESS = "127.0.0.1"
 """Where a Ray that we start listens, and what it calls its one node."""
 STORE_BYTES = 256 << 20
@@ -46,6 +46,8 @@ ROOT, PREFIX, OWNER = Path("/tmp"), "agentrl-ray-", "owner"
 """Where Ray's files are: a short path, since sockets lie in it. `owner` is locked for as long as the run lives."""
 START_S = "120"
 """How long Ray waits for its own daemon; its own setting is too short for a busy machine."""
+LEAVE_S = 60.0
+"""How long this process may take to end without Ray: calls to a raylet that stands still never return."""
 PROBE_S = 60.0
 PROBE = (
     "import sys\n"
@@ -105,7 +107,7 @@ def _joined(ray: Any, address: str, say: Say) -> Iterator[None]:
         try:
             yield
         finally:
-            ray.shutdown()
+            _shut_down(ray)
 
 
 @contextmanager
@@ -138,14 +140,33 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
                     **_quiet(),
                 )
             except Exception as error:  # Ray raises plain exceptions here, for one where a busy machine takes too long
-                ray.shutdown()
+                _shut_down(ray)
                 raise InfraError(f"Ray could not start on this machine: {_first(error)}") from error
             try:
                 yield
             finally:
-                ray.shutdown()
+                _shut_down(ray)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shut_down(ray: Any) -> None:
+    stuck = leave_later("Ray's raylet on this machine does not answer")
+    ray.shutdown()
+    stuck.cancel()
+
+
+def leave_later(why: str) -> threading.Timer:
+    """End this process in a minute, whatever it waits for, unless the timer is cancelled before."""
+
+    def leave() -> None:
+        print(f"agentrl: this process waits for Ray in vain and is ended: {why}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(LEAVE_S, leave)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 @contextmanager

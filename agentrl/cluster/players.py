@@ -16,6 +16,7 @@ dead may still answer.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +26,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from agentrl.cluster import connect
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.judge import Waits
 from agentrl.cluster.kit import Kit, facts, written
@@ -108,6 +110,7 @@ class RayPlayers:
         self._lock = asyncio.Lock()
         self._closing, self._hopeless = False, ""  # the second: why no player can play any more
         self._ground: asyncio.Task[None] | None = None
+        self._leaving: threading.Timer | None = None
         self._retired: dict[str, float] = {}
         self._kind = ray.remote(**actor_options(self.section.cpus))(PlayerActor)
 
@@ -155,7 +158,7 @@ class RayPlayers:
                     raise PlayerUnfit(self._hopeless or "the players are being closed")
                 self.ready.append(player)
         except BaseException as error:
-            ray.kill(player.actor)
+            self._kill(player)
             if isinstance(error, TimeoutError):
                 raise PlayerLost(no_room(slot, START_S, self.section.cpus)) from None
             raise
@@ -197,11 +200,16 @@ class RayPlayers:
             f"lost {player.name}: {why}; {player.load} rollouts are played elsewhere, "
             f"{len(self.ready)} players are left" + ("" if again else ", no other takes its place")
         )
-        ray.kill(player.actor)
+        self._kill(player)
         if again:
             self._roster.starting += 1
             self._spawn(self._replace(player.slot), REPLACEMENT).add_done_callback(self._replaced)
         self._roster.pulse()
+
+    def _kill(self, player: Remote) -> None:
+        """End a player's process. Where the run ends it ends too: Ray would wait for a raylet that stands still."""
+        if not self._hopeless:
+            ray.kill(player.actor)
 
     async def _replace(self, slot: int) -> None:
         while True:
@@ -223,7 +231,8 @@ class RayPlayers:
         self._roster.pulse()
 
     async def _watch_ground(self, here: str) -> None:
-        """Give up where the node of this process is marked dead: nothing could be started any more, on any node."""
+        """Give up where the node of this process is marked dead: nothing could be started any more, on any node. What
+        waits for its raylet may wait for ever, so that this process ends soon, in order or not."""
         while True:
             await asyncio.sleep(GROUND_S)
             nodes: list[Any] = []
@@ -231,7 +240,9 @@ class RayPlayers:
                 nodes = await asyncio.to_thread(ray.nodes)
             if any(node["NodeID"] == here and not node["Alive"] for node in nodes):
                 break
-        self.give_up("Ray's raylet on the machine of `agentrl train` was ended, or did not answer for too long")
+        why = "Ray's raylet on the machine of `agentrl train` was ended, or did not answer for too long"
+        self._leaving = connect.leave_later(why)
+        self.give_up(why)
 
     def give_up(self, why: str) -> None:
         """Use no player any more: what is under way, and so the run, ends with this reason."""
@@ -269,6 +280,8 @@ class RayPlayers:
                 ray.kill(player.actor)
         self.ready.clear()
         self._kit = self._weights = None
+        if self._leaving is not None:
+            self._leaving.cancel()
 
     def statistics(self) -> dict[str, float]:
         """Return the counters of all players' engines, and how the players fare."""

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -307,15 +307,20 @@ def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.Mon
 def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another player is asked for and would never come: only where this machine's raylet lives it is waited for."""
     never = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
-    monkeypatch.setattr("ray.kill", lambda actor: None)
+    killed: list[str] = []
+    monkeypatch.setattr("ray.kill", lambda actor: killed.append(actor.name))
+    leaving = Mock()
+    monkeypatch.setattr("agentrl.cluster.connect.leave_later", leaving)
     monkeypatch.setattr("agentrl.cluster.players.GROUND_S", 0.1)
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "here", "Alive": alive}, {"NodeID": "there", "Alive": True}])
     task = Task(id="files/train/1/0", split="train", level=1, prompt="Do it.")
 
     async def main() -> None:
         players = RayPlayers(small_recipe(cluster={"players": 1}), sources={}, say=lambda text: None)
-        monkeypatch.setattr(players, "_kind", SimpleNamespace(remote=lambda kit: SimpleNamespace(start=never)))
-        players.ready.append(Remote(0, SimpleNamespace()))
+        monkeypatch.setattr(
+            players, "_kind", SimpleNamespace(remote=lambda kit: SimpleNamespace(start=never, name="second"))
+        )
+        players.ready.append(Remote(0, SimpleNamespace(name="first")))
         players._ground = asyncio.create_task(players._watch_ground("here"))
         players._lose(players.ready[0], "its node died")
         rollout_id = RolloutId(seed=0, group=0, index=0, secret=b"", task_index=0)
@@ -327,9 +332,12 @@ def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, mon
         else:
             with pytest.raises(InfraError, match="no player is left: Ray's raylet on the machine of `agentrl train`"):
                 await asyncio.wait_for(rollout, 5.0)
+        assert leaving.return_value.cancel.call_count == 0
         await players.close()
+        assert leaving.return_value.cancel.call_count == leaving.call_count == (not alive)
 
     asyncio.run(main())
+    assert killed == (["first", "second"] if alive else ["first"])  # a raylet that stands still would be waited for
 
 
 def test_servers_that_cannot_be_started_again_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
