@@ -29,7 +29,7 @@ class PlayersEngine:
     ) -> None:
         """`pack(version, urls)` returns what players are built from; `servers` is an SGLang engine, not started;
         `judge` answers what the players' verifiers ask."""
-        self._desk = JudgeDesk(judge, players.waits) if judge is not None else None
+        self._desk = JudgeDesk(judge, players.dispatch.waits) if judge is not None else None
         self._players, self._pack, self._servers = players, pack, servers
         self._version = version
         self.by_checksum = servers is None

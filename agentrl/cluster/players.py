@@ -1,26 +1,16 @@
-"""The near side of the players: hands each rollout to one of them, and takes every result exactly once.
+"""The players of a run as the driver has them: they come up, are watched and replaced, and get new weights.
 
-    play(rollout) ── least loaded ──> player 1 ─┬─ result ──────────────> the first one wins, a later one is dropped
-         ^                            player 2  ├─ player or node lost ─┐
-         │                            ...       ├─ past its deadline ───┤
-         └──── again, the same seeds, elsewhere ┴───────────────────────┘
     watch(player) ── a beat per second ──> silent, dead or unfit: not used any more; a new one takes its place
-    A rollout under which two players were lost plays alone from then on: if two more are lost, on nodes that live, and
-    another player is well, the rollout is to blame.
 
-Ray never repeats a call, and never restarts a player: a restarted one would have the weights of its start. Which
-rollouts are done stands in one table here, so that it does not matter what Ray believes of a node: one that was marked
-dead may still answer.
+Ray never restarts a player: a restarted one would have the weights of its start. dispatch.py hands rollouts to them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -28,27 +18,22 @@ from ray.exceptions import RayError
 
 from agentrl.cluster import connect
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
-from agentrl.cluster.judge import Waits
+from agentrl.cluster.dispatch import Dispatch, deadline_s
 from agentrl.cluster.kit import Kit, facts, written
 from agentrl.cluster.remote import (
-    Call,
-    Key,
-    Losses,
     PlayerLost,
     Remote,
+    Say,
     TemperedPlayers,
     actor_options,
     answer,
     differences,
     direct,
-    given_up,
-    key_of,
     no_room,
-    owned,
 )
 from agentrl.cluster.roster import Roster
 from agentrl.engines.base import Weights
-from agentrl.errors import InfraError, InvariantError, UserError
+from agentrl.errors import InfraError, UserError
 from agentrl.recipe import Recipe
 from agentrl.rollout.request import RolloutId
 from agentrl.types import Task, Trajectory
@@ -60,19 +45,11 @@ GROUND_S = 5.0
 """How often the node of this process is looked at."""
 SILENCE_S = 60.0
 """A player that does not answer for this long is lost, whatever Ray says."""
-MARGIN_S = 60.0
-"""What a rollout may take beside its episode and its grading."""
-MOST_LOSSES = 6
-"""Players that may be lost under one rollout before it is given up."""
 MOST_REPLACEMENTS = 3
 """New players in the place of one that was lost, without a finished rollout between them."""
-END_S = 60.0
-"""How long a player may take to end an episode that is not wanted any more."""
 CLOSE_S = 20.0
 """How long closing waits for players to close their sandboxes."""
 REPLACEMENT = "replacement"
-
-Say = Callable[[str], None]
 
 
 class RayPlayers:
@@ -85,27 +62,17 @@ class RayPlayers:
         deadline instead of the one that follows from the recipe."""
         assert recipe.cluster is not None
         self.recipe, self.section = recipe, recipe.cluster
-        rollout = recipe.rollout
-        one = rollout.episode_seconds + 2 * rollout.verify_seconds + MARGIN_S
-        branched = 1 + (recipe.algorithm.credited == "branch")  # continuations are played once their episode has ended
-        self.deadline_s = retries_s or one * (rollout.retries + 2) * branched
-        self.counts = dict.fromkeys(("players_lost", "rollouts_lost", "rollouts_repeated", "rollouts_late"), 0)
-        self.finished = 0
-        """Rollouts that were played to their end."""
-        self.repeated_at = 0.0
-        """When a rollout that was lost last began elsewhere, by time.monotonic()."""
-        self.waits = Waits()
-        self._roster = Roster(most_each=max(1, -(-rollout.concurrency // self.section.players)))
+        self._roster = Roster(most_each=max(1, -(-recipe.rollout.concurrency // self.section.players)))
         self.ready = self._roster.ready
+        self.dispatch = Dispatch(self._roster, self._lose, deadline_s=retries_s or deadline_s(recipe), say=say)
+        self.lost = 0
+        """Players that were lost."""
         self._sources, self._say = dict(sources), say
         self._kit: Any = None
         self._exact: dict[str, Any] = {}
         self._weights: tuple[int, Any, str] | None = None
         self._held = False
         self._urls: tuple[str, ...] = ()
-        self._failures = [0] * self.section.players
-        self._table: dict[Key, list[Call]] = {}
-        """The rollouts under way, each with its calls: more than one where the first is believed lost."""
         self._background: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
         self._closing, self._hopeless = False, ""  # the second: why no player can play any more
@@ -144,7 +111,7 @@ class RayPlayers:
                 there = await answer(player, player.actor.start.remote())
             player.node, player.node_id = f"{there['host']} ({there['ip']})", there["node"]
             player.pid = there["pid"]
-            player.began = self.finished
+            player.began = self._roster.finished
             if differing := differences(self.recipe, player, self._sources, self._exact, there):
                 self._say(f"warning: {player.name} differs: {'; '.join(differing)}")
             async with self._lock:
@@ -185,17 +152,17 @@ class RayPlayers:
             return
         player.lost = why
         player.gone.set()
-        self.counts["players_lost"] += 1
+        self.lost += 1
         for name, value in player.statistics.items():
             self._retired[name] = self._retired.get(name, 0.0) + value
         with suppress(ValueError):
             self.ready.remove(player)
         self._roster.reasons[player.slot] = f"{player.name}: {why}"
         # Where others could play meanwhile, an episode may have stopped it: no episode may use up the replacements.
-        well = player.finished or self.finished > player.began
-        failures = self._failures[player.slot] + (not alone and not player.reserved)
-        self._failures[player.slot] = 0 if well else failures
-        again = replace and self._failures[player.slot] <= MOST_REPLACEMENTS
+        well = player.finished or self._roster.finished > player.began
+        failures = self._roster.failures[player.slot] + (not alone and not player.reserved)
+        self._roster.failures[player.slot] = 0 if well else failures
+        again = replace and self._roster.failures[player.slot] <= MOST_REPLACEMENTS
         self._say(
             f"lost {player.name}: {why}; {player.load} rollouts are played elsewhere, "
             f"{len(self.ready)} players are left" + ("" if again else ", no other takes its place")
@@ -217,14 +184,14 @@ class RayPlayers:
                 await self._bring_up(slot)
                 break
             except (PlayerLost, PlayerUnfit, UserError) as error:
-                self._failures[slot] += 1
+                self._roster.failures[slot] += 1
                 self._roster.reasons[slot] = str(error)
                 if self._closing:
                     break
-                if self._failures[slot] > MOST_REPLACEMENTS or not isinstance(error, PlayerLost):
+                if self._roster.failures[slot] > MOST_REPLACEMENTS or not isinstance(error, PlayerLost):
                     self._say(f"player {slot} has no replacement: {error}")
                     break
-                await asyncio.sleep(2.0 ** self._failures[slot])
+                await asyncio.sleep(2.0 ** self._roster.failures[slot])
 
     def _replaced(self, _: asyncio.Task[Any]) -> None:
         self._roster.starting -= 1
@@ -243,6 +210,12 @@ class RayPlayers:
         why = "Ray's raylet on the machine of `agentrl train` was ended, or did not answer for too long"
         self._leaving = connect.leave_later(why)
         self.give_up(why)
+
+    def _spawn(self, work: Any, name: str | None = None) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
 
     def give_up(self, why: str) -> None:
         """Use no player any more: what is under way, and so the run, ends with this reason."""
@@ -272,8 +245,8 @@ class RayPlayers:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 closing = [answer(player, player.actor.close.remote()) for player in self.ready]
-                await asyncio.gather(*closing, *self._background, return_exceptions=True)
-        for task in self._background:
+                await asyncio.gather(*closing, *self._background, *self.dispatch.ending, return_exceptions=True)
+        for task in (*self._background, *self.dispatch.ending):
             task.cancel()
         for player in self.ready:
             with suppress(RayError):
@@ -282,6 +255,11 @@ class RayPlayers:
         self._kit = self._weights = None
         if self._leaving is not None:
             self._leaving.cancel()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return what was lost, repeated, or came too late."""
+        return {"players_lost": self.lost, **self.dispatch.counts}
 
     def statistics(self) -> dict[str, float]:
         """Return the counters of all players' engines, and how the players fare."""
@@ -301,148 +279,7 @@ class RayPlayers:
         self, env: str, task: Task, rollout_id: RolloutId, *, temperature: float | None = None
     ) -> Trajectory:
         """Have one task played to its end and graded, on whatever player; return its one trajectory."""
-        key = key_of(rollout_id)
-        assert key not in self._table, f"rollout {key} is under way already"
-        running = self._table[key] = []
-        try:
-            trajectory = await self._first(env, task, rollout_id, temperature, running)
-        finally:
-            del self._table[key]
-            self._forget(running)
-            self.waits.forget(key)
-        public = task.public()
-        branches = tuple(owned(replace(branch, task=public)) for branch in trajectory.branches)
-        return owned(replace(trajectory, task=public, branches=branches))
-
-    async def _first(
-        self, env: str, task: Task, rollout_id: RolloutId, temperature: float | None, running: list[Call]
-    ) -> Trajectory:
-        """Play a rollout on one player after the other until one answers; the first answer counts."""
-        losses, key = Losses(), key_of(rollout_id)
-        errors: dict[Remote, Exception] = {}
-        while True:
-            again, alone = bool(losses.reasons or errors), losses.suspect
-            if alone:
-                for call in losses.calls:  # one that only let the deadline pass may hold what is stuck
-                    self._lose(call.player, f"a rollout got no answer within {self.deadline_s:.0f} s")
-                self._forget(running)
-                player = await self._roster.reserve({call.player.node_id for call in losses.calls})
-            else:
-                player = await self._roster.place({*(call.player for call in running), *errors}, urgent=again)
-            if again:
-                self.counts["rollouts_repeated"] += 1
-                self.repeated_at = time.monotonic()
-            ref = player.actor.play.remote(env, task.split, task.level, rollout_id, temperature)
-            played = self._played(player, ref, env, task, rollout_id, alone)
-            newest = Call(player, ref, asyncio.create_task(played), alone)
-            running.append(newest)
-            began = self.waits.clock(key)
-            while newest in running:
-                left = max(0.0, began + self.deadline_s - self.waits.clock(key))
-                await asyncio.wait([c.task for c in running], timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                ended = [call for call in running if call.task.done()]
-                for call in ended:
-                    running.remove(call)
-                    error = call.task.exception()
-                    if error is None:
-                        self._disgrace(errors, call.player)
-                        return call.task.result()
-                    if isinstance(error, PlayerLost | PlayerUnfit):
-                        self._lose(call.player, str(error), replace=isinstance(error, PlayerLost), alone=call.alone)
-                        losses.add(call, error)
-                    elif isinstance(error, Exception) and not isinstance(error, InvariantError):
-                        errors[call.player] = error
-                    else:
-                        raise error
-                if not ended and self.waits.clock(key) >= began + self.deadline_s:
-                    losses.add(newest, PlayerLost(f"no answer within {self.deadline_s:.0f} s"))
-                    self._say(f"rollout {rollout_id.group}-{rollout_id.index} is played again: {losses.reasons[-1]}")
-                    break
-            if errors and all(other in errors for other in self.ready):
-                raise next(iter(errors.values()))  # nobody could: it is no player's fault
-            self.counts["rollouts_lost"] += player not in errors
-            guilty = await self._guilty(losses)
-            if guilty or len(losses.reasons) >= MOST_LOSSES:
-                return given_up(task, rollout_id, losses, guilty=guilty)
-
-    async def _guilty(self, losses: Losses) -> bool:
-        """Tell whether a rollout, not the system, stopped its players: alone, while another one is well."""
-        if not losses.suspect or not self.finished:
-            return False
-        nodes = await asyncio.to_thread(ray.nodes)
-        if not losses.guilty({node["NodeID"] for node in nodes if node["Alive"]}):
-            return False
-        await self._one_is_well()
-        for call in losses.calls:  # their losses are explained: they do not count against a replacement
-            self._failures[call.player.slot] = 0
-        return True
-
-    async def _one_is_well(self) -> None:
-        """Wait until a player has shown that its sandboxes work; raise where none is left."""
-        while True:
-            if not self.ready:
-                await self._roster.change()
-                continue
-            player = min(self.ready, key=lambda one: one.load)
-            try:
-                await answer(player, player.actor.check.remote())
-                return
-            except (PlayerLost, PlayerUnfit) as error:
-                self._lose(player, str(error), replace=isinstance(error, PlayerLost))
-
-    def _disgrace(self, errors: Mapping[Remote, Exception], by: Remote) -> None:
-        """Use players no more that failed where another one could play."""
-        for player, error in errors.items():
-            self._lose(player, f"{error} (where {by.name} had no such trouble)", replace=False)
-
-    async def _played(
-        self, player: Remote, ref: Any, env: str, task: Task, rollout_id: RolloutId, alone: bool
-    ) -> Trajectory:
-        """Wait for one player's answer, and check that it played what it was asked to."""
-        try:
-            trajectory: Trajectory = await answer(player, ref, self._late)
-        finally:
-            player.load -= 1
-            player.reserved = player.reserved and not alone
-            self._roster.pulse()
-        if (trajectory.group, trajectory.index, trajectory.seed) != (*key_of(rollout_id), rollout_id.reset(task)):
-            raise PlayerUnfit(f"it was asked for rollout {key_of(rollout_id)} and answered for another one")
-        if (trajectory.task.id, trajectory.task.prompt) != (task.id, task.prompt):
-            raise PlayerUnfit(
-                f"it builds task {task.id} of {env} differently: its environment has another version, or is not pure"
-            )
-        player.finished += 1
-        self.finished += 1
-        return trajectory
-
-    def _forget(self, running: list[Call]) -> None:
-        """Have episodes ended whose results are not wanted."""
-        for call in running:
-            self._spawn(self._end(call))
-        running.clear()
-
-    async def _end(self, call: Call) -> None:
-        """Have an episode ended, and count one that ends by itself. A player that cannot end it is lost."""
-        with suppress(RayError, ValueError):
-            ray.cancel(call.ref)
-        try:
-            await asyncio.wait([call.task], timeout=END_S)
-        except asyncio.CancelledError:
-            call.task.cancel()
-            raise
-        if not call.task.done():
-            self._lose(call.player, f"it did not end a rollout within {END_S:.0f} s of being told to")
-        elif not call.task.cancelled() and call.task.exception() is None:
-            self._late()
-
-    def _late(self) -> None:
-        self.counts["rollouts_late"] += 1
-
-    def _spawn(self, work: Any, name: str | None = None) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.create_task(work, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
+        return await self.dispatch.play(env, task, rollout_id, temperature=temperature)
 
     # Weights ----------------------------------------------------------------------------------------------------
 
@@ -482,7 +319,7 @@ class RayPlayers:
         """Have every player ask these SGLang servers; while there is none, no rollout's time runs. It takes no lock:
         `hold` may be waiting for their requests."""
         self._urls = urls
-        self.waits.stand_still(not urls)
+        self.dispatch.waits.stand_still(not urls)
         await asyncio.gather(*(direct(player, urls) for player in self.ready))
 
     async def _everywhere(self, what: str) -> None:

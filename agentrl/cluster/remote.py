@@ -24,6 +24,7 @@ SUSPECT = 2
 ALONE = 2
 """Players that are lost while they play a rollout alone before it is to blame: one may be chance."""
 
+Say = Callable[[str], None]
 Key = tuple[int, int]
 """A rollout's group and index: what the table of rollouts is kept by."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 
 from agentrl.cluster.remote import Remote
@@ -20,6 +21,10 @@ class Roster:
     """Players that are not ready yet."""
     reasons: dict[int, str] = field(default_factory=dict)
     """Why each place lost its last player."""
+    finished: int = 0
+    """Rollouts that were played to their end."""
+    failures: Counter[int] = field(default_factory=Counter)
+    """Players that each place lost, one after the other, without a finished rollout between them."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def place(self, avoid: set[Remote], *, urgent: bool) -> Remote:

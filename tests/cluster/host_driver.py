@@ -46,7 +46,7 @@ async def main(folder: Path) -> dict[str, Any]:
         await engine.start()
         hosts = sorted(player.node for player in players.ready)
         results = await rollouts.play_all(players, environments, during=during)
-        seconds = players.repeated_at - struck[0]
+        seconds = players.dispatch.repeated_at - struck[0]
         counts = dict(players.counts)
     return {"digest": rollouts.digest(results), "hosts": hosts, "counts": counts, "seconds": seconds, "said": said}
 

@@ -46,7 +46,7 @@ def disturbed(
 
     results = loop.run(play_all(players, runtimes, during=during))
     counted = {name: count - before[name] for name, count in players.counts.items()}
-    return digest(results), counted, max(0.0, players.repeated_at - struck[0])
+    return digest(results), counted, max(0.0, players.dispatch.repeated_at - struck[0])
 
 
 def with_player(nodes: Any, players: Any) -> Any:
@@ -169,22 +169,22 @@ def test_a_late_answer_is_counted_and_dropped(
 ) -> None:
     """With a deadline that is too short, rollouts are played several times at once; each still comes once."""
     loop.run(ready(players))
-    monkeypatch.setattr("agentrl.cluster.players.MOST_LOSSES", 1000)
+    monkeypatch.setattr("agentrl.cluster.dispatch.MOST_LOSSES", 1000)
     monkeypatch.setattr("agentrl.cluster.remote.SUSPECT", 1000)  # an honest deadline would blame the rollout
-    before, deadline = dict(players.counts), players.deadline_s
+    before, deadline = dict(players.counts), players.dispatch.deadline_s
 
     async def main() -> dict[tuple[int, int], Trajectory]:
-        players.deadline_s = 0.2
+        players.dispatch.deadline_s = 0.2
         work = asyncio.create_task(play_all(players, runtimes, groups=8))
         while not work.done() and players.counts["rollouts_repeated"] < before["rollouts_repeated"] + 16:
             await asyncio.sleep(0.01)
-        players.deadline_s = deadline
+        players.dispatch.deadline_s = deadline
         return await work
 
     try:
         result = digest(loop.run(main()))
     finally:
-        players.deadline_s = deadline
+        players.dispatch.deadline_s = deadline
     assert result == digest({key: trajectory for key, trajectory in played.items() if key[0] < 8})
     assert players.counts["rollouts_repeated"] > before["rollouts_repeated"]
     assert players.counts["players_lost"] == before["players_lost"]
@@ -212,7 +212,7 @@ def test_a_cancelled_rollout_closes_its_sandbox_where_it_is(
             await cancelled(wait_s)
 
     loop.run(main())
-    assert players._table == {}
+    assert players.dispatch.table == {}
 
 
 async def _files(player: Any) -> tuple[str, bool]:

@@ -142,10 +142,10 @@ def test_whatever_an_episode_does_to_its_players_it_is_graded_0(
     monkeypatch.setattr("ray.kill", lambda actor: None)
     monkeypatch.setattr("ray.cancel", lambda ref: trouble == "deadline" and ref.set_exception(TaskCancelledError()))
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
-    monkeypatch.setattr("agentrl.cluster.players.END_S", 0.1)
+    monkeypatch.setattr("agentrl.cluster.dispatch.END_S", 0.1)
 
     async def bring_up(slot: int) -> None:
-        player = Remote(slot, FakePlayer(trouble), node="a", node_id="a", began=players.finished)
+        player = Remote(slot, FakePlayer(trouble), node="a", node_id="a", began=players._roster.finished)
         await asyncio.sleep(0)
         players.ready.append(player)
         players._roster.pulse()
@@ -153,7 +153,9 @@ def test_whatever_an_episode_does_to_its_players_it_is_graded_0(
             players._spawn(fall_silent(player))
 
     async def fall_silent(player: Remote) -> None:
-        while not any(call.player is player for key, calls in players._table.items() if key[0] == 7 for call in calls):
+        while not any(
+            call.player is player for key, calls in players.dispatch.table.items() if key[0] == 7 for call in calls
+        ):
             await asyncio.sleep(0.01)
         players._lose(player, "it did not answer for 60 s")
 

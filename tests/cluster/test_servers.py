@@ -279,7 +279,7 @@ def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.Mon
     """Its time stands still until a server is there again; when none will come, the run ends and says why."""
     monkeypatch.setattr("ray.kill", lambda actor: None)
     monkeypatch.setattr("ray.cancel", lambda ref: None)
-    monkeypatch.setattr("agentrl.cluster.players.END_S", 0.1)
+    monkeypatch.setattr("agentrl.cluster.dispatch.END_S", 0.1)
     said: list[str] = []
     task = Task(id="files/train/1/0", split="train", level=1, prompt="Do it.")
 
