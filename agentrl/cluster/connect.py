@@ -46,8 +46,8 @@ ROOT, PREFIX, OWNER = Path("/tmp"), "agentrl-ray-", "owner"
 """Where Ray's files are: a short path, since sockets lie in it. `owner` is locked for as long as the run lives."""
 START_S = "120"
 """How long Ray waits for its own daemon; its own setting is too short for a busy machine."""
-LEAVE_S = 60.0
-"""How long this process may take to end without Ray: calls to a raylet that stands still never return."""
+SHUTDOWN_S = 180.0
+"""How long Ray may take to let go of this process: a raylet that stands still never does."""
 PROBE_S = 60.0
 PROBE = (
     "import sys\n"
@@ -151,19 +151,19 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
 
 
 def _shut_down(ray: Any) -> None:
-    stuck = leave_later("Ray's raylet on this machine does not answer")
+    stuck = leave_later(SHUTDOWN_S, "its raylet on this machine does not answer")
     ray.shutdown()
     stuck.cancel()
 
 
-def leave_later(why: str) -> threading.Timer:
-    """End this process in a minute, whatever it waits for, unless the timer is cancelled before."""
+def leave_later(seconds: float, why: str) -> threading.Timer:
+    """End this process then, whatever it waits for, unless the timer is cancelled before."""
 
     def leave() -> None:
         print(f"agentrl: this process waits for Ray in vain and is ended: {why}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    timer = threading.Timer(LEAVE_S, leave)
+    timer = threading.Timer(seconds, leave)
     timer.daemon = True
     timer.start()
     return timer

@@ -43,6 +43,8 @@ START_S = 300.0
 BEAT_S = 1.0
 GROUND_S = 5.0
 """How often the node of this process is looked at."""
+LEAVE_S = 60.0
+"""How long a run may take to end in order once that node is marked dead: calls to its raylet may never return."""
 SILENCE_S = 60.0
 """A player that does not answer for this long is lost, whatever Ray says."""
 MOST_REPLACEMENTS = 3
@@ -208,7 +210,7 @@ class RayPlayers:
             if any(node["NodeID"] == here and not node["Alive"] for node in nodes):
                 break
         why = "Ray's raylet on the machine of `agentrl train` was ended, or did not answer for too long"
-        self._leaving = connect.leave_later(why)
+        self._leaving = connect.leave_later(LEAVE_S, why)
         self.give_up(why)
 
     def _spawn(self, work: Any, name: str | None = None) -> asyncio.Task[Any]:

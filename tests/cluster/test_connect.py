@@ -260,8 +260,8 @@ def test_a_run_whose_only_raylet_dies_or_stands_still_ends(number: signal.Signal
 
 
 def test_a_process_that_waits_in_vain_is_ended() -> None:
-    code = "import time; from agentrl.cluster import connect; connect.LEAVE_S = 0.2\n"
-    code += "timer = connect.leave_later('the raylet is gone')\n{}time.sleep(1)\nprint('went on')"
+    code = "import time; from agentrl.cluster import connect\n"
+    code += "timer = connect.leave_later(0.2, 'the raylet is gone')\n{}time.sleep(1)\nprint('went on')"
     ended, went_on = (
         subprocess.run([sys.executable, "-c", code.format(more)], capture_output=True, text=True, timeout=60)
         for more in ("", "timer.cancel()\n")
