@@ -76,19 +76,17 @@ PARTS: dict[str, Part] = {
     "the band (0.01 to 0.99)": Part(curriculum={"band": (0.01, 0.99)}),
     "Thompson sampling of new tasks": Part(WithoutThompson),
     "the guard of levels": Part(WithoutGuard),
+    "preferring the better strata (exponent 2 in place of 8)": Part(drawing={"PREFER_STRATUM": 2.0}),
 }
-"""What the table of the simulation has."""
-MILD = "preferring the better strata (exponent 2 in place of 8)"
-_KNOWN = {**PARTS, MILD: Part(drawing={"PREFER_STRATUM": 2.0})}
 
 
 @contextmanager
 def lacking(names: Sequence[str]) -> Iterator[type[Learnability]]:
     """Take parts out of the samplers that are made meanwhile; yields their class."""
-    kinds = [_KNOWN[name].sampler for name in names if _KNOWN[name].sampler is not Learnability]
+    kinds = [PARTS[name].sampler for name in names if PARTS[name].sampler is not Learnability]
     with ExitStack() as stack:
         for name in names:
-            for module, constants in ((learnability, _KNOWN[name].drawing), (posterior, _KNOWN[name].belief)):
+            for module, constants in ((learnability, PARTS[name].drawing), (posterior, PARTS[name].belief)):
                 for constant, value in constants.items():
                     stack.enter_context(patch.object(module, constant, value))
         made = type("Lacking", tuple(kinds), {}) if kinds else Learnability
@@ -101,8 +99,8 @@ def keys(names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     curriculum: dict[str, Any] = {}
     group_filter: dict[str, Any] = {}
     for name in names:
-        curriculum |= _KNOWN[name].curriculum
-        group_filter |= _KNOWN[name].group_filter
+        curriculum |= PARTS[name].curriculum
+        group_filter |= PARTS[name].group_filter
     return curriculum, group_filter
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from agentrl import metrics
 from agentrl.statistics import bootstrap
-from benchmarks._lacking import MILD, PARTS, keys
+from benchmarks._lacking import PARTS, keys
 from benchmarks._runs import SAMPLED, by_level, export, finished, log_of, options, play, served
 from benchmarks._runs import at as levels_at
 from benchmarks.curriculum_real import Curve, at, curve
@@ -62,8 +62,8 @@ LACKING = {
         "of nearly equal tasks the one drawn longest ago",
         "Thompson sampling of new tasks",
     ),
-    "bare two": (*PARTS, MILD),
-    "mild two": (MILD,),
+    "bare two": tuple(PARTS),
+    "mild two": ("preferring the better strata (exponent 2 in place of 8)",),
 }
 """Arms that are `two` without parts of the sampler; `plain two` is without all that hardly count in simulation, `bare
 two` without all that can be taken out: what is left is the belief about levels. `mild two` prefers better strata
