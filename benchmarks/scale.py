@@ -285,7 +285,7 @@ async def _strike(players: Any, victim: int, series: int) -> Row:
         finally:
             stop.set()
         lost = players.counts["rollouts_lost"] - before["rollouts_lost"]
-        return {"lost": lost, "noticed_s": noticed, "seconds": players.repeated_at - began if lost else None}
+        return {"lost": lost, "noticed_s": noticed, "seconds": players.dispatch.repeated_at - began if lost else None}
 
     async with asyncio.TaskGroup() as tasks:
         for first in range(24):

@@ -34,7 +34,8 @@ settings.load_profile("new" if os.environ.get("AGENTRL_FULL") else "same")
 
 @pytest.fixture(autouse=True)
 def members_named_by_a_test_are_forgotten() -> Iterator[None]:
-    """A folder that was named by its path is found by its name from then on, for the life of the process."""
+    """A folder that was named by its path is found by its name from then on, for the life of the process. (Its module
+    stays imported: names of such members must differ between tests.)"""
     before = os.environ.get(catalogue.NAMED)
     yield
     os.environ.pop(catalogue.NAMED, None)

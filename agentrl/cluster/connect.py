@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from agentrl.cluster import own_node
 from agentrl.errors import InfraError, RecipeError, UserError
 from agentrl.recipe import ClusterSection
 
@@ -46,8 +47,6 @@ ROOT, PREFIX, OWNER = Path("/tmp"), "agentrl-ray-", "owner"
 """Where Ray's files are: a short path, since sockets lie in it. `owner` is locked for as long as the run lives."""
 START_S = "120"
 """How long Ray waits for its own daemon; its own setting is too short for a busy machine."""
-SHUTDOWN_S = 180.0
-"""How long Ray may take to let go of this process: a raylet that stands still never does."""
 PROBE_S = 60.0
 PROBE = (
     "import sys\n"
@@ -72,10 +71,15 @@ def connected(
     except ImportError as error:
         raise RecipeError(f"cluster: Ray cannot be imported ({error}); pip install 'agentrl[ray]'") from error
     if ray.is_initialized():
-        yield
+        with own_node.watched():
+            yield
         return
     address = os.environ.get("RAY_ADDRESS", "")
-    with _signals_kept(), _joined(ray, address, say) if address else _started(ray, section, store_bytes, say):
+    with (
+        own_node.watched(),
+        _signals_kept(),
+        _joined(ray, address, say) if address else _started(ray, section, store_bytes, say),
+    ):
         yield
 
 
@@ -107,7 +111,7 @@ def _joined(ray: Any, address: str, say: Say) -> Iterator[None]:
         try:
             yield
         finally:
-            _shut_down(ray)
+            own_node.shut_down(ray)
 
 
 @contextmanager
@@ -140,33 +144,14 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
                     **_quiet(),
                 )
             except Exception as error:  # Ray raises plain exceptions here, for one where a busy machine takes too long
-                _shut_down(ray)
+                own_node.shut_down(ray)
                 raise InfraError(f"Ray could not start on this machine: {_first(error)}") from error
             try:
                 yield
             finally:
-                _shut_down(ray)
+                own_node.shut_down(ray)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _shut_down(ray: Any) -> None:
-    stuck = leave_later(SHUTDOWN_S, "its raylet on this machine does not answer")
-    ray.shutdown()
-    stuck.cancel()
-
-
-def leave_later(seconds: float, why: str) -> threading.Timer:
-    """End this process then, whatever it waits for, unless the timer is cancelled before."""
-
-    def leave() -> None:
-        print(f"agentrl: this process waits for Ray in vain and is ended: {why}", file=sys.stderr, flush=True)
-        os._exit(1)
-
-    timer = threading.Timer(seconds, leave)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 @contextmanager

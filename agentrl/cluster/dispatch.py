@@ -41,8 +41,7 @@ END_S = 60.0
 
 
 class Lose(Protocol):
-    """Uses a player no more. `replace`: another is started in its place; `alone`: it played a suspect, which explains
-    it."""
+    """`RayPlayers._lose`."""
 
     def __call__(self, player: Remote, why: str, *, replace: bool = True, alone: bool = False) -> None: ...
 

@@ -8,7 +8,6 @@ Ray never restarts a player: a restarted one would have the weights of its start
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from agentrl.cluster import connect
+from agentrl.cluster import own_node
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.dispatch import Dispatch, deadline_s
 from agentrl.cluster.kit import Kit, facts, written
@@ -41,10 +40,6 @@ from agentrl.types import Task, Trajectory
 START_S = 300.0
 """The longest that a player may take from its request to its first rollout."""
 BEAT_S = 1.0
-GROUND_S = 5.0
-"""How often the node of this process is looked at."""
-LEAVE_S = 60.0
-"""How long a run may take to end in order once that node is marked dead: calls to its raylet may never return."""
 SILENCE_S = 60.0
 """A player that does not answer for this long is lost, whatever Ray says."""
 MOST_REPLACEMENTS = 3
@@ -78,8 +73,9 @@ class RayPlayers:
         self._background: set[asyncio.Task[Any]] = set()
         self._lock = asyncio.Lock()
         self._closing, self._hopeless = False, ""  # the second: why no player can play any more
-        self._ground: asyncio.Task[None] | None = None
-        self._leaving: threading.Timer | None = None
+        self._ray_gone = False
+        """Whether the node of this process is marked dead."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._retired: dict[str, float] = {}
         self._kind = ray.remote(**actor_options(self.section.cpus))(PlayerActor)
 
@@ -87,6 +83,7 @@ class RayPlayers:
 
     async def start(self, kit: Kit) -> None:
         """Start all players; raise where none comes up, say where only some do."""
+        self.heed_own_node()
         self._exact = facts(kit.threads)
         self._kit = await asyncio.to_thread(ray.put, kit)
         results = await asyncio.gather(
@@ -101,8 +98,6 @@ class RayPlayers:
             self._say(str(error))
         nodes = sorted({player.node for player in self.ready})
         self._say(f"{len(self.ready)} players on {len(nodes)} nodes: {', '.join(nodes)}")
-        here = ray.get_runtime_context().get_node_id()
-        self._ground = asyncio.create_task(self._watch_ground(here), name="watch-ground")
 
     async def _bring_up(self, slot: int) -> None:
         """Start one player and give it the current weights."""
@@ -176,8 +171,9 @@ class RayPlayers:
         self._roster.pulse()
 
     def _kill(self, player: Remote) -> None:
-        """End a player's process. Where the run ends it ends too: Ray would wait for a raylet that stands still."""
-        if not self._hopeless:
+        """End a player's process. Without Ray it ends with the run: asked through a raylet that stands still, Ray never
+        answers."""
+        if not self._ray_gone:
             ray.kill(player.actor)
 
     async def _replace(self, slot: int) -> None:
@@ -199,18 +195,20 @@ class RayPlayers:
         self._roster.starting -= 1
         self._roster.pulse()
 
-    async def _watch_ground(self, here: str) -> None:
-        """Give up where the node of this process is marked dead: nothing could be started any more, on any node. What
-        waits for its raylet may wait for ever, so that this process ends soon, in order or not."""
-        while True:
-            await asyncio.sleep(GROUND_S)
-            nodes: list[Any] = []
-            with suppress(Exception):  # whatever it is, the next look is soon, and nobody would hear of it here
-                nodes = await asyncio.to_thread(ray.nodes)
-            if any(node["NodeID"] == here and not node["Alive"] for node in nodes):
-                break
-        why = "Ray's raylet on the machine of `agentrl train` was ended, or did not answer for too long"
-        self._leaving = connect.leave_later(LEAVE_S, why)
+    def heed_own_node(self) -> None:
+        """Give up once the node of this process is marked dead, until the players are closed."""
+        self._loop = asyncio.get_running_loop()
+        own_node.told.add(self._tell)
+
+    def _tell(self, why: str) -> None:
+        """Called in another thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: the run has ended
+                self._loop.call_soon_threadsafe(self._lost_ray, why)
+
+    def _lost_ray(self, why: str) -> None:
+        """Give up where the node of this process is marked dead: nothing could be started any more, on any node."""
+        self._ray_gone = True
         self.give_up(why)
 
     def _spawn(self, work: Any, name: str | None = None) -> asyncio.Task[Any]:
@@ -240,9 +238,10 @@ class RayPlayers:
         if self._closing:
             return
         self._closing = True
-        for watch in (self._ground, *(player.watch for player in self.ready)):
-            if watch is not None:
-                watch.cancel()
+        own_node.told.discard(self._tell)
+        for player in self.ready:
+            if player.watch is not None:
+                player.watch.cancel()
         self._cancel_replacements()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -255,8 +254,6 @@ class RayPlayers:
                 ray.kill(player.actor)
         self.ready.clear()
         self._kit = self._weights = None
-        if self._leaving is not None:
-            self._leaving.cancel()
 
     @property
     def counts(self) -> dict[str, int]:

@@ -233,9 +233,13 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp
         assert [row["rollout/players"] for row in rows if row["kind"] == "step"][:1] == [2]
 
 
-@pytest.mark.skipif(not FULL, reason="starts whole runs on Ray, up to three minutes each; set AGENTRL_FULL")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_run_whose_only_raylet_dies_or_stands_still_ends(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not FULL, reason="starts whole runs on Ray, up to five minutes each; set AGENTRL_FULL")
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGKILL, "Raylet is terminated"), (signal.SIGSTOP, "this process is ended: Ray's raylet")],
+)
+def test_a_run_whose_only_raylet_dies_or_stands_still_ends(number: signal.Signals, words: str, tmp_path: Path) -> None:
     """With the reason, although calls to a raylet that stands still never return; the last checkpoint is whole."""
     mark = f"mark-{os.getpid()}-{time.time_ns()}"
     run = started(tmp_path, mark)
@@ -243,10 +247,8 @@ def test_a_run_whose_only_raylet_dies_or_stands_still_ends(number: signal.Signal
         read_until(run, "step 2/")
         (raylet,) = [pid for pid, line in processes(mark).items() if "/raylet/raylet" in line]
         os.kill(raylet, number)
-        assert run.stdout is not None
-        rest = run.stdout.read()
-        assert run.wait(240) == 1, rest
-        assert "aylet" in rest
+        rest, _ = run.communicate(timeout=300)
+        assert run.returncode == 1 and words in rest, rest
         assert within(120, lambda: marked(mark) == []), marked(mark)  # as after kill -9
     finally:
         run.kill()
@@ -257,15 +259,3 @@ def test_a_run_whose_only_raylet_dies_or_stands_still_ends(number: signal.Signal
         connect._remove_stale()
     saved = checkpoint.latest(tmp_path / "cluster" / "checkpoints")
     assert saved is not None and saved.step >= 2 and saved.warnings == ()
-
-
-def test_a_process_that_waits_in_vain_is_ended() -> None:
-    code = "import time; from agentrl.cluster import connect\n"
-    code += "timer = connect.leave_later(0.2, 'the raylet is gone')\n{}time.sleep(1)\nprint('went on')"
-    ended, went_on = (
-        subprocess.run([sys.executable, "-c", code.format(more)], capture_output=True, text=True, timeout=60)
-        for more in ("", "timer.cancel()\n")
-    )
-    assert ended.returncode == 1
-    assert "in vain and is ended: the raylet is gone" in ended.stderr
-    assert (went_on.returncode, went_on.stdout) == (0, "went on\n")

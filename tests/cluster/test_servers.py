@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock
 
 import pytest
 
 from agentrl import initial_policy, serving
-from agentrl.cluster import server_actor
+from agentrl.cluster import own_node, server_actor
 from agentrl.cluster.connect import OWN_ADDRESS
 from agentrl.cluster.engine import PlayersEngine
 from agentrl.cluster.players import RayPlayers
@@ -277,7 +277,8 @@ def test_requests_of_busy_players_leave_together(monkeypatch: pytest.MonkeyPatch
 
 def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time stands still until a server is there again; when none will come, the run ends and says why."""
-    monkeypatch.setattr("ray.kill", lambda actor: None)
+    killed: list[Any] = []
+    monkeypatch.setattr("ray.kill", killed.append)
     monkeypatch.setattr("ray.cancel", lambda ref: None)
     monkeypatch.setattr("agentrl.cluster.dispatch.END_S", 0.1)
     said: list[str] = []
@@ -287,7 +288,8 @@ def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.Mon
         players = RayPlayers(small_recipe(cluster={"players": 2}), sources={}, retries_s=0.2, say=said.append)
         never = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
         use = SimpleNamespace(remote=lambda urls: asyncio.sleep(0))
-        players.ready.extend(Remote(slot, SimpleNamespace(play=never, use_servers=use)) for slot in range(2))
+        actors = [SimpleNamespace(play=never, use_servers=use) for _ in range(2)]
+        players.ready.extend(Remote(slot, actor) for slot, actor in enumerate(actors))
         await players.use_servers(("http://a",))
         await players.use_servers(())
         rollout_id = RolloutId(seed=0, group=0, index=0, secret=b"", task_index=0)
@@ -298,7 +300,7 @@ def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.Mon
         players.give_up("no SGLang server is left, and none of them could be started again")
         with pytest.raises(InfraError, match="no player is left: .*no SGLang server is left"):
             await asyncio.wait_for(rollout, 5.0)
-        assert players.ready == []
+        assert players.ready == [] and killed == actors
 
     asyncio.run(main())
 
@@ -307,21 +309,19 @@ def test_no_rollout_is_to_blame_while_there_is_no_server(monkeypatch: pytest.Mon
 def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another player is asked for and would never come: only where this machine's raylet lives it is waited for."""
     never = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
-    killed: list[str] = []
+    killed, left = list[str](), list[str]()
     monkeypatch.setattr("ray.kill", lambda actor: killed.append(actor.name))
-    leaving = Mock()
-    monkeypatch.setattr("agentrl.cluster.connect.leave_later", leaving)
-    monkeypatch.setattr("agentrl.cluster.players.GROUND_S", 0.1)
-    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "here", "Alive": alive}, {"NodeID": "there", "Alive": True}])
+    monkeypatch.setattr(own_node, "LOOK_S", 0.1)
+    monkeypatch.setattr(own_node, "_is_dead", lambda: not alive)
+    monkeypatch.setattr(own_node, "leave", left.append)
     task = Task(id="files/train/1/0", split="train", level=1, prompt="Do it.")
 
     async def main() -> None:
         players = RayPlayers(small_recipe(cluster={"players": 1}), sources={}, say=lambda text: None)
-        monkeypatch.setattr(
-            players, "_kind", SimpleNamespace(remote=lambda kit: SimpleNamespace(start=never, name="second"))
-        )
+        second = SimpleNamespace(start=never, name="second")
+        monkeypatch.setattr(players, "_kind", SimpleNamespace(remote=lambda kit: second))
         players.ready.append(Remote(0, SimpleNamespace(name="first")))
-        players._ground = asyncio.create_task(players._watch_ground("here"))
+        players.heed_own_node()
         players._lose(players.ready[0], "its node died")
         rollout_id = RolloutId(seed=0, group=0, index=0, secret=b"", task_index=0)
         rollout = asyncio.create_task(players.play("files", task, rollout_id))
@@ -332,12 +332,12 @@ def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, mon
         else:
             with pytest.raises(InfraError, match="no player is left: Ray's raylet on the machine of `agentrl train`"):
                 await asyncio.wait_for(rollout, 5.0)
-        assert leaving.return_value.cancel.call_count == 0
         await players.close()
-        assert leaving.return_value.cancel.call_count == leaving.call_count == (not alive)
 
-    asyncio.run(main())
+    with own_node.watched():
+        asyncio.run(main())
     assert killed == (["first", "second"] if alive else ["first"])  # a raylet that stands still would be waited for
+    assert (left, own_node.told) == ([], set())
 
 
 def test_servers_that_cannot_be_started_again_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
