@@ -35,6 +35,7 @@ from benchmarks._runs import at as levels_at
 from benchmarks.curriculum_real import Curve, at, curve
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2-countdown.yaml"
+AHEAD = "async={enabled: true}"
 ARMS: dict[str, list[str]] = {
     "learnability": ["curriculum={type: learnability}", "eval.every=6"],
     "dynamic": ["curriculum={type: uniform}", "eval.every=4"],
@@ -44,13 +45,16 @@ ARMS: dict[str, list[str]] = {
     "small": ["curriculum={type: uniform}", "group_filter.dynamic_sampling=false", "eval.every=7"],
     "two": ["curriculum={type: learnability}", "learner.groups_per_step=2", "eval.every=15"],
     "dynamic two": ["curriculum={type: uniform}", "learner.groups_per_step=2", "eval.every=6"],
+    "two ahead": ["curriculum={type: learnability}", "learner.groups_per_step=2", "eval.every=15", AHEAD],
+    "dynamic two ahead": ["curriculum={type: uniform}", "learner.groups_per_step=2", "eval.every=6", AHEAD],
     "sixteen": ["curriculum={type: learnability}", "rollout.group_size=16", "learner.groups_per_step=3"]
     + ["eval.every=12"],
 }
 """By name, what sets it apart. `dynamic` is uniform with DAPO's dynamic sampling. A step of the first four holds about
 6 groups with a signal: of 18 uniform groups a third has one. Where a step takes more tokens, fewer lie between
 evaluations. `small`, `two` and `dynamic two` are uniform, learnability and dynamic sampling with about 2 groups with a
-signal per step. `sixteen` has groups twice as large, half as many in a step."""
+signal per step, `two ahead` and `dynamic two ahead` the same while the next groups are rolled out. `sixteen` has groups
+twice as large, half as many in a step."""
 LACKING = {
     "untagged two": ("tags",),
     "unprobed two": ("`probe`",),

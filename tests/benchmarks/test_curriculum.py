@@ -201,6 +201,16 @@ def test_variants_of_a_recipe_are_compared_with_it_over_the_seeds_that_both_have
     assert list(ablations.summarise({**curves, gspo: {2: [(0.0, 0.0), (100.0, 0.1)]}})) == [ablations.BASE, grpo]
 
 
+def test_arms_that_roll_out_ahead_are_else_as_those_that_do_not(tmp_path: Path) -> None:
+    for arm in ("two", "dynamic two"):
+        here, ahead = (
+            recipes.load(curriculum_levels.RECIPE, curriculum_levels.settings("search", name, 1, tmp_path, 100))
+            for name in (arm, f"{arm} ahead")
+        )
+        assert not here.asynchronous.enabled and ahead.asynchronous.enabled
+        assert ahead.model_copy(update={"asynchronous": here.asynchronous}) == here
+
+
 def test_an_arm_lacks_the_parts_that_it_names(tmp_path: Path) -> None:
     made = {
         arm: recipes.load(curriculum_levels.RECIPE, curriculum_levels.settings("search", arm, 1, tmp_path, 100))
