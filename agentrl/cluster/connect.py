@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster import own_node
+from agentrl.cluster.own_node import OWN_NODE
 from agentrl.errors import InfraError, RecipeError, UserError
 from agentrl.recipe import ClusterSection
 
@@ -71,12 +71,12 @@ def connected(
     except ImportError as error:
         raise RecipeError(f"cluster: Ray cannot be imported ({error}); pip install 'agentrl[ray]'") from error
     if ray.is_initialized():
-        with own_node.watched():
+        with OWN_NODE.watched():
             yield
         return
     address = os.environ.get("RAY_ADDRESS", "")
     with (
-        own_node.watched(),
+        OWN_NODE.watched(),
         _signals_kept(),
         _joined(ray, address, say) if address else _started(ray, section, store_bytes, say),
     ):
@@ -111,7 +111,7 @@ def _joined(ray: Any, address: str, say: Say) -> Iterator[None]:
         try:
             yield
         finally:
-            own_node.shut_down(ray)
+            OWN_NODE.shut_down(ray)
 
 
 @contextmanager
@@ -144,12 +144,12 @@ def _started(ray: Any, section: ClusterSection, store_bytes: int, say: Say) -> I
                     **_quiet(),
                 )
             except Exception as error:  # Ray raises plain exceptions here, for one where a busy machine takes too long
-                own_node.shut_down(ray)
+                OWN_NODE.shut_down(ray)
                 raise InfraError(f"Ray could not start on this machine: {_first(error)}") from error
             try:
                 yield
             finally:
-                own_node.shut_down(ray)
+                OWN_NODE.shut_down(ray)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -198,7 +198,7 @@ class RayPlayers:
     def heed_own_node(self) -> None:
         """Give up once the node of this process is marked dead, until the players are closed."""
         self._loop = asyncio.get_running_loop()
-        own_node.told.add(self._tell)
+        own_node.OWN_NODE.told.add(self._tell)
 
     def _tell(self, why: str) -> None:
         """Called in another thread."""
@@ -238,7 +238,7 @@ class RayPlayers:
         if self._closing:
             return
         self._closing = True
-        own_node.told.discard(self._tell)
+        own_node.OWN_NODE.told.discard(self._tell)
         for player in self.ready:
             if player.watch is not None:
                 player.watch.cancel()

@@ -7,91 +7,96 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agentrl.cluster import own_node
+from agentrl.cluster.own_node import OwnNode
 
 
-@pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What would have ended this process."""
-    reasons: list[str] = []
-    monkeypatch.setattr(own_node, "leave", reasons.append)
-    monkeypatch.setattr(own_node, "LOOK_S", 0.05)
-    monkeypatch.setattr(own_node, "LEAVE_S", 0.2)
-    monkeypatch.setattr(own_node, "SHUTDOWN_S", 0.2)
-    yield reasons
-    assert own_node._watching.acquire(blocking=False)
-    own_node._watching.release()
-
-
-def watchers() -> int:
-    return sum(thread.name == "agentrl-own-node" for thread in threading.enumerate())
+def quick(left: list[str], **others: Any) -> OwnNode:
+    """A node that is looked at often; `left` gets what would have ended this process."""
+    return OwnNode(look_s=0.05, leave_s=0.2, shutdown_s=0.2, leave=left.append, **others)
 
 
 @pytest.mark.parametrize("stuck", [True, False])
-def test_a_process_ends_where_its_run_does_not(stuck: bool, left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_node, "_is_dead", lambda: True)
-    told = threading.Event()
-    reasons: list[str] = []
+def test_a_process_ends_where_its_run_does_not(stuck: bool) -> None:
+    told, reasons, left = threading.Event(), list[str](), list[str]()
 
     def tell(why: str) -> None:
         reasons.append(why)
         told.set()
 
-    monkeypatch.setattr(own_node, "told", {tell})
-    with own_node.watched():
-        assert told.wait(5.0)
+    node = quick(left, is_dead=lambda: True)
+    node.leave_s = 0.2 if stuck else 30.0
+    node.told.add(tell)
+    with node.watched():
+        assert told.wait(30.0)
         if stuck:
-            time.sleep(0.6)
-    time.sleep(0.4)
+            assert within(30.0, lambda: left)
     assert reasons == [own_node.LOST]
     assert [own_node.LOST in why and "--resume" in why for why in left] == ([True] if stuck else [])
 
 
-def test_one_watches_for_all_and_asks_nobody_before_ray_is_there(
-    left: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked before, Ray would connect to whatever it finds."""
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray.nodes", lambda: left.append("asked"))
+def test_one_watches_for_all_until_the_last_has_ended() -> None:
+    looks = list[float]()
+    node = quick([], is_dead=lambda: looks.append(time.monotonic()))
     before = watchers()
-    with own_node.watched(), own_node.watched():
-        assert watchers() == before + 1
-        time.sleep(0.3)
-    time.sleep(0.2)
-    assert (watchers(), left) == (before, [])
+    with node.watched():
+        with node.watched():
+            assert len(watchers() - before) == 1
+        seen = len(looks)
+        assert within(30.0, lambda: len(looks) > seen + 1)
+    assert within(30.0, lambda: not watchers() - before)
 
 
-def test_it_is_dead_where_ray_says_so_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = {"NodeID": "here", "Alive": True}, {"NodeID": "there", "Alive": False}
-    monkeypatch.setattr("ray.is_initialized", lambda: True)
-    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
-    monkeypatch.setattr("ray.nodes", lambda: [here, there])
-    assert not own_node._is_dead()
-    here["Alive"] = False
-    assert own_node._is_dead()
-    monkeypatch.setattr("ray.nodes", lambda: 1 / 0)
-    assert not own_node._is_dead()
+def watchers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "agentrl-own-node"}
+
+
+def within(seconds: float, holds: Any) -> bool:
+    ends = time.monotonic() + seconds
+    while not holds() and time.monotonic() < ends:
+        time.sleep(0.02)
+    return bool(holds())
+
+
+def test_it_is_dead_where_ray_says_so_of_this_node() -> None:
+    here, there = {"NodeID": "here", "Alive": False}, {"NodeID": "there", "Alive": False}
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "here"),
+        nodes=lambda: [here, there],
+    )
+    assert not own_node.is_dead(ray)  # it is not asked
+    ray.is_initialized = lambda: True
+    assert own_node.is_dead(ray)
+    here["Alive"] = True
+    assert not own_node.is_dead(ray)
+    ray.nodes = lambda: 1 / 0
+    assert not own_node.is_dead(ray)
 
 
 @pytest.mark.parametrize("how", ["in order", "raises", "hangs"])
-def test_ray_has_a_time_to_let_go(how: str, left: list[str]) -> None:
+def test_ray_has_a_time_to_let_go(how: str) -> None:
+    left = list[str]()
+    node = quick(left)
+
     def shutdown() -> None:
+        assert node._looking.locked()  # nobody asks Ray meanwhile
         if how == "raises":
             raise RuntimeError("interrupted")
-        time.sleep(0.6 if how == "hangs" else 0.0)
+        assert how != "hangs" or within(30.0, lambda: left)
 
     try:
-        own_node.shut_down(SimpleNamespace(shutdown=shutdown))
+        node.shut_down(SimpleNamespace(shutdown=shutdown))
     except RuntimeError:
         assert how == "raises"
-    time.sleep(0.4)
+    time.sleep(0.5)
     assert len(left) == (how == "hangs")
-    assert not own_node._looking.locked()
+    assert not node._looking.locked()
 
 
 @pytest.mark.parametrize("stderr", ["read", "closed", "full"])

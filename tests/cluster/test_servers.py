@@ -311,9 +311,8 @@ def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, mon
     never = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
     killed, left = list[str](), list[str]()
     monkeypatch.setattr("ray.kill", lambda actor: killed.append(actor.name))
-    monkeypatch.setattr(own_node, "LOOK_S", 0.1)
-    monkeypatch.setattr(own_node, "_is_dead", lambda: not alive)
-    monkeypatch.setattr(own_node, "leave", left.append)
+    node = own_node.OwnNode(look_s=0.1, is_dead=lambda: not alive, leave=left.append)
+    monkeypatch.setattr(own_node, "OWN_NODE", node)
     task = Task(id="files/train/1/0", split="train", level=1, prompt="Do it.")
 
     async def main() -> None:
@@ -334,10 +333,10 @@ def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, mon
                 await asyncio.wait_for(rollout, 5.0)
         await players.close()
 
-    with own_node.watched():
+    with node.watched():
         asyncio.run(main())
     assert killed == (["first", "second"] if alive else ["first"])  # a raylet that stands still would be waited for
-    assert (left, own_node.told) == ([], set())
+    assert (left, node.told) == ([], set())
 
 
 def test_servers_that_cannot_be_started_again_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
