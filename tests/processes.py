@@ -6,6 +6,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -49,3 +50,13 @@ def process_family(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in family} - family:
         family |= more
     return family
+
+
+def within(seconds: float, condition: Callable[[], object]) -> bool:
+    """Wait until a condition holds; return whether it came to hold in that time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,6 +1,6 @@
 """Looks after the node of this process: without its raylet nothing goes on, and calls to it may never return.
 
-watched() ── every few seconds: is our node alive? ── no ──> whoever asked is told, so that the run ends in order;
+watched() ── every few seconds: is our node alive? ── no ──> the players are told, so that the run ends in order;
              (a thread: a call to Ray may hold up         and if it has not ended within a minute, the process does
              everything else)
 """
@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 SAY_S = 2.0
-"""How long the last words may take: whoever should read them may be stuck as well."""
+"""How long the last words may take: their reader may be stuck as well."""
 LOST = "Ray's raylet on the machine of `agentrl train` was ended, or did not answer for too long"
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from agentrl.cluster import own_node
 from agentrl.cluster.actor import PlayerActor, PlayerUnfit
 from agentrl.cluster.dispatch import Dispatch, deadline_s
 from agentrl.cluster.kit import Kit, facts, written
+from agentrl.cluster.own_node import OWN_NODE, OwnNode
 from agentrl.cluster.remote import (
     PlayerLost,
     Remote,
@@ -53,7 +53,13 @@ class RayPlayers:
     """The players of one run. Made inside a connection to Ray; `start` comes first."""
 
     def __init__(
-        self, recipe: Recipe, *, sources: Mapping[str, str], retries_s: float | None = None, say: Say = print
+        self,
+        recipe: Recipe,
+        *,
+        sources: Mapping[str, str],
+        retries_s: float | None = None,
+        own_node: OwnNode = OWN_NODE,
+        say: Say = print,
     ) -> None:
         """`sources`: hashes of the environments' sources here, which every player must share. `retries_s`: a rollout's
         deadline instead of the one that follows from the recipe."""
@@ -64,7 +70,7 @@ class RayPlayers:
         self.dispatch = Dispatch(self._roster, self._lose, deadline_s=retries_s or deadline_s(recipe), say=say)
         self.lost = 0
         """Players that were lost."""
-        self._sources, self._say = dict(sources), say
+        self._sources, self._own_node, self._say = dict(sources), own_node, say
         self._kit: Any = None
         self._exact: dict[str, Any] = {}
         self._weights: tuple[int, Any, str] | None = None
@@ -198,7 +204,7 @@ class RayPlayers:
     def heed_own_node(self) -> None:
         """Give up once the node of this process is marked dead, until the players are closed."""
         self._loop = asyncio.get_running_loop()
-        own_node.OWN_NODE.told.add(self._tell)
+        self._own_node.told.add(self._tell)
 
     def _tell(self, why: str) -> None:
         """Called in another thread."""
@@ -238,7 +244,7 @@ class RayPlayers:
         if self._closing:
             return
         self._closing = True
-        own_node.OWN_NODE.told.discard(self._tell)
+        self._own_node.told.discard(self._tell)
         for player in self.ready:
             if player.watch is not None:
                 player.watch.cancel()

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from agentrl.errors import UserError
 from agentrl.learn import checkpoint
 from agentrl.recipe import ClusterSection
 from tests.cluster.rollouts import PATIENT, RECIPE
-from tests.processes import process_family
+from tests.processes import process_family, within
 
 FULL = bool(os.environ.get("AGENTRL_FULL"))
 
@@ -105,15 +104,6 @@ def processes(mark: str) -> dict[int, str]:
 
 def marked(mark: str) -> list[str]:
     return list(processes(mark).values())
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def test_the_folders_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -249,6 +239,8 @@ def test_a_run_whose_only_raylet_dies_or_stands_still_ends(number: signal.Signal
         os.kill(raylet, number)
         rest, _ = run.communicate(timeout=300)
         assert run.returncode == 1 and words in rest, rest
+        if number == signal.SIGSTOP:  # the players were told before
+            assert re.search("lost player .*: Ray's raylet on the machine", rest), rest
         assert within(120, lambda: marked(mark) == []), marked(mark)  # as after kill -9
     finally:
         run.kill()

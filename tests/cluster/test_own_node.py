@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from agentrl.cluster import own_node
-from agentrl.cluster.own_node import OwnNode
+from agentrl.cluster.connect import connected
+from agentrl.cluster.own_node import OWN_NODE, OwnNode
+from agentrl.recipe import ClusterSection
+from tests.processes import within
 
 
 def quick(left: list[str], **others: Any) -> OwnNode:
@@ -52,15 +55,16 @@ def test_one_watches_for_all_until_the_last_has_ended() -> None:
     assert within(30.0, lambda: not watchers() - before)
 
 
+def test_a_connected_process_is_watched(opened: tuple[Any, list[str]]) -> None:
+    """And its players are told of what becomes of its node."""
+    players, _ = opened
+    with connected(ClusterSection()):
+        assert OWN_NODE._watching.locked() and watchers()
+    assert players._tell in OWN_NODE.told
+
+
 def watchers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "agentrl-own-node"}
-
-
-def within(seconds: float, holds: Any) -> bool:
-    ends = time.monotonic() + seconds
-    while not holds() and time.monotonic() < ends:
-        time.sleep(0.02)
-    return bool(holds())
 
 
 def test_it_is_dead_where_ray_says_so_of_this_node() -> None:
@@ -101,7 +105,7 @@ def test_ray_has_a_time_to_let_go(how: str) -> None:
 
 @pytest.mark.parametrize("stderr", ["read", "closed", "full"])
 def test_leaving_waits_for_nobody(stderr: str) -> None:
-    """Neither for what runs, nor for whoever should read the last words."""
+    """Neither for what runs, nor for a reader of the last words."""
     code = "import os, time, threading; from agentrl.cluster import own_node\n"
     code += "threading.Timer(0.2, own_node.leave, ['it is over']).start()\n"
     code += {"read": "", "closed": "os.close(2)\n", "full": "os.set_blocking(2, False)\n"}[stderr]

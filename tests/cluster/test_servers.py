@@ -16,9 +16,10 @@ from unittest.mock import AsyncMock
 import pytest
 
 from agentrl import initial_policy, serving
-from agentrl.cluster import own_node, server_actor
+from agentrl.cluster import server_actor
 from agentrl.cluster.connect import OWN_ADDRESS
 from agentrl.cluster.engine import PlayersEngine
+from agentrl.cluster.own_node import OwnNode
 from agentrl.cluster.players import RayPlayers
 from agentrl.cluster.remote import Remote
 from agentrl.cluster.server_actor import fingerprint, node_address, resources
@@ -311,12 +312,12 @@ def test_players_end_the_run_where_ray_is_gone_from_its_machine(alive: bool, mon
     never = SimpleNamespace(remote=lambda *_: asyncio.get_running_loop().create_future())
     killed, left = list[str](), list[str]()
     monkeypatch.setattr("ray.kill", lambda actor: killed.append(actor.name))
-    node = own_node.OwnNode(look_s=0.1, is_dead=lambda: not alive, leave=left.append)
-    monkeypatch.setattr(own_node, "OWN_NODE", node)
+    node = OwnNode(look_s=0.1, is_dead=lambda: not alive, leave=left.append)
     task = Task(id="files/train/1/0", split="train", level=1, prompt="Do it.")
 
     async def main() -> None:
-        players = RayPlayers(small_recipe(cluster={"players": 1}), sources={}, say=lambda text: None)
+        recipe = small_recipe(cluster={"players": 1})
+        players = RayPlayers(recipe, sources={}, own_node=node, say=lambda text: None)
         second = SimpleNamespace(start=never, name="second")
         monkeypatch.setattr(players, "_kind", SimpleNamespace(remote=lambda kit: second))
         players.ready.append(Remote(0, SimpleNamespace(name="first")))

@@ -5,15 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from agentrl.sandboxes import Backend, Sandbox, SandboxSpec
-from tests.processes import process_family
+from tests.processes import process_family, within
 
 PROGRAM = """
 import signal, sys, time
@@ -54,15 +52,6 @@ def mounts() -> list[str]:
 
 def gone(pids: set[int]) -> bool:
     return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

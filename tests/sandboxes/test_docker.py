@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from agentrl.errors import AuthoringError, SandboxDied, SandboxError
 from agentrl.sandboxes import Backend, Entry, Limits, Sandbox, SandboxSpec
 from agentrl.sandboxes.pool import Pool
+from tests.processes import within
 
 SPEC = SandboxSpec(
     files={
@@ -50,15 +51,6 @@ def box(docker: Backend) -> Iterator[Sandbox]:
 
 def containers(sdk: Any) -> set[str]:
     return {container["Id"] for container in sdk.api.containers(all=True, filters={"label": "agentrl.owner"})}
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_it_is_told_everything_that_closes_a_container(box: Sandbox, sdk: Any) -> None:
